@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_json, need_pipeline, plain_errors
-from minato_gpu.console import open_console
+from minato_gpu.commands import Output, need_pipeline, shows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,13 +45,10 @@ _WARNING = (
     is_flag=True,
     help="Then run other settings, as many seconds again: what was predicted of them beside what they take.",
 )
-@JSON_OPTION
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
-@click.pass_context
-def analyze(
-    context: click.Context, /, script: str | None, arguments: tuple[str, ...], json_path: str | None, **options: Any
-) -> None:
+@shows
+def analyze(out: Output, /, script: str | None, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT with its ARGUMENTs, measure its loader, stop it, and say what holds training up.
 
     SCRIPT is any training script with torch.utils.data.DataLoader or minato_gpu.DataLoader; it is not edited. Under
@@ -62,25 +58,23 @@ def analyze(
     With --verify the loader is then swapped for others (workers, cores, a cache, the other loader, batches of another
     size), as far as this machine can, and an epoch's predicted seconds are shown beside the measured ones.
     """
-    console = open_console(json_path)
-    with plain_errors(context):
-        from minato_gpu.analysis.order import Order
-        from minato_gpu.analysis.ranks import Ranks
+    from minato_gpu.analysis.order import Order
+    from minato_gpu.analysis.ranks import Ranks
 
-        what, given = _what(script, arguments, options)
-        _check_report(options["report_path"])
-        ranks = Ranks.of_environment()
-        if options["verify"] and ranks.ranks > 1:
-            raise click.UsageError("--verify is for one rank: run the script without torchrun")
-        with ranks.folder() as folder:
-            order = Order(
-                **what, folder=str(folder), seconds=options["seconds"], loader=options["loader"], rank=ranks.rank,
-                ranks=ranks.ranks, verify_s=options["seconds"] if options["verify"] else 0.0,
-            )  # fmt: skip
-            results = _measured(console, order, ranks, is_script=script is not None)
-        if results is not None:
-            settings = {"command": "analyze", **given, "seconds": options["seconds"], "verify": options["verify"]}
-            _told(console, settings, results, json_path, options["report_path"])
+    what, given = _what(script, arguments, options)
+    _check_report(options["report_path"])
+    ranks = Ranks.of_environment()
+    if options["verify"] and ranks.ranks > 1:
+        raise click.UsageError("--verify is for one rank: run the script without torchrun")
+    with ranks.folder() as folder:
+        order = Order(
+            **what, folder=str(folder), seconds=options["seconds"], loader=options["loader"], rank=ranks.rank,
+            ranks=ranks.ranks, verify_s=options["seconds"] if options["verify"] else 0.0,
+        )  # fmt: skip
+        results = _measured(out.console, order, ranks, is_script=script is not None)
+    if results is not None:
+        settings = {"command": "analyze", **given, "seconds": options["seconds"], "verify": options["verify"]}
+        _told(out, settings, results, options["report_path"])
 
 
 def _what(
@@ -139,14 +133,13 @@ def _check_report(path: Path | None) -> None:
             raise click.UsageError(f"--report: there is no folder {str(path.absolute().parent)!r}")
 
 
-def _told(
-    console: Console, settings: dict[str, Any], results: list[Result], json_path: str | None, report_path: Path | None
-) -> None:
+def _told(out: Output, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
     """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
     from minato_gpu.analysis import telling
     from minato_gpu.analysis.breakdown import broken_down
     from minato_gpu.report import document
 
+    console = out.console
     telling.show_results(console, results)
     with console.status("simulating what changes would bring"):
         tried = telling.tried(results)
@@ -154,7 +147,7 @@ def _told(
         telling.show_tried(console, tried)
     more = telling.more(results) | ({} if tried is None else {"whatif": tried})
     found = document(settings, telling.rows(results), **more)
-    leave_json(found, json_path)
+    out.leave(found)
     problem = telling.problem(results)
     measured = any(result.profile is not None and broken_down(result.profile) for result in results)
     if measured and report_path is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, shows
+from minato_gpu.console import show
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk.tier import DiskTier
@@ -22,9 +23,8 @@ _UNUSED_S = 86400.0
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--verify", is_flag=True, help="Read every copy, and drop those that are not what was written.")
 @click.option("--empty", is_flag=True, help="Delete all copies; runs that use them miss them, and go on.")
-@JSON_OPTION
-@click.pass_context
-def cache(context: click.Context, directory: Path, verify: bool, empty: bool, json_path: str | None) -> None:
+@shows
+def cache(out: Output, directory: Path, verify: bool, empty: bool) -> None:
     """Show what the cache in DIR holds, which may be in use.
 
     Of no use, probably: unused_bytes are of copies that no run has used for a day. From oldest_s to newest_s seconds
@@ -34,11 +34,9 @@ def cache(context: click.Context, directory: Path, verify: bool, empty: bool, js
     """
     if verify and empty:
         raise click.UsageError("what is to be emptied needs no --verify; give one of them")
-    console = open_console(json_path)
-    with plain_errors(context):
-        row = _emptied(directory) if empty else _looked_at(directory, verify)
-        show(console, f"the cache in {directory}", [row])
-        leave_rows({"command": "cache", "verify": verify, "empty": empty}, [row], json_path)
+    row = _emptied(directory) if empty else _looked_at(directory, verify)
+    show(out.console, f"the cache in {directory}", [row])
+    out.leave_rows({"command": "cache", "verify": verify, "empty": empty}, [row])
     if row.get("corrupt"):
         raise click.ClickException(f"{row['corrupt']} copies were damaged, and are gone")
 
@@ -46,11 +44,8 @@ def cache(context: click.Context, directory: Path, verify: bool, empty: bool, js
 def _looked_at(directory: Path, verify: bool) -> dict[str, Any]:
     from minato_gpu.sources.disk.tier import DiskTier
 
-    tier = DiskTier(directory, None)
-    try:
+    with closing(DiskTier(directory, None)) as tier:
         return _row(tier) | (tier.verify()._asdict() if verify else {})
-    finally:
-        tier.close()
 
 
 def _row(tier: DiskTier) -> dict[str, Any]:
@@ -72,9 +67,6 @@ def _emptied(directory: Path) -> dict[str, Any]:
 
     if wipe(directory):
         return {"entries": 0, "in_use": False}
-    tier = DiskTier(directory, None)
-    try:
+    with closing(DiskTier(directory, None)) as tier:
         freed = tier.remove([entry.key for entry in tier.entries()])
         return {"entries": 0, "in_use": True, "freed_bytes": freed}
-    finally:
-        tier.close()

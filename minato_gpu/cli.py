@@ -17,8 +17,8 @@ import click
 
 from minato_gpu.analyze_command import analyze
 from minato_gpu.cache_command import cache
-from minato_gpu.commands import JSON_OPTION, leave_json, leave_rows, need_pipeline, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, need_pipeline, shows
+from minato_gpu.console import show
 from minato_gpu.extras import from_extra
 from minato_gpu.samples import JSON
 from minato_gpu.top_command import top
@@ -56,22 +56,19 @@ main.add_command(whatif)
 @click.option("--batch-size", type=click.IntRange(min=1), default=32)
 @click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
 @click.option("--seed", type=int, default=0)
-@JSON_OPTION
-@click.pass_context
-def demo(context: click.Context, /, json_path: str | None, **options: Any) -> None:
+@shows
+def demo(out: Output, /, **options: Any) -> None:
     """Train a small model on real photographs through the loader, both lanes at work.
 
     Leaves summary.json and timeline.png in the --out folder.
     """
-    console = open_console(json_path)
-    with plain_errors(context):
-        _need_dali()
-        with from_extra("demo"):
-            import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
-            from minato_gpu.demo.run import run
+    _need_dali()
+    with from_extra("demo"):
+        import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
+        from minato_gpu.demo.run import run
 
-        document = run(console=console, **options)
-        leave_json(document, json_path)
+    document = run(console=out.console, **options)
+    out.leave(document)
     if not document["every_sample_once"]:
         raise click.ClickException("the loader did not deliver every sample exactly once; this is a defect")
 
@@ -84,29 +81,26 @@ def demo(context: click.Context, /, json_path: str | None, **options: Any) -> No
     help="A folder with samples for the pipeline; without it, the module's own.",
 )
 @click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
-@JSON_OPTION
-@click.pass_context
-def check(context: click.Context, module: str, data: Path | None, device: str, json_path: str | None) -> None:
+@shows
+def check(out: Output, module: str, data: Path | None, device: str) -> None:
     """Compare both implementations of every stage of the pipeline defined by MODULE.
 
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
     pipeline's tolerance.
     """
-    with plain_errors(context):
-        imported = need_pipeline(module)
-        _need_device(device)
-        from minato_gpu import parity
+    imported = need_pipeline(module)
+    _need_device(device)
+    from minato_gpu import parity
 
-        found = parity.run_check(imported, None if data is None else str(data), device)
-        console = open_console(json_path)
-        show(console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
-        for reason in found.skipped:
-            console.print(f"left out: {reason}", markup=False)
-        settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
-        leave_rows(settings, found.rows, json_path)
+    found = parity.run_check(imported, None if data is None else str(data), device)
+    show(out.console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
+    for reason in found.skipped:
+        out.console.print(f"left out: {reason}", markup=False)
+    settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
+    out.leave_rows(settings, found.rows)
     if not found.passed:
         raise click.ClickException(f"{module} deviates by more than its tolerance")
-    console.print("every stage is within its tolerance")
+    out.console.print("every stage is within its tolerance")
 
 
 @main.command(short_help="Run the scheduler under a virtual clock.")
@@ -114,16 +108,8 @@ def check(context: click.Context, module: str, data: Path | None, device: str, j
 @click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
 @click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
-@JSON_OPTION
-@click.pass_context
-def simulate(
-    context: click.Context,
-    scenarios: tuple[str, ...],
-    seeds: int,
-    ablation: bool,
-    only_list: bool,
-    json_path: str | None,
-) -> None:
+@shows
+def simulate(out: Output, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
     """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
     from minato_gpu.simulation import comparison
 
@@ -133,34 +119,29 @@ def simulate(
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     if ablation and scenarios:
         raise click.UsageError("--ablation runs its own scenarios; name none")
-    console = open_console(json_path)
     if only_list:
-        show(console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
+        show(out.console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
         return
-    with plain_errors(context):
-        with console.status("simulating"):
-            rows = comparison.run_ablation(seeds) if ablation else comparison.run(list(scenarios or known), seeds)
-        shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
-        what = "ablation" if ablation else "simulation"
-        show(console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
-        asked = [] if ablation else list(scenarios or known)
-        settings = {"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}
-        leave_rows(settings, rows, json_path)
+    asked = [] if ablation else list(scenarios or known)
+    with out.console.status("simulating"):
+        rows = comparison.run_ablation(seeds) if ablation else comparison.run(asked, seeds)
+    shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
+    what = "ablation" if ablation else "simulation"
+    show(out.console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
+    out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}, rows)
 
 
 @main.command(short_help="Run a recorded event log through the scheduler again.")
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@JSON_OPTION
-@click.pass_context
-def replay(context: click.Context, log: Path, json_path: str | None) -> None:
+@shows
+def replay(out: Output, log: Path) -> None:
     """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
     from minato_gpu.scheduling.replay import verify
 
-    console = open_console(json_path)
-    with plain_errors(context), log.open(encoding="utf-8") as lines:
-        rows = [{"log": str(log), "events": verify(lines)}]
-        console.print(f"{rows[0]['events']} events: the same instructions as recorded")
-        leave_rows({"command": "replay"}, rows, json_path)
+    with log.open(encoding="utf-8") as lines:
+        events = verify(lines)
+    out.console.print(f"{events} events: the same instructions as recorded")
+    out.leave_rows({"command": "replay"}, [{"log": str(log), "events": events}])
 
 
 def _need_dali() -> None:

@@ -3,17 +3,53 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-JSON_OPTION = click.option(
-    "--json", "json_path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
-)
+from minato_gpu.console import open_console
+
+
+class Output:
+    """Where a command's figures go: to the ``console``, and into a document where ``--json`` names a ``path``."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self.console = open_console(path)
+
+    def leave(self, document: Mapping[str, Any]) -> None:
+        """Write the document, if it is asked for."""
+        if self._path is not None:
+            from minato_gpu import report
+
+            report.write(document, self._path)
+
+    def leave_rows(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """The same for rows."""
+        if self._path is not None:
+            from minato_gpu import report
+
+            report.write(report.document(settings, rows), self._path)
+
+
+def shows(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that shows figures: its function gets an Output, and what it raises is said in one line."""
+
+    @click.option(
+        "--json", "path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
+    )
+    @click.pass_context
+    @wraps(function)
+    def command(context: click.Context, /, path: str | None, **arguments: Any) -> None:
+        with plain_errors(context):
+            function(Output(path), **arguments)
+
+    return command
 
 
 @contextmanager
@@ -37,22 +73,6 @@ def _brief(error: Exception) -> str:
     if any("Traceback (most recent call last)" in line for line in lines):
         return f"{lines[0]}\n{lines[-1]}"
     return str(error)
-
-
-def leave_rows(settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], json_path: str | None) -> None:
-    """Write rows as a document where ``--json`` asks for one."""
-    from minato_gpu import report
-
-    if json_path is not None:
-        report.write(report.document(settings, rows), json_path)
-
-
-def leave_json(document: Mapping[str, Any], json_path: str | None) -> None:
-    """Write the document where ``--json`` asks for it."""
-    from minato_gpu import report
-
-    if json_path is not None:
-        report.write(document, json_path)
 
 
 def need_pipeline(module: str) -> str:

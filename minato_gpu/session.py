@@ -19,16 +19,17 @@ from minato_gpu.delivery import EpochIterator, EpochView
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.memory.accelerator import ranges
-from minato_gpu.observe.counting import carried, counters
+from minato_gpu.observe.counting import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
-from minato_gpu.observe.subscribers import add_ranges, add_trace
-from minato_gpu.observe.told import Counts, Told
+from minato_gpu.observe.ranges import Ranges
+from minato_gpu.observe.shared_service import Told
+from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
-from minato_gpu.sampling.speculation import Speculation, never_repeats
+from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.sources.kept_memory import KeptMemory
 
 _OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown", "_kept_memory")
@@ -59,7 +60,7 @@ class Session:
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
-        self.speculates = (loader.persistent_workers or loader.epochs is not None) and never_repeats(loader)
+        self.speculates = (loader.persistent_workers or loader.epochs is not None) and Sampling(loader).never_repeats
         self.prepared = self.discarded = 0  # epochs ahead
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
@@ -85,9 +86,9 @@ class Session:
             return
         self._is_observed = True
         if (trace := self.options.trace) is not None:
-            add_trace(self.facts, trace.path, trace.limit, loader)
+            write_trace(self.facts, trace.path, trace.limit, loader)
         if self.options.device.type == "cuda" and (nvtx := ranges()) is not None:
-            add_ranges(self.facts, *nvtx)
+            self.facts.subscribe(Ranges(*nvtx))
 
     # --- epochs --------------------------------------------------------------------------------------------
 

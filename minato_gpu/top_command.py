@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, shows
+from minato_gpu.console import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from minato_gpu.observe.asking import JobState
 
@@ -22,69 +23,60 @@ _COMMAND_SHOWN = 40  # characters of how a job was called
 @click.argument("pid", type=click.IntRange(min=1), required=False)
 @click.option("--once", is_flag=True, help="Print one table and end, as it does where output is no terminal.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, help="Seconds between two looks.")
-@JSON_OPTION
-@click.pass_context
-def top(context: click.Context, pid: int | None, once: bool, interval: float, json_path: str | None) -> None:
+@shows
+def top(out: Output, pid: int | None, once: bool, interval: float) -> None:
     """Watch the loaders of process PID, one of your own that trains; Ctrl-C ends it, and the job goes on.
 
     Without PID it finds the job, or lists them where there are several. Rates are of the time between two looks; a wait
     is counted when it is over. Exits with 1 where there is no job, or it ends meanwhile.
     """
-    console = open_console(json_path)
-    settings = {"command": "top", "interval_s": interval}
+    from minato_gpu.observe.asking import ask
+
+    pid = _the_job(out) if pid is None else pid
     rows: list[dict[str, Any]] = []
-    with plain_errors(context):
-        watch = _Watch(_the_job(console, json_path) if pid is None else pid, console, interval, rows)
-        try:
-            watch.once() if once or not console.is_terminal else watch.live()
-        except KeyboardInterrupt:
-            console.print()
-        finally:
-            if rows:
-                leave_rows(settings, rows, json_path)
+    views = _views(pid, ask(pid), interval, out.console.width, rows)
+    try:
+        if once or not out.console.is_terminal:
+            out.console.print(next(views))
+        else:
+            _live(out.console, views)
+    except KeyboardInterrupt:
+        out.console.print()
+    finally:
+        if rows:
+            out.leave_rows({"command": "top", "interval_s": interval}, rows)
 
 
-class _Watch:
-    """Looks at one process again and again. ``rows``: always the last figures."""
+def _views(
+    pid: int, before: JobState, interval: float, width: int, rows: list[dict[str, Any]]
+) -> Iterator[RenderableType]:
+    """What happens between two looks at a process, again and again. ``rows``: always the last figures."""
+    from rich.console import Group
 
-    def __init__(self, pid: int, console: Console, interval: float, rows: list[dict[str, Any]]) -> None:
-        from minato_gpu.observe.asking import ask
+    from minato_gpu.observe import view
+    from minato_gpu.observe.asking import ask
+    from minato_gpu.observe.figures import figures
 
-        self._console = console
-        self._interval = interval
-        self._rows = rows
-        self._pid = pid
-        self._ask = ask
-        self._before = ask(pid)
-
-    def once(self) -> None:
-        """Two looks, and what was between them."""
-        self._console.print(self._next())
-
-    def live(self) -> None:
-        """Until the job ends, or Ctrl-C."""
-        from rich.live import Live
-
-        with Live(console=self._console, auto_refresh=False) as shown:
-            while True:
-                shown.update(self._next(), refresh=True)
-
-    def _next(self) -> Any:
-        from rich.console import Group
-
-        from minato_gpu.observe import view
-        from minato_gpu.observe.figures import figures
-
-        time.sleep(self._interval)
-        now = self._ask(self._pid)
-        earlier = {each.name: each for each in self._before.loaders}
+    while True:
+        time.sleep(interval)
+        now = ask(pid)
+        earlier = {each.name: each for each in before.loaders}
         found = [figures(earlier.get(each.name), each) for each in now.loaders]
-        self._before = now
-        self._rows[:] = [view.row(now, each) for each in found]
-        return Group(*view.job(now, found, self._console.width))
+        rows[:] = [{"pid": now.pid, "rank": now.rank, **each.row()} for each in found]
+        yield Group(*view.job(now, found, width))
+        before = now
 
 
-def _the_job(console: Console, json_path: str | None) -> int:
+def _live(console: Console, views: Iterator[RenderableType]) -> None:
+    """Until the job ends, or Ctrl-C."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as shown:
+        for each in views:
+            shown.update(each, refresh=True)
+
+
+def _the_job(out: Output) -> int:
     """The only one; where there are several, they are listed."""
     from minato_gpu.observe.asking import JobState, ask_all
 
@@ -92,14 +84,14 @@ def _the_job(console: Console, json_path: str | None) -> int:
     jobs = [each for each in answers if isinstance(each, JobState)]
     for silent in answers:
         if not isinstance(silent, JobState):
-            console.print(f"left out: {silent}", markup=False)
+            out.console.print(f"left out: {silent}", markup=False)
     if len(jobs) == 1:
         return jobs[0].pid
     if not jobs:
         raise click.ClickException("no process of yours has a loader with workers at work on this machine")
     rows = [_summary(job) for job in jobs]
-    show(console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
-    leave_rows({"command": "top"}, rows, json_path)
+    show(out.console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
+    out.leave_rows({"command": "top"}, rows)
     raise click.ClickException(f"there are {len(jobs)} jobs; name one: minato-gpu top {jobs[0].pid}")
 
 
@@ -107,14 +99,12 @@ def _summary(job: JobState) -> dict[str, Any]:
     """What a job is doing, since its loaders' epochs began."""
     from minato_gpu.observe.figures import figures
 
-    found = [figures(None, each) for each in job.loaders]
-    busiest = max(found, key=lambda each: each.samples_per_s, default=None)
+    found = [figures(None, each).of_all for each in job.loaders]
+    busiest = max(found, key=lambda each: each["samples_per_s"], default={})
     return {
         "pid": job.pid,
         "rank": job.rank,
         "job": job.command[-_COMMAND_SHOWN:],
         "loaders": len(found),
-        "epoch": None if busiest is None else busiest.epoch,
-        "samples_per_s": None if busiest is None else busiest.samples_per_s,
-        "wait_share": None if busiest is None else busiest.wait_share,
+        **{name: busiest.get(name) for name in ("epoch", "samples_per_s", "wait_share")},
     }

@@ -6,44 +6,42 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from minato_gpu.commands import JSON_OPTION, leave_rows, plain_errors
-from minato_gpu.console import open_console, show
+from minato_gpu.commands import Output, shows
+from minato_gpu.console import show
 
 if TYPE_CHECKING:
     from minato_gpu.analysis.profile import Profile
     from minato_gpu.analysis.questions import Point
     from minato_gpu.analysis.setting import Setting
 
-# Of an option: the field of ``Setting``, and what its values are multiplied by; none for whole numbers.
-_FIELDS: dict[str, tuple[str, float | None]] = {
-    "workers": ("workers", None),
-    "cores": ("cores", None),
-    "batch_size": ("batch_size", None),
-    "ranks": ("ranks", None),
-    "cache": ("cache", 1.0),
-    "rate_mb": ("bytes_per_s", 1e6),
-    "latency_ms": ("latency_s", 1e-3),
-    "step_ms": ("step_s", 1e-3),
+
+class _Asked(NamedTuple):
+    """The field of ``Setting`` that an option is for, what its values are multiplied by (None: whole numbers)."""
+
+    field: str
+    times: float | None
+    help: str
+
+
+_ASKED = {
+    "workers": _Asked("workers", None, "Worker processes."),
+    "cores": _Asked("cores", None, "Cores for this rank."),
+    "batch_size": _Asked("batch_size", None, "Samples of a batch; a step takes as much longer."),
+    "ranks": _Asked("ranks", None, "Ranks that share the data set, the storage and the cores."),
+    "cache": _Asked("cache", 1.0, "Share of the set that a cache in memory may keep."),
+    "rate_mb": _Asked("bytes_per_s", 1e6, "Storage, MB/s."),
+    "latency_ms": _Asked("latency_s", 1e-3, "Storage, milliseconds of a request."),
+    "step_ms": _Asked("step_s", 1e-3, "Milliseconds of a training step."),
 }
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
-    said = {
-        "workers": "Worker processes.",
-        "cores": "Cores for this rank.",
-        "batch_size": "Samples of a batch; a step takes as much longer.",
-        "ranks": "Ranks that share the data set, the storage and the cores.",
-        "cache": "Share of the set that a cache in memory may keep.",
-        "rate_mb": "Storage, MB/s.",
-        "latency_ms": "Storage, milliseconds of a request.",
-        "step_ms": "Milliseconds of a training step.",
-    }
-    for name in reversed(said):
-        function = click.option(f"--{name.replace('_', '-')}", name, metavar="RANGE", help=said[name])(function)
+    for name, asked in reversed(_ASKED.items()):
+        function = click.option(f"--{name.replace('_', '-')}", name, metavar="RANGE", help=asked.help)(function)
     return function
 
 
@@ -55,17 +53,9 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--loader", type=click.Choice(["torch", "minato_gpu"]), help="Switch to this one.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
-@JSON_OPTION
-@click.pass_context
+@shows
 def whatif(
-    context: click.Context,
-    /,
-    profile: Path,
-    policy: str | None,
-    loader: str | None,
-    rank: int,
-    json_path: str | None,
-    **ranges: str | None,
+    out: Output, /, profile: Path, policy: str | None, loader: str | None, rank: int, **ranges: str | None
 ) -> None:
     """Predict the epoch of a measured training script in other settings.
 
@@ -75,21 +65,19 @@ def whatif(
     The measured costs go through the scheduler and the cache policies of the loader under a virtual clock; low and high
     hold nine of ten draws of these costs.
     """
-    console = open_console(json_path)
-    with plain_errors(context):
-        from minato_gpu.analysis import questions
+    from minato_gpu.analysis import questions
 
-        found = _read(profile, rank)
-        try:
-            chosen = _points(found, policy or "", loader, ranges)
-        except ValueError as error:
-            raise click.UsageError(str(error)) from None
-        with console.status("simulating"):
-            rows = questions.answer(found, chosen=chosen)
-        for question in dict.fromkeys(row["question"] for row in rows):
-            some = [row for row in rows if row["question"] == question]
-            show(console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
-        leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows, json_path)
+    found = _read(profile, rank)
+    try:
+        chosen = _points(found, policy or "", loader, ranges)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    with out.console.status("simulating"):
+        rows = questions.answer(found, chosen=chosen)
+    for question in dict.fromkeys(row["question"] for row in rows):
+        some = [row for row in rows if row["question"] == question]
+        show(out.console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
+    out.leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows)
 
 
 def _read(path: Path, rank: int) -> Profile:
@@ -113,10 +101,9 @@ def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str
     from minato_gpu.analysis.questions import Point, parsed_range
     from minato_gpu.analysis.setting import Setting
 
-    values: dict[str, tuple[float, ...]] = {}
-    for name, text in ranges.items():
-        if text is not None:
-            values[name] = parsed_range(text, whole=_FIELDS[name][1] is None)
+    values = {
+        name: parsed_range(text, whole=_ASKED[name].times is None) for name, text in ranges.items() if text is not None
+    }
     if policy and "cache" not in values:
         raise ValueError("--policy is that of a cache: give --cache too")
     if not values and loader is None:
@@ -126,25 +113,18 @@ def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str
         if len(some) == 1:
             base = _with(base, name, some[0])
     curves = {name: some for name, some in values.items() if len(some) > 1}
-    said = _said(profile)
+    said = f"predicted from {len(profile.prepare_s)} samples"
     points = [Point("as measured", "", Setting(), True, said)]
     if not curves:
-        return [*points, Point("as asked for", _name(values, loader, policy), base, False, said)]
+        singles = [f"{name.replace('_', ' ')} {some[0]:g}" for name, some in values.items()]
+        asked_for = ", ".join([*singles, *filter(None, (loader, policy))])
+        return [*points, Point("as asked for", asked_for, base, False, said)]
     for name, some in curves.items():
         points += [Point(name.replace("_", " "), value, _with(base, name, value), False, said) for value in some]
     return points
 
 
-def _said(profile: Profile) -> str:
-    return f"predicted from {len(profile.prepare_s)} samples"
-
-
 def _with(setting: Setting, name: str, value: float) -> Setting:
-    field, times = _FIELDS[name]
-    changed: dict[str, Any] = {field: int(value) if times is None else value * times}
+    asked = _ASKED[name]
+    changed: dict[str, Any] = {asked.field: int(value) if asked.times is None else value * asked.times}
     return replace(setting, **changed)
-
-
-def _name(values: Mapping[str, tuple[float, ...]], loader: str | None, policy: str) -> str:
-    said = [f"{name.replace('_', ' ')} {some[0]:g}" for name, some in values.items()]
-    return ", ".join([*said, *filter(None, (loader, policy))])

@@ -50,18 +50,17 @@ def stored(
     """Of an order that is not drawn again: the keys that come before what the sampler yields from its own state, and
     how often each had come before those. Raises ValueError where they do not fit."""
     _match_place(source, delivered, sampling.size)
-    stores = source["way"] == KEYS
     s.mapping(source, "state")
-    ended = s.choice(source, "ended", (True,) if stores else (True, False))
+    ended = s.choice(source, "ended", (True,) if source["way"] == KEYS else (True, False))
     if source.get("generators") is not None:
         s.generators(s.mapping(source, "generators"))
     following(source)
-    name = "batches" if stores else "drawn"
-    batches = _stored_batches(source, name) if stores or source.get(name) is not None else []
+    batches = _stored_batches(source) if source.get("drawn") is not None else []
     _match_size(batches, sampling.size if sampling.batched else 1, short=ended and not sampling.drop_last)
-    if stores:
+    if ended:
         _match_stored(source, delivered, batches)
-    return batches, ([], _stored_counts(source, batches)) if stores else _counts(source)
+    known = source.get("occurrences") is not None
+    return batches, ([], _stored_counts(source, batches)) if known else _counts(source)
 
 
 def _match_place(source: Mapping[str, JSON], delivered: DeliveredPositions, size: int | None) -> None:
@@ -82,9 +81,9 @@ def _match_stored(source: Mapping[str, JSON], delivered: DeliveredPositions, sto
         )
 
 
-def _stored_batches(saved: Mapping[str, JSON], name: str) -> list[list[Key]]:
+def _stored_batches(saved: Mapping[str, JSON]) -> list[list[Key]]:
     """Keys that are stored batch by batch."""
-    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, name)]
+    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, "drawn")]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
     return [[s.key_of(key) for key in keys] for keys in batches]

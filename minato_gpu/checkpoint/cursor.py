@@ -8,7 +8,6 @@ generators as the epoch began, the sampler's own state, or none, where all that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import islice
 
 from minato_gpu.checkpoint import ranks
@@ -26,12 +25,12 @@ from minato_gpu.snapshots import Snapshot
 
 
 class Cursor:
-    """Tells where the order of one epoch stands. ``worlds``: how ranks had shared it out before."""
+    """Tells where the order of one epoch stands. ``gone``: of the whole, before it was dealt out to these ranks."""
 
-    def __init__(self, sampling: Sampling, source: Source, worlds: Sequence[s.State]) -> None:
+    def __init__(self, sampling: Sampling, source: Source, gone: s.State | None) -> None:
         self._sampling = sampling
         self._source = source
-        self._worlds = worlds
+        self._gone = gone
         self._told_epoch = sampling.told_epoch
         self._remaining: _Remaining | None = None
 
@@ -45,7 +44,7 @@ class Cursor:
                 if 0 < below <= delivered.low:
                     out["digest"] = {"below": below, "crc": crc}
                     break
-            return {**out, "witness": source.witness, "worlds": Snapshot(self._worlds).copy()}
+            return {**out, "witness": source.witness, "gone": self._gone and self._gone.copy()}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
         first = bisect_right(source.marks, delivered.low, key=lambda mark: mark.end)
@@ -141,7 +140,7 @@ class _Remaining:
         """What comes from this batch on, as the caller's own: nothing that is done to it changes a later state."""
         batches = self._batches[place - self._place :]
         return {
-            "batches": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
+            "drawn": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
             "occurrences": self._occurrences[position - self._position :],
         }
 

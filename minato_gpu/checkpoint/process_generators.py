@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
@@ -25,7 +24,8 @@ from minato_gpu.sampling.samplers import Sampling
 
 TORCH, PYTHON, NUMPY = "torch", "python", "numpy"
 _WORDS = 624  # of Python's and NumPy's generator, both Mersenne twisters
-_REST = struct.Struct("<IId")  # place in the words; whether a normal number was drawn and not asked for yet, and that
+# those, the place in them; whether a normal number was drawn and not asked for yet, and that
+_TWISTER = struct.Struct(f"<{_WORDS + 1}I?d")
 
 
 def concerning(loader: Arguments, sampling: Sampling) -> tuple[str, ...]:
@@ -118,41 +118,39 @@ def _put_torch(state: bytes) -> None:
     torch.default_generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-def _twister(words: ArrayLike, place: int, gauss: float | None) -> bytes:
-    return np.asarray(words, dtype="<u4").tobytes() + _REST.pack(place, gauss is not None, gauss or 0.0)
+def _twister(words: Iterable[int], gauss: float | None) -> bytes:
+    return _TWISTER.pack(*words, gauss is not None, gauss or 0.0)
 
 
-def _parts(state: bytes) -> tuple[NDArray[np.uint32], int, float | None]:
-    place, has_gauss, gauss = _REST.unpack(state[4 * _WORDS :])
-    return np.frombuffer(state, dtype="<u4", count=_WORDS).astype(np.uint32), place, gauss if has_gauss else None
+def _parts(state: bytes) -> tuple[tuple[int, ...], float | None]:
+    *words, has_gauss, gauss = _TWISTER.unpack(state)
+    return tuple(words), gauss if has_gauss else None
 
 
 def _is_twister(state: bytes) -> bool:
     """Beyond its words NumPy would read other memory."""
-    return len(state) == 4 * _WORDS + _REST.size and _parts(state)[1] <= _WORDS
+    return len(state) == _TWISTER.size and _parts(state)[0][-1] <= _WORDS
 
 
 def _take_python() -> bytes:
-    _, words, gauss = random.getstate()
-    return _twister(words[:-1], words[-1], gauss)
+    return _twister(*random.getstate()[1:])
 
 
 def _put_python(state: bytes) -> None:
-    words, place, gauss = _parts(state)
-    random.setstate((3, (*words.tolist(), place), gauss))
+    random.setstate((3, *_parts(state)))
 
 
 def _take_numpy() -> bytes | None:
     state: Value = np.random.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         return None
-    gauss = state["gauss"] if state["has_gauss"] else None
-    return _twister(state["state"]["key"], state["state"]["pos"], gauss)
+    words = [*state["state"]["key"].tolist(), state["state"]["pos"]]
+    return _twister(words, state["gauss"] if state["has_gauss"] else None)
 
 
 def _put_numpy(state: bytes) -> None:
-    words, place, gauss = _parts(state)
-    np.random.set_state(("MT19937", words, place, int(gauss is not None), gauss or 0.0))
+    (*words, place), gauss = _parts(state)
+    np.random.set_state(("MT19937", np.array(words, np.uint32), place, int(gauss is not None), gauss or 0.0))
 
 
 _TAKE = {TORCH: torch_now, PYTHON: _take_python, NUMPY: _take_numpy}

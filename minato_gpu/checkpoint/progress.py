@@ -25,11 +25,11 @@ from minato_gpu.sampling.sources import Source
 
 class EpochProgress:
     """One epoch of a loader, since it began. ``workers``: the seed of those that persist and the epoch in which they
-    started; else the epoch's own are theirs. ``worlds``: how ranks had shared the epoch out before it was resumed.
+    started; else the epoch's own are theirs. ``gone``: of the whole order, before it was dealt out to these ranks.
     ``globals_at_start``: how the process's generators stood then, for a stream that draws here."""
 
     def __init__(
-        self, loader: Arguments, source: Source, workers: tuple[int, int] | None = None, worlds: Sequence[s.State] = ()
+        self, loader: Arguments, source: Source, workers: tuple[int, int] | None = None, gone: s.State | None = None
     ) -> None:
         self.source = source
         self.over = False  # the iterator has said so
@@ -38,9 +38,9 @@ class EpochProgress:
         self._sampling = Sampling(loader)
         expected = self._sampling.expected
         # samples of the epoch that are left, where the sampler tells
-        self.expected = None if expected is None or worlds else max(0, expected - source.delivered.samples)
+        self.expected = None if expected is None or gone is not None else max(0, expected - source.delivered.samples)
         self._most_again = most_drawn_again(loader)
-        self._cursor = Cursor(self._sampling, source, worlds)
+        self._cursor = Cursor(self._sampling, source, gone)
         self._globals = process_generators.concerning(loader, self._sampling)
         self._asked = b""  # torch's global generator before the batch that is asked for
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered

@@ -1,26 +1,28 @@
 """States of all ranks of a distributed job as one, and one state for any number of ranks.
 
 ``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
-state says how far each rank had come; for another number of ranks, what is left of the whole is dealt out anew, and so
-on for every further change (each is a *world*). Entries that only filled up the last round are not kept: they are
-repetitions, and the next world fills up its own.
+state says how far each rank had come. For another number of ranks these are entries of the whole that are *gone*; what
+is left is dealt out anew, and so on for every further change. Entries that only filled up the last round are not kept:
+they are repetitions, and ranks fill up their own.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler
 
+from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.positions import positions_of
+from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
 _MOST_RANKS = 1 << 20
-_MOST_WORLDS = 256  # each takes a pass over the whole order
 
 
 def rank_of(sampler: Value) -> s.State | None:
@@ -83,11 +85,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
             raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
     by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
     parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
-    world = {"replicas": replicas, "parts": parts}
-    worlds = [*(source.get("worlds") or []), world]
-    if len(worlds) > _MOST_WORLDS:
-        raise ValueError(f"merge_state_dicts(): this epoch was shared out {len(worlds)} times, {_MOST_WORLDS} at most")
-    merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "worlds": worlds, "share": shares[0]}}
+    merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "parts": parts, "share": shares[0]}}
     del merged["progress"]
     return {**merged, **_globals_of(all_)}
 
@@ -144,14 +142,17 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         if share.get(name) != mine[name]:
             was = f"{name}={s.quoted(share.get(name))}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
-    worlds = checked_worlds(source, sampling)
-    if not worlds:
-        raise ValueError("state: 'worlds' of a merged state must not be empty")
-    failed = _shared_out(sum(positions_of(part).failed for part in worlds[-1]["parts"]), mine)
-    progress: Mapping[str, JSON] = {"batches": 0, "below": 0, "above": "", "witness": None, "failed": failed}
-    if worlds[-1]["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
-        progress = worlds.pop()["parts"][mine["rank"]]
-    source.update(worlds=worlds, witness=progress.get("witness"), rank=mine)
+    gone, parts = gone_of(source, sampling), s.sequence(source, "parts")
+    if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
+        raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
+    failed = sum(positions_of(s.mapping({"parts": part}, "parts")).failed for part in parts)
+    if share["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
+        progress: Mapping[str, JSON] = parts[mine["rank"]]
+    else:
+        progress = {"batches": 0, "below": 0, "above": "", "failed": _shared_out(failed, mine)}
+        whole: Value = sampling.inner.dataset
+        source["gone"] = _with_shares(gone, parts, len(whole))
+    source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
 
 
@@ -161,61 +162,52 @@ def _shared_out(count: int, share: Mapping[str, JSON]) -> int:
     return int(whole + (share["rank"] < rest))
 
 
-def checked_worlds(source: Mapping[str, JSON], sampling: Sampling) -> list[s.State]:
-    """How an epoch was shared out before, oldest first. Raises ValueError where that is damaged, or no sampler shares
-    it out."""
-    if len(found := s.sequence(source, "worlds")) > _MOST_WORLDS:
-        raise ValueError(f"state: 'worlds' has {len(found)} entries, {_MOST_WORLDS} at most")
-    worlds = [_world(world) for world in found]
-    if worlds and type(sampling.inner) is not DistributedSampler:
+def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
+    """What of the whole order was delivered before it was dealt out to these ranks: all ``below`` an entry, and a bit
+    for each that follows; None where it was dealt out once. It may have gaps of any length, which ranks leave that
+    stand apart. Raises ValueError where that is damaged, or no sampler deals it out."""
+    if source.get("gone") is None:
+        return None
+    if type(sampling.inner) is not DistributedSampler:
         raise ValueError(
-            "state: 'worlds' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
+            "state: 'gone' tells of an epoch that torch's DistributedSampler shared out, and this loader's sampler "
             f"is a {type(sampling.inner).__name__}"
         )
-    return worlds
-
-
-def _world(world: JSON) -> s.State:
-    if not isinstance(world, Mapping):
-        raise ValueError(f"state: 'worlds' must hold dicts, got {s.quoted(world)}")
-    replicas, parts = s.number(world, "replicas", 1, _MOST_RANKS), s.sequence(world, "parts")
-    if len(parts) != replicas:
-        raise ValueError(f"state: {len(parts)} parts for {replicas} ranks")
-    for part in parts:
-        if not isinstance(part, Mapping):
-            raise ValueError(f"state: 'parts' must hold dicts, got {s.quoted(part)}")
-        positions_of(part)
-    return {"replicas": replicas, "parts": parts}
+    gone = s.mapping(source, "gone")
+    return {"below": s.number(gone, "below"), "above": packed(s.unpacked(gone, "above"))}
 
 
 def _said(share: JSON) -> str:
     return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
 
 
-def dealt(sampler: DistributedSampler[Value], worlds: Iterable[Mapping[str, JSON]]) -> list[Key]:
-    """This rank's share of what all the worlds before have left, in the sampler's order."""
+def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[Key]:
+    """This rank's share of what is left of the sampler's order, in that order."""
     whole: DistributedSampler[Value] = DistributedSampler(
         sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
     )
     whole.set_epoch(sampler.epoch)
-    left = list(whole)
-    for world in worlds:
-        left = _left(left, world)
-    replicas, rank = sampler.num_replicas, sampler.rank
-    if sampler.drop_last:
-        return left[: len(left) // replicas * replicas][rank::replicas]
-    rounds = math.ceil(len(left) / replicas)
-    while left and len(left) < rounds * replicas:
-        left = left + left[: rounds * replicas - len(left)]
-    return left[rank::replicas]
+    order = list(whole)
+    left = np.flatnonzero(~_mask(gone, len(order)))
+    mine = orders.share(left, sampler.rank, sampler.num_replicas, drop_last=sampler.drop_last)
+    return [order[entry] for entry in mine.tolist()]
 
 
-def _left(order: list[Key], world: Mapping[str, JSON]) -> list[Key]:
-    replicas = world["replicas"]
-    gone = bytearray(len(order))
-    for rank, part in enumerate(world["parts"]):
-        delivered = positions_of(part)
-        for lo, hi in [(0, delivered.low), *delivered.above]:
-            for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):
-                gone[entry] = 1
-    return [key for key, done in zip(order, gone, strict=True) if not done]
+def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, JSON]], count: int) -> s.State:
+    """What is gone of a whole of ``count`` entries with what ranks have had of their shares of the rest."""
+    mask = np.zeros(count, np.bool_) if gone is None else _mask(gone, count)
+    left = np.flatnonzero(~mask)
+    for rank, part in enumerate(parts):
+        theirs = left[rank :: len(parts)]
+        mask[theirs[_mask(part, len(theirs))]] = True
+    below = count if mask.all() else int(np.argmin(mask))
+    return {"below": below, "above": packed(np.packbits(mask[below:], bitorder="little").tobytes().rstrip(b"\0"))}
+
+
+def _mask(delivered: Mapping[str, JSON], count: int) -> NDArray[np.bool_]:
+    """Which of so many positions are: those ``below`` a line, and those whose bits ``above`` it are set."""
+    mask, below = np.zeros(count, np.bool_), delivered["below"]
+    above = np.frombuffer(s.unpacked(delivered, "above"), np.uint8)
+    mask[:below] = True
+    mask[below : below + 8 * len(above)] = np.unpackbits(above, bitorder="little")[: max(0, count - below)]
+    return mask

@@ -23,9 +23,7 @@ from minato_gpu.sampling.sources import Source, source_of
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import Snapshot
 
-_CUTTING = {"batch_size": "batch_size", "drop_last": "drop_last"}
-_AGREE = {"sampler": "sampler", **_CUTTING}
-_LENGTH = {"length": "length of the sampler"}
+_CUTTING = ("batch_size", "drop_last")
 
 
 def begin_epoch(
@@ -41,7 +39,7 @@ def begin_epoch(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
-        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.worlds)
+        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.gone)
         progress.globals_at_start = resumption.state["source"].get("global")
         return progress
     if not sampling.iterable:
@@ -70,7 +68,7 @@ class Resumption:
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Key]] = []
         self._counted: tuple[list[Plane], dict[Key, int]] = ([], {})
-        self.worlds: list[s.State] = []  # how the epoch was shared out among ranks before, if it was merged
+        self.gone: s.State | None = None  # of the whole order, before it was dealt out to these ranks
         self.starts: list[StreamState] = []  # of an iterable data set's streams
         self._epoch_of_sampler = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:
@@ -88,19 +86,21 @@ class Resumption:
                 f"the state is one of a data set of kind {self.state['kind']!r}, and this loader has another"
             )
         if self.state["kind"] == "iterable":
-            self._agree(_CUTTING)
+            self._agree(*_CUTTING)
             source, samples = self.state["source"], loader.batch_size or 1
             self.starts = check_streams(source, loader.dataset, loader.num_workers, samples)
             return None
         drawn_again = self.state["source"].get("way") == REPLAY
-        self._agree({**_AGREE, **(_LENGTH if drawn_again else {})})  # any other may not hold to its length, or vary it
+        self._agree("sampler", *_CUTTING)
+        if drawn_again:  # any other may not hold to its length, or vary it
+            self._agree("length")
         return self._check_source(loader)
 
-    def _agree(self, names: Mapping[str, str]) -> None:
+    def _agree(self, *names: str) -> None:
         source, mine = self.state["source"], self._sampling.describe()
-        for name, meaning in names.items():
+        for name in names:
             if source.get(name) != mine[name]:
-                theirs = s.quoted(source.get(name))
+                meaning, theirs = name.replace("length", "length of the sampler"), s.quoted(source.get(name))
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
     def _check_source(self, loader: Arguments) -> int | None:
@@ -112,7 +112,7 @@ class Resumption:
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
-            self.worlds = ranks.checked_worlds(source, self._sampling)
+            self.gone = ranks.gone_of(source, self._sampling)
         else:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
         told = source.get("set_epoch") is not None and self._sampling.told_epoch is not None
@@ -197,8 +197,8 @@ class Resumption:
 
     def _replayed(self) -> Order:
         begun_from = dict(self.state["generators"])
-        if self.worlds:
-            keys = ranks.dealt(self._sampling.inner, self.worlds)
+        if self.gone is not None:
+            keys = ranks.dealt(self._sampling.inner, self.gone)
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
         return ways.replayed_order(self._sampling, default, begun_from)

@@ -19,7 +19,7 @@ from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 2
+FORMAT, VERSION = "minato_gpu.DataLoader", 3
 _LARGEST = (1 << 63) - 1
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message

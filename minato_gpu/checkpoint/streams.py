@@ -32,7 +32,7 @@ def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
     plain = _plain(places)
     check_read_again(places, samples)
     shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
-    return {"batches": streams.batches - ahead, "turn": turn, "streams": plain, **shared}
+    return {"turn": turn, "streams": plain, **shared}
 
 
 def _plain(places: Sequence[StreamState]) -> list[s.State]:
@@ -41,11 +41,11 @@ def _plain(places: Sequence[StreamState]) -> list[s.State]:
     for number, at in enumerate(places):
         if at.error is not None:
             raise ValueError(f"the stream of worker {number} cannot be saved: {at.error}")
-        own: s.State = {"batches": at.batches, "ended": at.ended, "state": None}
+        own: s.State = at._asdict()
+        del own["error"]
         if at.state is not None:
-            kind, state, dataset = pickle.loads(at.state)
-            own["state"] = {"of": kind, "state": state, **({} if dataset is None else {"dataset": dataset})}
-        plain.append({**own, **({"since": at.since} if at.since else {}), **({"over": True} if at.over else {})})
+            own["state"] = dict(zip(("of", "state", "dataset"), pickle.loads(at.state), strict=True))
+        plain.append(own)
     return plain
 
 
@@ -64,7 +64,7 @@ def between(tolds: Sequence[StreamState]) -> s.State:
 
 def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
     """The streams of a checked state, each to be taken up at its place."""
-    streams = WorkerStreams(len(places), saved["batches"], saved["turn"])
+    streams = WorkerStreams(len(places), sum(at.batches for at in places), saved["turn"])
     streams.shared_seed = saved.get("shared_seed")
     streams.begin(places, places)
     return streams
@@ -74,9 +74,6 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
     """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
     of workers, or too far on to be read again. ``samples``: of a batch."""
     places = _places(saved, dataset, workers)
-    total = sum(at.batches for at in places)
-    if s.number(saved, "batches") != total:
-        raise ValueError(f"state: {saved['batches']} batches are not the {total} of all streams together")
     s.number(saved, "turn", 0, len(places) - 1)
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
@@ -103,20 +100,17 @@ def _places(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[Str
         if not isinstance(own, Mapping):
             raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")
         s.number(own, "batches")
-        s.choice(own, "ended", (True, False))
-        if own.get("over") is not None:
-            s.choice(own, "over", (True, False))
-        if own.get("since"):
-            s.number(own, "since", largest=own["batches"])
+        for name in ("ended", "over"):
+            s.choice(own, name, (True, False))
+        s.number(own, "since", largest=own["batches"])
         if own.get("state") is not None:
             _check_owner(s.mapping(own, "state"), dataset)
     return [_place(own) for own in streams]
 
 
 def _place(own: Mapping[str, JSON]) -> StreamState:
-    over = own["batches"] > 0 if own["ended"] else own.get("over") is True
-    state, since = _pickled(own.get("state")), own.get("since") or 0
-    return StreamState(state, own["ended"], since=since, over=over, batches=own["batches"])
+    over = own["batches"] > 0 if own["ended"] else own["over"]
+    return StreamState(_pickled(own.get("state")), own["ended"], None, own["since"], over, own["batches"])
 
 
 def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:

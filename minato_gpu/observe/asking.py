@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, NamedTuple
 
+from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
-from minato_gpu.observe.told import PROTOCOL
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0
@@ -74,6 +74,8 @@ def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
     try:
         with folder.connect(pid, timeout) as connection:
             answer = _read(connection, monotonic() + timeout)
+        if not answer:  # it was killed as it was asked
+            raise ConnectionResetError
     except (FileNotFoundError, ConnectionError) as error:
         folder.remove_stale(pid)
         raise NoAnswer(

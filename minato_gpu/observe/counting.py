@@ -1,4 +1,4 @@
-"""Counters of a loader's whole life, from those of its epochs: pure, and only ever rising.
+"""Counters and gauges of a loader, and where in ``stats()`` each stands: pure.
 
 What an epoch counts begins anew with the next. What a set of workers counts (reads, hits in a cache) goes on as long as
 they stay, and begins anew with others: such a counter that stands lower at the beginning of an epoch than at the end of
@@ -8,29 +8,76 @@ the one before has begun anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from minato_gpu.observe.told import Counts, Key
 from minato_gpu.samples import JSON
 
-_OF_EPOCH = {
-    "samples": "samples_delivered",
-    "batches": "batches_delivered",
-    "samples_failed": "samples_failed",
-    "samples_skipped": "samples_skipped",
-    "samples_padded": "samples_padded",
-    "samples_repeated": "samples_repeated",
-    "epoch_seconds": "elapsed_s",
+Key = tuple[str, str]
+"""A counter: its name, and which of several it is (a lane, a cause, a tier; "" where there is one)."""
+
+Counts = Mapping[Key, float]
+
+
+class Metric(NamedTuple):
+    """``path``: where it stands in ``stats()``, with a star for each of ``labels``, and a bar between names of which
+    one is there; an empty one is derived."""
+
+    path: str
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+COUNTERS = {
+    "samples": Metric("samples_delivered", "Samples delivered to the training loop."),
+    "batches": Metric("batches_delivered", "Batches delivered to the training loop."),
+    "samples_failed": Metric("samples_failed", "Samples that failed, and were left out or raised."),
+    "samples_skipped": Metric("samples_skipped", "Samples lost with a batch that raised."),
+    "samples_padded": Metric("samples_padded", "Samples repeated so that every rank has its batches."),
+    "samples_repeated": Metric("samples_repeated", "Samples prepared again after a worker died."),
+    "epoch_seconds": Metric("elapsed_s", "Time that epochs have taken."),
+    "wait_seconds": Metric("stalls/*/seconds", "Time that the training loop waited for a batch.", ("cause",)),
+    "stalls": Metric("stalls/*/count", "Times that the training loop waited for a batch.", ("cause",)),
+    "workers": Metric("workers/*", "Workers that died, hung, or were replaced.", ("event",)),
+    "lane_samples": Metric("lanes/*/samples", "Samples that a lane has prepared.", ("lane",)),
+    "lane_handed_over": Metric(
+        "lanes/*/handed_over", "Samples that a lane has begun, and another went on with.", ("lane",)
+    ),
+    "lane_busy_seconds": Metric("", "Time that a lane's slots were at work, added up.", ("lane",)),
+    "reads": Metric("reads/reads", "Reads from storage ahead of need."),
+    "read_bytes": Metric("reads/bytes", "Bytes read from storage ahead of need."),
+    "reads_failed": Metric("reads/failed", "Reads ahead of need that failed."),
+    "reads_by_workers": Metric("reads/by_workers", "Reads that workers did themselves."),
+    "cache_hits": Metric("cache/*/hits", "Reads that a cache has answered.", ("tier",)),
+    "cache_misses": Metric("cache/*/misses", "Reads that a cache has not answered.", ("tier",)),
 }
-_OF_READS = {"reads": "reads", "read_bytes": "bytes", "reads_failed": "failed", "reads_by_workers": "by_workers"}
-_OF_TIER = {"cache_hits": "hits", "cache_misses": "misses"}
-_OF_WORKERS = frozenset({*_OF_READS, *_OF_TIER})
+_OF_WORKERS = frozenset(name for name in COUNTERS if name.startswith(("read", "cache")))
 OTHER = "other"
 """What the training loop waited for beside the stalls that have a cause: without workers, its own work."""
 
 
 def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:
     """What ``stats`` count, as they stand."""
-    return {key: float(value) for key, value in _found(stats)}
+    counts = {
+        (name, "".join(which)): float(value)
+        for name, metric in COUNTERS.items()
+        for which, value in found(stats, metric.path)
+    }
+    for lane, of in stats["lanes"].items():
+        counts["lane_busy_seconds", lane] = of["busy_share"] * stats["elapsed_s"] * max(of["slots"], 1)
+    known = sum(stall["seconds"] for stall in stats["stalls"].values())
+    counts["wait_seconds", OTHER] = max(0.0, stats["wait_s"]["total"] - known)  # a stall is counted a moment before it
+    return counts
+
+
+def found(stats: Mapping[str, JSON], path: str) -> Iterator[tuple[tuple[str, ...], JSON]]:
+    """What stands at the path, each with what the stars stand for; nothing where that is not known."""
+    first, _, rest = path.partition("/")
+    for name in stats if first == "*" else first.split("|"):
+        value, which = stats.get(name), (name,) if first == "*" else ()
+        if rest and value is not None:
+            yield from (((*which, *more), each) for more, each in found(value, rest))
+        elif value is not None:
+            yield which, value
 
 
 def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
@@ -48,30 +95,3 @@ def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
 def summed(before: Counts, now: Counts) -> dict[Key, float]:
     """Both, added up."""
     return {key: before.get(key, 0.0) + now.get(key, 0.0) for key in {**before, **now}}
-
-
-def _found(stats: Mapping[str, JSON]) -> Iterator[tuple[Key, float]]:
-    for name, known in _OF_EPOCH.items():
-        yield (name, ""), stats[known]
-    yield from _waits(stats)
-    for how in ("died", "hung", "replaced"):
-        yield ("workers", how), stats["workers"][how]
-    for lane, of_lane in stats["lanes"].items():
-        yield ("lane_samples", lane), of_lane["samples"]
-        yield ("lane_handed_over", lane), of_lane["handed_over"]
-        yield ("lane_busy_seconds", lane), of_lane["busy_share"] * stats["elapsed_s"] * max(of_lane["slots"], 1)
-    for name, known in _OF_READS.items() if "reads" in stats else ():
-        yield (name, ""), stats["reads"].get(known, 0)
-    for tier, of_tier in stats.get("cache", {}).items():
-        for name, known in _OF_TIER.items():
-            yield (name, tier), of_tier.get(known, 0)
-
-
-def _waits(stats: Mapping[str, JSON]) -> Iterator[tuple[Key, float]]:
-    """A stall is counted a moment before the whole wait that it is part of."""
-    known = 0.0
-    for cause, stall in stats["stalls"].items():
-        known += stall["seconds"]
-        yield ("wait_seconds", cause), stall["seconds"]
-        yield ("stalls", cause), stall["count"]
-    yield ("wait_seconds", OTHER), max(0.0, stats["wait_s"]["total"] - known)

@@ -6,107 +6,82 @@ A wait, or a lease of a worker, is counted when it is over: shares are of what e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from minato_gpu.observe.asking import LoaderState
-from minato_gpu.observe.counting import counters
+from minato_gpu.observe.counting import Counts, counters
 from minato_gpu.samples import JSON
 
 
-@dataclass(frozen=True)
-class LaneFigures:
-    """``busy_share`` of its ``slots``; service times in seconds, of recent samples."""
+class LoaderFigures(NamedTuple):
+    """``of_all``: figures of the whole loader by name, with ``wait_share``: of the time, which the training loop
+    waited; ``stall_shares``: for what, the longest first; ``hit_shares``: of each tier of the cache; ``lanes``: figures
+    of each. None: nobody knows, or nothing was asked for. Times are of recent samples."""
 
-    lane: str
-    slots: int
-    samples_per_s: float
-    busy_share: float
-    service_p50_s: float
-    service_p99_s: float
+    of_all: dict[str, JSON]
+    stall_shares: dict[str, float]
+    hit_shares: dict[str, float | None]
+    lanes: dict[str, dict[str, JSON]]
 
-
-@dataclass(frozen=True)
-class LoaderFigures:
-    """``wait_share``: of the time, which the training loop waited; ``stall_shares``: for what, the longest first;
-    ``hit_shares``: of each tier of the cache. None: nobody knows, or nothing was asked for."""
-
-    name: str
-    epoch: int
-    delivered: int
-    expected: int | None
-    samples_per_s: float
-    wait_share: float
-    stall_shares: Mapping[str, float]
-    lanes: list[LaneFigures]
-    failed: int
-    in_flight_bytes: int
-    in_flight_peak_bytes: int
-    reads_per_s: float | None = None
-    read_bytes_per_s: float | None = None
-    hit_shares: Mapping[str, float | None] = field(default_factory=dict)
+    def row(self) -> dict[str, JSON]:
+        """All of them under names of their own."""
+        return {
+            **self.of_all,
+            **{f"stall_{cause}_share": share for cause, share in self.stall_shares.items()},
+            **{f"cache_{tier}_hit_share": share for tier, share in self.hit_shares.items()},
+            **{f"lane_{lane}_{name}": value for lane, of in self.lanes.items() for name, value in of.items()},
+        }
 
 
 def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
     """Rates since ``before``; since the epoch began where there is none, or it was of another epoch."""
-    change = _Change(before, now)
-    stats = now.stats
-    causes = {cause: change.share(("wait_seconds", cause)) for cause in stats["stalls"]}
-    reads, tiers = stats.get("reads"), stats.get("cache", {})
+    stats, counts = now.stats, counters(now.stats)
+    rates = _rates(before, now, counts)
+    causes = {cause: min(1.0, rates["wait_seconds", cause]) for cause in stats["stalls"]}
+    of_all = {
+        "loader": now.name,
+        "epoch": now.epoch,
+        "samples_delivered": stats["samples_delivered"],
+        "samples_expected": stats["samples_expected"],
+        "samples_per_s": rates["samples", ""],
+        "wait_share": min(1.0, sum(rate for (name, _), rate in rates.items() if name == "wait_seconds")),
+        "samples_failed": stats["samples_failed"] + stats["samples_skipped"],
+        "in_flight_bytes": stats["bytes_in_flight"],
+        "in_flight_peak_bytes": stats["bytes_in_flight_peak"],
+        "reads_per_s": rates.get(("reads", "")),
+        "read_bytes_per_s": rates.get(("read_bytes", "")),
+    }
     return LoaderFigures(
-        name=now.name,
-        epoch=now.epoch,
-        delivered=stats["samples_delivered"],
-        expected=stats["samples_expected"],
-        samples_per_s=change.rate(("samples", "")),
-        wait_share=min(1.0, sum(change.rate(key) for key in change.now if key[0] == "wait_seconds")),
-        stall_shares=dict(sorted(causes.items(), key=lambda item: -item[1])),
-        lanes=[_lane(name, lane, change) for name, lane in stats["lanes"].items()],
-        failed=stats["samples_failed"] + stats["samples_skipped"],
-        in_flight_bytes=stats["bytes_in_flight"],
-        in_flight_peak_bytes=stats["bytes_in_flight_peak"],
-        reads_per_s=None if reads is None else change.rate(("reads", "")),
-        read_bytes_per_s=None if reads is None else change.rate(("read_bytes", "")),
-        hit_shares={tier: change.hit_share(tier) for tier in tiers},
+        of_all,
+        dict(sorted(causes.items(), key=lambda item: -item[1])),
+        {tier: _hit_share(tier, rates, counts) for tier in stats.get("cache", {})},
+        {name: _lane(name, lane, rates) for name, lane in stats["lanes"].items()},
     )
 
 
-def _lane(name: str, lane: Mapping[str, JSON], change: _Change) -> LaneFigures:
-    slots = max(lane["slots"], 1)
-    return LaneFigures(
-        lane=name,
-        slots=lane["slots"],
-        samples_per_s=change.rate(("lane_samples", name)),
-        busy_share=min(1.0, change.rate(("lane_busy_seconds", name)) / slots),
-        service_p50_s=lane["service_s"]["p50"],
-        service_p99_s=lane["service_s"]["p99"],
-    )
+def _rates(before: LoaderState | None, now: LoaderState, counts: Counts) -> Counts:
+    """What counters have grown by, by the second."""
+    old: Counts = {}
+    seconds = now.stats["elapsed_s"]
+    if before is not None and (before.name, before.epoch) == (now.name, now.epoch):
+        old, seconds = counters(before.stats), now.at_s - before.at_s
+    return {key: max(0.0, count - old.get(key, 0.0)) / max(seconds, 1e-9) for key, count in counts.items()}
 
 
-class _Change:
-    """Between two answers."""
+def _lane(name: str, lane: Mapping[str, JSON], rates: Counts) -> dict[str, JSON]:
+    return {
+        "slots": lane["slots"],
+        "busy_share": min(1.0, rates["lane_busy_seconds", name] / max(lane["slots"], 1)),
+        "samples_per_s": rates["lane_samples", name],
+        "service_p50_s": lane["service_s"]["p50"],
+        "service_p99_s": lane["service_s"]["p99"],
+    }
 
-    def __init__(self, before: LoaderState | None, now: LoaderState) -> None:
-        self.now = counters(now.stats)
-        known = before is not None and (before.name, before.epoch) == (now.name, now.epoch)
-        self._before = counters(before.stats) if before is not None and known else {}
-        since = now.at_s - before.at_s if before is not None and known else now.stats["elapsed_s"]
-        self._seconds = max(since, 1e-9)
 
-    def rate(self, key: tuple[str, str]) -> float:
-        """By the second."""
-        return self._grown(key) / self._seconds
-
-    def share(self, key: tuple[str, str]) -> float:
-        """Of the time, what a counter of seconds has grown by."""
-        return min(1.0, self.rate(key))
-
-    def hit_share(self, tier: str) -> float | None:
-        """Of what was asked for meanwhile; where nothing was, of all that ever was."""
-        hits, misses = ("cache_hits", tier), ("cache_misses", tier)
-        for found in (self._grown, lambda key: self.now.get(key, 0.0)):
-            if asked := found(hits) + found(misses):
-                return found(hits) / asked
-        return None
-
-    def _grown(self, key: tuple[str, str]) -> float:
-        return max(0.0, self.now.get(key, 0.0) - self._before.get(key, 0.0))
+def _hit_share(tier: str, *counted: Counts) -> float | None:
+    """Of what was asked for: of the first of these counts in which anything was."""
+    for each in counted:
+        hits = each.get(("cache_hits", tier), 0.0)
+        if asked := hits + each.get(("cache_misses", tier), 0.0):
+            return hits / asked
+    return None

@@ -16,16 +16,17 @@ from time import perf_counter
 
 from minato_gpu import report
 from minato_gpu.notices import say_once
-from minato_gpu.observe.door import Door
 from minato_gpu.observe.private_folder import PrivateFolder, is_ours
-from minato_gpu.observe.shared_service import SharedService, Tellers
-from minato_gpu.observe.told import PROTOCOL, Teller
+from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
 from minato_gpu.samples import JSON
+
+PROTOCOL = "minato_gpu.stats.1"
+"""The first thing that is said on a socket: what follows."""
 
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 
 
-class Listener:
+class Listener(Door):
     """A socket with this process's number, and the thread behind it."""
 
     def __init__(self, tellers: Tellers) -> None:
@@ -37,10 +38,9 @@ class Listener:
         except BaseException:
             self._folder.close()
             raise
-        self._pid = os.getpid()
-        self._door = Door(self._socket.fileno(), self._answer, "minato-watch")
+        super().__init__(self._socket.fileno(), self._tell, self._let_go, "minato-watch")
 
-    def _answer(self) -> None:
+    def _tell(self) -> None:
         connection, _ = self._socket.accept()
         with connection:
             if is_ours(connection):
@@ -50,14 +50,9 @@ class Listener:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, wait: bool) -> None:
-        """See Running."""
-        self._folder.remove(self._pid)
-        self._door.close(wait=wait, then=self._let_go)
-
-    def abandon(self) -> None:
-        """See Running."""
-        self._door.abandon()
-        self._let_go()
+        """See Door. The name is gone at once: a loader that comes next may take it."""
+        self._folder.remove(os.getpid())
+        super().close(wait=wait)
 
     def _let_go(self) -> None:
         self._socket.close()

@@ -16,10 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from minato_gpu.extras import from_extra
 from minato_gpu.notices import say_once
-from minato_gpu.observe.door import Door
 from minato_gpu.observe.metrics_address import MetricsAddress
-from minato_gpu.observe.shared_service import SharedService, Tellers
-from minato_gpu.observe.told import Teller
+from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
 
 _TIMEOUT_S = 5.0  # of somebody who connects and asks nothing
 
@@ -47,7 +45,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Somebody has gone, or asked for what is no HTTP."""
 
 
-class MetricsServer:
+class MetricsServer(Door):
     """A listening server, and the thread behind it. ``address``: what was asked for, with the port that it has."""
 
     def __init__(self, asked: MetricsAddress, tellers: Tellers) -> None:
@@ -58,19 +56,10 @@ class MetricsServer:
             from minato_gpu.observe.metrics import LoaderCollector
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LoaderCollector(tellers))
-        self._server = _listening(asked)
-        self._server.set_app(make_wsgi_app(registry))
-        self.address = asked._replace(port=self._server.server_port)
-        self._door = Door(self._server.fileno(), self._server.handle_request, "minato-metrics")
-
-    def close(self, *, wait: bool) -> None:
-        """See Running."""
-        self._door.close(wait=wait, then=self._server.server_close)
-
-    def abandon(self) -> None:
-        """See Running."""
-        self._door.abandon()
-        self._server.socket.close()
+        server = _listening(asked)
+        server.set_app(make_wsgi_app(registry))
+        self.address = asked._replace(port=server.server_port)
+        super().__init__(server.fileno(), server.handle_request, server.server_close, "minato-metrics")
 
 
 def _listening(asked: MetricsAddress) -> _Server:

@@ -7,36 +7,86 @@ holds a listening socket, and nobody answers for its parent. It begins its own w
 from __future__ import annotations
 
 import os
+import select
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from minato_gpu.observe.told import Teller
+from minato_gpu.notices import LOGGER
+from minato_gpu.observe.counting import Counts
+from minato_gpu.samples import JSON
 from minato_gpu.threads import OwnThread
+
+
+class Told(NamedTuple):
+    """``stats`` of epoch number ``epoch``; ``ended``: what was counted before it, where somebody wants that."""
+
+    epoch: int
+    stats: dict[str, JSON]
+    ended: Counts
+
+
+class Teller(Protocol):
+    """A loader, as it is watched: ``kind``, a word for what it loads. Asked by any thread."""
+
+    kind: str
+
+    def told(self) -> Told | None:
+        """How it stands; None before its first epoch."""
+
 
 Tellers = Callable[[], list[tuple[str, Teller]]]
 """Those that live, with names: what they load, and the smallest number that was free when they came."""
 
 
-class Running(Protocol):
-    """What runs."""
+class Door:
+    """A thread that sleeps at a listening socket until somebody knocks: nothing in it is periodic.
+
+    ``answer`` is called, in the thread, when the descriptor ``fd`` is readable; what it raises is logged. ``leave``
+    closes the socket, once nobody sleeps there any more.
+    """
+
+    def __init__(self, fd: int, answer: Callable[[], None], leave: Callable[[], None], name: str) -> None:
+        self._fd = fd
+        self._answer, self._leave = answer, leave
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = OwnThread(target=self._attend, name=name, daemon=True)
+        self._thread.start()
+
+    def _attend(self) -> None:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._wake not in dict(poll.poll()):
+            try:
+                self._answer()
+            except OSError:
+                LOGGER.debug("whoever asked how the loaders stand has gone", exc_info=True)
+            except Exception:
+                LOGGER.exception("how the loaders stand could not be told")
+        self.abandon()
 
     def close(self, *, wait: bool) -> None:
-        """End it; ``wait`` until it has ended."""
+        """End the thread; ``wait`` until it has let go of the socket."""
+        os.eventfd_write(self._wake, 1)
+        if wait:
+            self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked process: close what was inherited, and touch nothing that is the parent's."""
+        """Let go of all descriptors; in a forked process, which does not have the thread, of what was inherited."""
+        os.close(self._wake)
+        self._leave()
 
 
 class SharedService:
     """``start`` is called for the first loader, with what tells of those that live; raises what ``add`` is to raise."""
 
-    def __init__(self, start: Callable[[Tellers], Running]) -> None:
+    def __init__(self, start: Callable[[Tellers], Door]) -> None:
         self._start = start
         self._lock = threading.RLock()  # the collector may end a loader while this thread holds it
         self._served: dict[int, tuple[str, weakref.ref[Teller]]] = {}
-        self.running: Running | None = None
+        self.running: Door | None = None
         _services.append(self)
 
     def add(self, owner: object, teller: Teller) -> None:

@@ -8,14 +8,18 @@ work is told with it: how long ago the sampler yielded the sample, its bytes wer
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+import os
+import weakref
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
+from minato_gpu.notices import LOGGER
 from minato_gpu.observe import facts as f
-from minato_gpu.observe.trace_before import Before
 from minato_gpu.observe.trace_file import TraceFile
 from minato_gpu.scheduling.messages import Span
 
@@ -24,7 +28,37 @@ _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps mor
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
 
-_Flow = tuple[int, int, int]  # first position, position after the last, number of the arrow
+_Arrow = tuple[int, int, int]  # first position, position after the last, number
+
+
+def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
+    """Write what happens to ``path``, at most ``limit`` bytes, until ``owner`` is gone or Python ends.
+
+    Raises OSError where it cannot be written.
+    """
+    file = TraceFile(path, limit)
+    weakref.finalize(owner, file.close)
+
+    def full() -> None:
+        facts.unsubscribe(trace)
+        LOGGER.warning("%s holds its %d bytes: what happens from now on is not in it", file.path, limit)
+
+    rank = os.environ.get("RANK")
+    trace = Trace(file, "minato_gpu" if rank is None else f"minato_gpu, rank {rank}", os.getpid(), full)
+    facts.subscribe(trace)
+
+
+class _Waiting:
+    """Of an epoch's samples that are not delivered: where each place begins, and when it was ``drawn``; since when
+    bytes are ``there``, by position; and the ``arrows`` from each lane, which works on a sample once.
+
+    Decision: places and chunks, as a trace of cheap samples takes twice the time where each is told apart.
+    """
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[int, float]] = []
+        self.there: dict[int, float] = {}
+        self.arrows: dict[str, list[_Arrow]] = defaultdict(list)
 
 
 class Trace:
@@ -34,8 +68,7 @@ class Trace:
         self._file, self._on_full = file, on_full
         self._tracks = READY
         self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
-        self._flows: dict[int, list[_Flow]] = {}  # by epoch: arrows that have not arrived
-        self._before: dict[int, Before] = defaultdict(Before)  # by epoch
+        self._waiting: dict[int, _Waiting] = defaultdict(_Waiting)  # by epoch
         self._arrows = self._ready = 0
         self._full = False
         self._steps = False  # the training loop is at its step
@@ -71,8 +104,7 @@ class Trace:
     def _began(self, fact: f.Began) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
-            self._flows.clear()
-            self._before.clear()
+            self._waiting.clear()
             self._ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
@@ -82,10 +114,10 @@ class Trace:
         self._write(packet)
 
     def _drew(self, fact: f.Drew) -> None:
-        self._before[fact.epoch].drew(fact.positions[0], fact.at)
+        self._waiting[fact.epoch].drawn.append((fact.positions[0], fact.at))
 
     def _fetched(self, fact: f.Fetched) -> None:
-        self._before[fact.epoch].came.update(dict.fromkeys(fact.positions, fact.at))
+        self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
 
     def _asks(self, fact: f.Asked) -> None:
         self._close_step(fact.at)
@@ -119,8 +151,7 @@ class Trace:
 
     def _ended(self, fact: f.Ended) -> None:
         self._close_step(fact.at)
-        self._flows.pop(fact.epoch, None)
-        self._before.pop(fact.epoch, None)
+        self._waiting.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
 
@@ -136,35 +167,28 @@ class Trace:
 
     def _worked(self, fact: f.Worked) -> None:
         begin, track = self._row(fact)
-        arrow = self._leaves(fact)
+        waiting = self._waiting[fact.epoch]
+        positions = [position for lo, hi in fact.positions for position in range(lo, hi)]
+        arrow = self._leaves(waiting.arrows[fact.lane], fact.positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
-        place = fact.positions[0][0] if fact.positions else -1
+        place, at = fact.positions[0][0] if fact.positions else -1, 0
         for count, end in groups:
             name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
             packet = self._event(_BEGIN, track, begin, name)
-            _annotate(packet, epoch=fact.epoch, position=place, samples=count, queued_ms=1e3 * (fact.begin - fact.sent))
-            self._annotate_before(packet, fact, place, count, begin)
+            queued_ms = 1e3 * (fact.begin - fact.sent)
+            _annotate(packet, epoch=fact.epoch, position=place + at, samples=count, queued_ms=queued_ms)
+            _annotate_before(packet, waiting, positions[at : at + count], begin, prepared=fact.prepared)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
             if arrow:
                 packet.track_event.flow_ids.append(arrow)
-            begin, place = max(begin, end), place + count
+            begin, at = max(begin, end), at + count
             self._write(packet)
             self._write(self._event(_END, track, begin))
         if fact.prepared:
             self._ready += fact.samples - fact.handed
-
-    def _annotate_before(self, packet: Any, fact: f.Worked, place: int, count: int, begin: float) -> None:
-        before = self._before.get(fact.epoch)
-        if before is None or place < 0:
-            return
-        drawn, there = before.drawn(place), before.there(place, place + count) if fact.prepared else None
-        if drawn is not None:
-            _annotate(packet, drawn_ms_before=1e3 * (begin - drawn))
-        if there is not None:
-            _annotate(packet, fetched_ms_before=1e3 * (begin - there))
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
@@ -180,32 +204,25 @@ class Trace:
         self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
         return fact.begin, self._tracks
 
-    def _leaves(self, fact: f.Worked) -> int:
-        """The number of the arrow from this work to its samples' batches; 0: none."""
-        if not fact.positions or not fact.prepared:
-            return 0
-        self._arrows += 1
-        flows = self._flows.setdefault(fact.epoch, [])
-        for lo, hi in fact.positions:
-            insort(flows, (lo, hi, self._arrows))
-        return self._arrows
+    def _leaves(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
+        """The number of the arrow from work on these to their batches; 0: none."""
+        self._arrows += bool(positions)
+        for lo, hi in positions:
+            insort(arrows, (lo, hi, self._arrows))
+        return self._arrows if positions else 0
 
     def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
         """The arrows that end at a batch of these positions, or go on from there."""
-        flows, found = self._flows.get(epoch, []), set[int]()
-        for lo, hi in positions:
-            at = max(0, bisect_left(flows, (lo, 0, 0)) - 1)
-            while at < len(flows) and flows[at][0] < hi:
-                begin, end, arrow = flows[at]
-                if end <= lo:
-                    at += 1
-                    continue
-                found.add(arrow)
-                rest = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
-                flows[at : at + 1] = rest
-                at += begin < lo
-                if hi < end:
-                    break
+        found = set[int]()
+        for arrows in self._waiting[epoch].arrows.values():
+            for lo, hi in positions:
+                at = max(0, bisect_left(arrows, (lo, 0, 0)) - 1)
+                while at < len(arrows) and arrows[at][0] < hi:
+                    begin, end, arrow = arrows[at]
+                    if lo < end:
+                        found.add(arrow)
+                        arrows[at : at + 1] = [(begin, lo, arrow)] * (begin < lo) + [(hi, end, arrow)] * (hi < end)
+                    at += begin < lo
         return sorted(found)
 
     # --- packets --------------------------------------------------------------------------------------------
@@ -243,3 +260,13 @@ def _annotate(packet: Any, **values: float) -> None:
             annotation.int_value = value
         else:
             annotation.double_value = value
+
+
+def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
+    """When they were drawn, and their bytes there, before that work began; the latter is told once."""
+    if positions and (place := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
+        _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[place - 1][1]))
+    if prepared and waiting.there:
+        there = [at for each in positions if (at := waiting.there.pop(each, None)) is not None]
+        if there:
+            _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -37,39 +36,34 @@ class DrawnOrders:
         self.first = first
         self._seeds, self._owns = seeds, sampler.generator is not None
         self._bare = pickle.dumps(_bare(sampler), 5)
-        self._state = _after_seed(state) if seeds and early else state  # just before the order of epoch ``_next``
-        self._next = first
-        self._begins = {first: _digest(self._state)}  # of the states before epochs that have been drawn, and the next
-        self._start = self._state
+        # just before the orders of epochs are drawn, as far as they have been, and that of the next
+        self._states = {first: _after_seed(state) if seeds and early else state}
 
     def order(self, epoch: int) -> Integers | None:
         """See ``Orders``. Orders that are asked for one after the other are drawn once."""
         if epoch < self.first:
             return None
-        if epoch < self._next:
-            self._next, self._state = self.first, self._start
-        while self._next < epoch:
-            self._draw()
-        return self._draw()
+        for each in range(max(self._states), epoch):
+            self._draw(each)
+        return self._draw(epoch)
 
-    def _draw(self) -> Integers:
+    def _draw(self, epoch: int) -> Integers:
         sampler = pickle.loads(self._bare)
         with torch.random.fork_rng(devices=()):
             generator = torch.Generator() if self._owns else torch.default_generator
-            generator.set_state(self._state)
+            generator.set_state(self._states[epoch])
             sampler.generator = generator if self._owns else None
             order = np.fromiter(sampler, np.int64)
             state = generator.get_state()
-        self._state = _after_seed(state) if self._seeds else state
-        self._next += 1
-        self._begins[self._next] = _digest(self._state)
+        self._states[epoch + 1] = _after_seed(state) if self._seeds else state
         return order
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DrawnOrders) or self._told != other._told:
             return False
         early, late = (self, other) if self.first <= other.first else (other, self)
-        return early._begins.get(late.first) == late._begins[late.first]
+        foretold = early._states.get(late.first)
+        return foretold is not None and torch.equal(foretold, late._states[late.first])
 
     def __hash__(self) -> int:
         return hash(self._told)
@@ -98,7 +92,3 @@ def _after_seed(state: torch.Tensor) -> torch.Tensor:
     generator.set_state(state)
     torch.empty((), dtype=torch.int64).random_(generator=generator)
     return generator.get_state()
-
-
-def _digest(state: torch.Tensor) -> bytes:
-    return blake2b(state.numpy().tobytes(), digest_size=16).digest()

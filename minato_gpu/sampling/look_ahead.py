@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,12 +23,11 @@ from minato_gpu.caching.orders import Orders, Part, merged, share
 from minato_gpu.packing import unpacked_state
 from minato_gpu.samples import Value
 from minato_gpu.sampling.drawn_orders import KINDS, DrawnOrders
-from minato_gpu.sampling.samplers import Sampling, length_of
+from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_of, name_of
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.told_orders import Counted, ToldOrders, count_of, told_by
 from minato_gpu.sources.memory_tier import Begun
 
-_STATEFUL = "torchdata.stateful_dataloader.sampler.StatefulDistributedSampler"
 _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
 
 
@@ -79,14 +77,6 @@ class FixedOrder:
         return np.asarray(self.keys, np.int64)
 
 
-class _Known(NamedTuple):
-    """``shards``: an epoch reads one key in so many; ``once``: none of them twice."""
-
-    orders: Orders | None = None
-    shards: float = 1
-    once: bool = True
-
-
 class LookAhead:
     """What a reader process is told of each epoch that begins.
 
@@ -109,26 +99,27 @@ class LookAhead:
         drawn ahead of its beginning."""
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = count_of(sampling.told_epoch, source.number, self._before)
-        known = _Known()
+        begun = Begun(source.number, None, 1, skipped=source.position)
         if not self._knows:
-            pass
-        elif self._twice and (told := told_by(sampler)) is not None:
-            known = self._drawn(ToldOrders(told, count.first, count.stride), once=False)
-        elif sampling.batched and sampling.size is None:
-            pass  # batches are made in ways that nobody knows
-        elif _is_distributed(sampler):
-            known = _Known(_distributed(sampler, count), sampler.num_replicas)
-        elif type(sampler) in KINDS and self._pays(sampler) and (self._twice or _once(sampler)):
-            known = self._drawn(self._from_generator(sampler, source, early), once=_once(sampler))
-        elif self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
-            known = self._drawn(FixedOrder(tuple(sampler)), once=False)
-        return Begun(source.number, *known, skipped=source.position)
+            return begun
+        if self._twice and (told := told_by(sampler)) is not None:
+            return self._drawn(begun, ToldOrders(told, count.first, count.stride))
+        if sampling.batched and sampling.size is None:
+            return begun  # batches are made in ways that nobody knows
+        if _is_distributed(sampler):
+            return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
+        if type(sampler) in KINDS and self._pays(sampler) and (self._twice or self._once(sampler)):
+            return self._drawn(begun, self._from_generator(sampler, source, early), once=self._once(sampler))
+        if self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
+            return self._drawn(begun, FixedOrder(tuple(sampler)))
+        return begun
 
-    def _drawn(self, orders: Orders, *, once: bool) -> _Known:
+    def _drawn(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
         reads = length_of(self._sampling.inner) or self._keys
         if self._sampling.batched and self._sampling.size is None:
             reads = self._keys  # its length is one in batches
-        return _Known() if reads > _MOST else _Known(orders, max(self._keys, 1) / max(reads, 1), once)
+        shards = max(self._keys, 1) / max(reads, 1)
+        return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
     def _pays(self, sampler: Value) -> bool:
         """Whether an epoch leaves something out, or has something more often than the rest."""
@@ -140,6 +131,10 @@ class LookAhead:
         if self._repeats is None or self._repeats[0] is not indices:
             self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
         return self._repeats[1]
+
+    def _once(self, sampler: Value) -> bool:
+        """Whether no key comes twice in an epoch."""
+        return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
 
     def _from_generator(self, sampler: Value, source: Source, early: bool) -> DrawnOrders:
         generator = torch.default_generator if sampler.generator is None else sampler.generator
@@ -155,17 +150,10 @@ def _are_keys(sampler: Value) -> bool:
     return all(type(key) is int for key in sampler)
 
 
-def _once(sampler: Value) -> bool:
-    """Whether no key comes twice in an epoch."""
-    if type(sampler) is RandomSampler:
-        return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
-    return type(sampler) is WeightedRandomSampler and not sampler.replacement
-
-
 def _is_distributed(sampler: Value) -> bool:
     """Also one of a class of its own, which draws as torch's does."""
     inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
-    return inherits or f"{type(sampler).__module__}.{type(sampler).__qualname__}" == _STATEFUL
+    return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
 
 
 def _distributed(sampler: Value, count: Counted) -> DistributedOrders:

@@ -11,7 +11,6 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import Key
 from minato_gpu.sampling.samplers import Sampling, length_of
-from minato_gpu.sampling.speculation import yields_once
 
 Plane = tuple[int, bytes]
 """A bit for each index, in bytes: so many that are all ones, those that follow, and then only zeros."""
@@ -127,7 +126,7 @@ def occurrences_of(loader: Arguments) -> Occurrences:
     # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
     seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
     counts = seeds or not (sampling.iterable or sampling.replays)
-    return Occurrences(length_of(loader.dataset), unique=not counts or yields_once(loader), used=seeds)
+    return Occurrences(length_of(loader.dataset), unique=not counts or sampling.yields_once, used=seeds)
 
 
 def name_of(key: Key) -> Key:

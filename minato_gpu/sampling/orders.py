@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import NamedTuple
 from zlib import crc32
 
@@ -149,22 +148,21 @@ class Order:
 
     def draw_rest(self) -> None:
         """Let all that is still to come be at hand. Raises ValueError for too many, and what the sampler raises; who
-        draws it sees that too."""
-        if not self.ended:
-            self._draw_rest()
+        draws it sees that too, unless a later save has asked again, and come to the end."""
+        had, failed = len(self.coming), self._failed
+        raised, self._raised = self._raised, None
+        try:
+            self.fill(MOST_KEYS)
+        except Exception as error:
+            raised = error
+            raise
+        finally:
+            self._raised = raised
+        if failed and len(self.coming) == had:  # a generator that has raised tells of its end, whatever was left
+            self._failed, self.ended = True, False
+            raise ValueError(f"this epoch cannot be saved: {_FAILED}")
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
                 f"the sampler still yields {MOST_KEYS} items or more, too many to store in a state; give it "
                 "state_dict() and load_state_dict(), which the loader then uses"
             )
-
-    def _draw_rest(self) -> None:
-        had = len(self.coming)
-        try:
-            self.coming.extend((None, item) for item in islice(self._batches, max(0, MOST_KEYS - had)))
-        except Exception as error:
-            self._raised, self._failed = error, True
-            raise
-        if self._failed and len(self.coming) == had:  # a generator that has raised tells of its end, whatever was left
-            raise ValueError(f"this epoch cannot be saved: {_FAILED}")
-        self._failed, self.ended = False, len(self.coming) < MOST_KEYS

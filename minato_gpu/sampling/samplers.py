@@ -24,6 +24,8 @@ _REPLAYED = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
     *(list, tuple, range),
 )
+_TORCHDATA = "torchdata.stateful_dataloader.sampler"
+STATEFUL_DISTRIBUTED = f"{_TORCHDATA}.StatefulDistributedSampler"
 
 
 class Sampling:
@@ -62,12 +64,24 @@ class Sampling:
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
+    def never_repeats(self) -> bool:
+        """Whether the sampler is one of torch's own that yields every index at most once."""
+        return type(self.inner) is SequentialSampler or (type(self.inner) is RandomSampler and _is_one_pass(self.inner))
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+        sampler = self.inner
+        if type(sampler) is BatchSampler or name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
+            sampler = sampler.sampler
+        if type(sampler) is RandomSampler or name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
+            return _is_one_pass(sampler)
+        return type(sampler) is SequentialSampler or name_of(sampler) == STATEFUL_DISTRIBUTED
+
+    @property
     def draws_on(self) -> bool:
         """Whether an order that is drawn again is drawn bit by bit, so that others may draw in between."""
-        sampler = self.inner
-        return type(sampler) is RandomSampler and (
-            sampler.replacement or sampler.num_samples > len(sampler.data_source)
-        )
+        return type(self.inner) is RandomSampler and not _is_one_pass(self.inner)
 
     @property
     def nested(self) -> Value:
@@ -131,6 +145,16 @@ class Sampling:
     def cutting(self) -> dict[str, JSON]:
         """How keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
+
+
+def name_of(sampler: Value) -> str:
+    """Of its class, which need not be imported to be known."""
+    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
+
+
+def _is_one_pass(sampler: Value) -> bool:
+    """Whether a random sampler draws a permutation, or the beginning of one."""
+    return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
 
 
 def length_of(sized: Value) -> int | None:

@@ -1,4 +1,4 @@
-"""Epochs ahead of need: what is known of a sampler before it is drawn from.
+"""Epochs ahead of need.
 
 Epoch after epoch a *source* (sources.py) yields the sampler's batches. The next epoch's can be made ahead of need
 (``Speculation``) where its order can be drawn without side effects: the generators are put back as they were, and
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.packing import packed_state
@@ -19,38 +18,6 @@ from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
 
 T = TypeVar("T")
-
-
-def never_repeats(loader: Arguments) -> bool:
-    """Whether the sampler is one of torch's own that yields every index at most once."""
-    return _never_repeats(Sampling(loader).inner)
-
-
-def _never_repeats(sampler: Value) -> bool:
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and _one_permutation(sampler)
-    return type(sampler) is SequentialSampler
-
-
-def yields_once(loader: Arguments) -> bool:
-    """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
-    sampler = Sampling(loader).inner
-    if type(sampler) is BatchSampler or _name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
-        sampler = sampler.sampler
-    if _name_of(sampler) == f"{_TORCHDATA}.RandomSampler":
-        return not sampler.replacement and _one_permutation(sampler)
-    return _name_of(sampler) == f"{_TORCHDATA}.StatefulDistributedSampler" or _never_repeats(sampler)
-
-
-_TORCHDATA = "torchdata.stateful_dataloader.sampler"
-
-
-def _name_of(sampler: Value) -> str:
-    return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
-
-
-def _one_permutation(sampler: Value) -> bool:
-    return bool(sampler.num_samples <= len(sampler.data_source))
 
 
 class Speculation:

@@ -9,6 +9,8 @@ process. Two that are equal must tell the same.
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,35 +37,28 @@ def count_of(told: int | None, epoch: int, before: Counted | None) -> Counted:
     return Counted(told - stride * epoch, stride)
 
 
+@dataclass(frozen=True)
 class ToldOrders:
     """``told``: the sampler's own, pickled; the rest as ``Counted`` has it."""
 
-    def __init__(self, told: bytes, first: int, stride: int) -> None:
-        self._told, self._first, self._stride = told, first, stride
-        self._orders: Any = None
+    told: bytes
+    first: int
+    stride: int
+
+    @cached_property
+    def _orders(self) -> Any:
+        return pickle.loads(self.told)
 
     def order(self, epoch: int) -> Integers | None:
         """See ``Orders``; None, said once, where it raises or tells no keys."""
         try:
-            if self._orders is None:
-                self._orders = pickle.loads(self._told)
-            keys = np.asarray(self._orders.order(self._first + self._stride * epoch))
+            keys = np.asarray(self._orders.order(self.first + self.stride * epoch))
             if keys.ndim != 1 or (len(keys) and keys.dtype.kind not in "iu"):
                 raise ValueError("it must return whole numbers, one for each sample")
         except Exception as error:
             say_once(f"The sampler's orders.order() is of no use to the cache, which goes on without: {error!r}")
             return None
         return keys.astype(np.int64)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ToldOrders) and self._all == other._all
-
-    def __hash__(self) -> int:
-        return hash(self._all)
-
-    @property
-    def _all(self) -> tuple[bytes, int, int]:
-        return self._told, self._first, self._stride
 
 
 def told_by(sampler: Value) -> bytes | None:

@@ -15,7 +15,6 @@ from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import progress as standing
-from minato_gpu.checkpoint import ranks
 from minato_gpu.checkpoint import state as s
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.contracts.test_resume_streams import Stateful
@@ -78,7 +77,7 @@ def test_nested_deeply(kind: str, depth: int, within: str) -> None:
 def test_merging_states_nested_deeply() -> None:
     both = [_state("ranks", 0), _state("ranks", 1)]
     for state in both:
-        state["source"]["worlds"] = _nested(20_000, "list")
+        state["source"]["gone"] = _nested(20_000, "list")
     with pytest.raises(ValueError, match="nested too deeply"):
         merge_state_dicts(both)
 
@@ -155,15 +154,23 @@ def test_planes_are_bounded(count: int) -> None:
     _loader("state").load_state_dict(state)
 
 
-def test_worlds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = {"replicas": 1, "parts": [{"batches": 0, "below": 0, "above": ""}]}
+@pytest.mark.parametrize("below", [1 << 62, 24, 23])
+def test_what_is_gone_is_bounded(below: int) -> None:
+    """However much of the order is said to be gone, no more is than there is."""
     state = copy.deepcopy(_STATES["ranks"])
-    state["source"]["worlds"] = [world] * 257
-    with pytest.raises(ValueError, match="'worlds' has 257 entries, 256 at most"):
+    state["source"].update(gone={"below": below, "above": ""}, witness=None)
+    state["progress"] = {"batches": 0, "below": 0, "above": ""}
+    loader = _loader("ranks")
+    loader.load_state_dict(state)
+    assert sum(len(batch) for batch in loader) == (below < 24)
+
+
+@pytest.mark.parametrize("parts", [[], [3, 3], [{"batches": 0, "below": 0, "above": ""}], None])
+def test_parts_of_a_merged_state(parts: Any) -> None:
+    state = merge_state_dicts([_state("ranks", 0), _state("ranks", 1)])
+    state["source"]["parts"] = parts
+    with pytest.raises(ValueError, match=r"state: .*part"):
         _loader("ranks").load_state_dict(state)
-    monkeypatch.setattr(ranks, "_MOST_WORLDS", 0)
-    with pytest.raises(ValueError, match="shared out 1 times, 0 at most"):
-        merge_state_dicts([_state("ranks", 0), _state("ranks", 1)])
 
 
 # --- states are the caller's own -----------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
-        ({"version": 1}, "a state of version 1; this minato_gpu reads version 2"),
+        ({"version": 2}, "a state of version 2; this minato_gpu reads version 3"),
         ({"epoch": -1}, "'epoch' must be a whole number from 0"),
         ({"epoch": True}, "'epoch' must be a whole number"),
         ({"begun": 1}, "'begun' must be one of"),
@@ -122,7 +122,7 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
         ({"global": {"python": "AAAA"}}, "'python' holds no state of that generator"),
         ({"global": {"numpy": "not base64!"}}, "'numpy' must be a base64 string"),
         ({"global": {"numpy": "AAAA"}}, "'numpy' holds no state of that generator"),
-        ({"global": {"numpy": packed(b"\xff" * 2512)}}, "'numpy' holds no state of that generator"),
+        ({"global": {"numpy": packed(b"\xff" * 2509)}}, "'numpy' holds no state of that generator"),
         ({"global": {"python": packed(b"\xff" * 2500)}}, "'python' holds no state of that generator"),
         ({"global": {"mine": ""}}, "may name 'torch', 'python' and 'numpy'"),
         ({"global": [1]}, "'global' must be a dict"),
@@ -194,7 +194,7 @@ def _damaged(draw: st.DrawFn) -> tuple[str, Any]:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=400)
 @given(_damaged())
-@example(("keys", _with(_STATES["keys"], ("source", "batches"), [[]])))
+@example(("keys", _with(_STATES["keys"], ("source", "drawn"), [[]])))
 def test_damaged_states(case: tuple[str, Any]) -> None:
     """A damaged state is refused, or yields an epoch that ends: never another exception, never an endless one."""
     kind, state = case
@@ -228,11 +228,11 @@ _STREAM = _stream_state()
 
 @st.composite
 def _damaged_stream(draw: st.DrawFn) -> Any:
-    """Two of three with counts that agree: those that are taken at their word."""
+    """Two of three with another count: that is taken at its word."""
     state = _STREAM
     if draw(st.integers(0, 2)):
         count = draw(st.integers(0, 3 * _Endless.most) | st.integers())
-        state = _with(_with(state, ("source", "batches"), count), ("source", "streams", 0, "batches"), count)
+        state = _with(state, ("source", "streams", 0, "batches"), count)
         state = _with(state, ("source", "streams", 0, "ended"), draw(st.booleans()))
     for _ in range(draw(st.integers(0, 2))):
         state = _with(state, draw(st.sampled_from(_paths(state))), draw(_JUNK))
@@ -242,9 +242,9 @@ def _damaged_stream(draw: st.DrawFn) -> Any:
 @pytest.mark.timeout(60)
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=5_000, max_examples=200)
 @given(_damaged_stream())
-@example(_with(_with(_STREAM, ("source", "batches"), 2501), ("source", "streams", 0, "batches"), 2501))
-@example(_with(_with(_STREAM, ("source", "batches"), 2500), ("source", "streams", 0, "batches"), 2500))
-@example(_with(_with(_STREAM, ("source", "batches"), 10**18), ("source", "streams", 0, "batches"), 10**18))
+@example(_with(_STREAM, ("source", "streams", 0, "batches"), 2501))
+@example(_with(_STREAM, ("source", "streams", 0, "batches"), 2500))
+@example(_with(_STREAM, ("source", "streams", 0, "batches"), 10**18))
 def test_damaged_states_of_an_endless_stream(state: Any) -> None:
     """Whatever it says was delivered, the loader does not read on and on."""
     loader: Any = DataLoader(_Endless(), 4)

@@ -92,7 +92,7 @@ def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> N
         ({"place": 10**6}, "'place' must be a whole number from 0 to 3, got 1000000"),
         ({"place": 1}, "place 1 of batches of 4 is not at position 12"),
         ({"position": 13}, "'position' must be a whole number from 0 to 12, got 13"),
-        ({"batches": []}, None),
+        ({"drawn": []}, None),
     ],
 )
 def test_a_stored_order_that_begins_elsewhere(source: dict[str, Any], message: str | None) -> None:
@@ -110,27 +110,27 @@ def test_a_stored_order_that_begins_elsewhere(source: dict[str, Any], message: s
 def test_stored_batches_of_another_size(drop_last: bool) -> None:
     """Batches are counted by their samples: an epoch with such might never come to its end."""
 
-    def check(make: Any, name: str, batches: int, *bad: list[list[int]]) -> None:
+    def check(make: Any, batches: int, *bad: list[list[int]]) -> None:
         state = after(make(), batches)
         make().load_state_dict(state)
         for stored in bad:
             with pytest.raises(ValueError, match=r"a stored batch of \d keys among batches of"):
-                make().load_state_dict(_damaged(state, **{name: stored}))
+                make().load_state_dict(_damaged(state, drawn=stored))
 
     def unknown() -> Any:
         return DataLoader(DATA[:22], 4, sampler=Unknown(), drop_last=drop_last)
 
-    whole = after(unknown(), 1)["source"]["batches"]
+    whole = after(unknown(), 1)["source"]["drawn"]
     assert len(whole[-1]) == (4 if drop_last else 3)
     short = [[whole[0][:3]]] if drop_last else []
-    check(unknown, "batches", 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
+    check(unknown, 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
 
     def counting() -> Any:
         return DataLoader(DATA, 4, sampler=KeepsPlace(), drop_last=drop_last)
 
     drawn = after(counting(), 0)["source"]["drawn"]
-    check(counting, "drawn", 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow
-    check(lambda: DataLoader(DATA, None, sampler=Unknown()), "batches", 1, [[1, 2]])
+    check(counting, 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow
+    check(lambda: DataLoader(DATA, None, sampler=Unknown()), 1, [[1, 2]])
 
 
 def test_a_short_batch_before_others() -> None:

@@ -71,7 +71,7 @@ def test_a_stored_order_at_every_step_and_ahead() -> None:
             source = loader.state_dict(ahead=ahead)["source"]
             at = 4 * (step - ahead)
             assert (source["place"], source["position"]) == (step - ahead, at)
-            assert [key for batch in source["batches"] for key in batch] == order[at:]
+            assert [key for batch in source["drawn"] for key in batch] == order[at:]
             assert source["occurrences"] == counts[at:]
 
 
@@ -133,3 +133,28 @@ def test_keys_of_other_classes_draw_the_same_after_a_resume(sampler: Any) -> Non
     resumed = make()
     resumed.load_state_dict(state)
     assert content(resumed) == reference[16:]
+
+
+class Away(Unknown):
+    """Its index server is away when it is asked for the ninth key, and answers again after that."""
+
+    def __iter__(self) -> Iterator[int]:
+        return map(_answered, [*range(8), None, *range(8, 20)])
+
+
+def _answered(key: int | None) -> int:
+    if key is None:
+        raise OSError("the index server is away")
+    return key
+
+
+def test_a_sampler_that_raised_in_a_save_is_asked_again_by_the_next() -> None:
+    data: Any = list(range(20))
+    loader: Any = DataLoader(data, None, sampler=Away())
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    with pytest.raises(OSError, match="the index server is away"):
+        loader.state_dict()
+    resumed: Any = DataLoader(data, None, sampler=Away())
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    assert list(resumed) == list(iterator) == list(range(1, 20))

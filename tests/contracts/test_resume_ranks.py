@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.checkpoint import positions
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
 
@@ -101,6 +102,32 @@ def test_changed_twice() -> None:
     first, state = _some(_loaders(4), 1)
     second, state = _some(_loaders(3), 2, state)
     _check(first + second + _rest(_loaders(2), state), 4)
+
+
+def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
+    """The state of one of so many ranks, after large batches from a state on."""
+    data: Any = range(300_000)
+    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, ranks, rank, seed=3))
+    if state is not None:
+        loader.load_state_dict(state)
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gone may have gaps without number, and of any length: more than a window of one rank ever leaves."""
+    monkeypatch.setattr(positions, "_MOST_BYTES", 0)  # no rank has any above its line
+    data: Any = range(300_000)
+    order: list[int] = list(DistributedSampler(data, 1, 0, seed=3))
+    state = merge_state_dicts([_stand(2, 0, batches=14), _stand(2, 1)])
+    left = [*order[1:280_000:2], *order[280_000:]]
+    state = merge_state_dicts([_stand(3, 0, state), _stand(3, 1, state, 5), _stand(3, 2, state)])
+    left = [key for at, key in enumerate(left) if at % 3 != 1 or at // 3 >= 50_000]
+    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, 1, 0, seed=3))
+    loader.load_state_dict(state)
+    assert torch.cat(list(loader)).tolist() == left
 
 
 def test_set_epoch_is_respected() -> None:
@@ -206,8 +233,8 @@ def test_shares_of_a_sampler_that_shares_nothing_out(sampler: Any) -> None:
     loader: Any = DataLoader(data, 4, sampler=sampler)
     next(iter(loader))
     state = loader.state_dict()
-    state["source"]["worlds"] = [{"replicas": 1, "parts": [{"batches": 1, "below": 4, "above": ""}]}]
+    state["source"]["gone"] = {"below": 4, "above": ""}
     resumed: Any = DataLoader(data, 4, sampler=sampler)
-    with pytest.raises(ValueError, match="'worlds' tells of an epoch that torch's DistributedSampler shared out"):
+    with pytest.raises(ValueError, match="'gone' tells of an epoch that torch's DistributedSampler shared out"):
         resumed.load_state_dict(state)
     assert len(list(resumed)) == 10

@@ -78,14 +78,14 @@ def test_the_state_right_after_a_failed_batch_is_the_streams_own(workers: int) -
     iterator = iter(loader)
     assert going_on(iterator, 3, ValueError) == 1
     (own,) = loader.state_dict(ahead=1)["source"]["streams"]
-    assert own["batches"] == 2 and own["state"] == {"of": "dataset", "state": {"at": 8}}
+    assert own["batches"] == 2 and own["state"] == {"of": "dataset", "state": {"at": 8}, "dataset": None}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_that_is_too_short(workers: int) -> None:
     state = after(DataLoader(Streams([9]), 4, num_workers=workers), 2)
     for batches in (3, 4):
-        state["source"]["batches"] = state["source"]["streams"][0]["batches"] = batches
+        state["source"]["streams"][0]["batches"] = batches
         loader: Any = DataLoader(Streams([9]), 4, num_workers=workers)
         loader.load_state_dict(state)
         if batches == 3:  # the last one had a single sample

@@ -208,7 +208,7 @@ def _far(batches: int, **arguments: Any) -> tuple[Any, Any]:
     loader = make()
     next(iter(loader))
     state = json.loads(json.dumps(loader.state_dict()))
-    state["source"]["batches"] = state["source"]["streams"][0]["batches"] = batches
+    state["source"]["streams"][0]["batches"] = batches
     return make(), state
 
 
@@ -227,7 +227,7 @@ def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPat
     iterator = iter(loader)
     for _ in range(2):
         next(iterator)
-    assert loader.state_dict()["source"]["batches"] == 2
+    assert sum(own["batches"] for own in loader.state_dict()["source"]["streams"]) == 2
     next(iterator)
     with pytest.raises(ValueError, match="of which 12 samples were delivered"):
         loader.state_dict()

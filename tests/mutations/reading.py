@@ -217,8 +217,8 @@ FAULTS = (
     Fault(
         "what is foretold of a generator leaves out the seeds that the loader draws from it",
         "sampling/drawn_orders.py",
-        "        self._state = _after_seed(state) if self._seeds else state\n",
-        "        self._state = state\n",
+        "        self._states[epoch + 1] = _after_seed(state) if self._seeds else state\n",
+        "        self._states[epoch + 1] = state\n",
         ("sampling/test_look_ahead.py", "contracts/test_cache_orders.py"),
     ),
     Fault(
@@ -231,7 +231,7 @@ FAULTS = (
     Fault(
         "an order that does not come true is held on to",
         "sampling/drawn_orders.py",
-        "        return early._begins.get(late.first) == late._begins[late.first]\n",
+        "        return foretold is not None and torch.equal(foretold, late._states[late.first])\n",
         "        return True\n",
         ("sampling/test_look_ahead.py",),
     ),

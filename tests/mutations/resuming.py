@@ -105,8 +105,8 @@ FAULTS = (
     Fault(
         "what all ranks delivered counts for the first",
         "checkpoint/ranks.py",
-        "for entry in range(lo * replicas + rank, min(hi * replicas + rank, len(order)), replicas):",
-        "for entry in range(lo * replicas, min(hi * replicas, len(order)), replicas):",
+        "        theirs = left[rank :: len(parts)]\n",
+        "        theirs = left[:: len(parts)]\n",
         ("contracts/test_resume_ranks.py",),
     ),
     Fault(
@@ -119,8 +119,8 @@ FAULTS = (
     Fault(
         "a rank takes up the first rank's progress",
         "checkpoint/ranks.py",
-        'progress = worlds.pop()["parts"][mine["rank"]]',
-        'progress = worlds.pop()["parts"][0]',
+        'progress: Mapping[str, JSON] = parts[mine["rank"]]',
+        "progress: Mapping[str, JSON] = parts[0]",
         ("contracts/test_resume_ranks.py",),
     ),
     Fault(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minato_gpu.observe.asking import LoaderState
-from minato_gpu.observe.told import Told
+from minato_gpu.observe.shared_service import Told
 
 
 def stats(samples: int = 0, elapsed: float = 10.0, **more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minato_gpu import DataLoader, notices
 from minato_gpu.observe.metrics import LoaderCollector
-from minato_gpu.observe.told import Told
+from minato_gpu.observe.shared_service import Told
 from tests.leaks import check_scenario, open_links
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked

@@ -261,6 +261,20 @@ def test_batches_out_of_order_find_their_work(tmp_path: Path) -> None:
     assert found.counts == [6, 3, 0]
 
 
+def test_work_of_two_lanes_on_the_same_samples_has_an_arrow_from_each(tmp_path: Path) -> None:
+    found = told(
+        tmp_path / "run.pftrace",
+        worked(0, 4, 1.0, 2.0)._replace(handed=4),
+        worked(4, 4, 2.0, 3.0)._replace(handed=4),
+        worked(0, 8, 3.0, 4.0)._replace(lane="gpu"),
+        delivered(0, 5.0, (0, 6)),
+        delivered(1, 6.0, (6, 8)),
+        f.Asked(0, 7.0),
+    )
+    first, second, device = sorted(arrow for each in found.work for arrow in each.flows)
+    assert [batch.flows for batch in found.batches] == [[first, second, device], [second, device]]
+
+
 def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
     found = told(
         tmp_path / "run.pftrace",

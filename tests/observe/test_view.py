@@ -53,7 +53,7 @@ def test_sizes(nbytes: float, said: str) -> None:
 
 def test_a_row_is_flat() -> None:
     found = figures(None, state(10.0, samples=500, lanes=LANES, stalls=STALLS))
-    row = view.row(JobState(4711, "train.py", None, []), found)
+    row = found.row()
     assert row["samples_per_s"] == 50.0 and row["lane_device:1_slots"] == 1
     assert row["stall_fetch_share"] == pytest.approx(0.33)
     assert not [value for value in row.values() if isinstance(value, (dict, list))]

@@ -19,8 +19,8 @@ import pytest
 from minato_gpu import DataLoader, notices
 from minato_gpu.observe import asking, listening
 from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
+from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
-from minato_gpu.observe.told import PROTOCOL
 from minato_gpu.threads import OwnThread
 from tests.leaks import check_scenario, open_links
 from tests.programs import Program
@@ -234,7 +234,6 @@ _FIRST = json.dumps({"protocol": PROTOCOL, "pid": 1, "command": "x"}).encode()
 @pytest.mark.parametrize(
     "says",
     [
-        b"",
         b"HTTP/1.0 400 Bad Request\r\n\r\n",
         b"\xff\xfe",
         b"[]",
@@ -251,6 +250,12 @@ def test_what_is_no_loader(runtime: Path, says: bytes) -> None:
         ask(pid)
 
 
+def test_one_that_ends_as_it_is_asked(runtime: Path) -> None:
+    """It is killed after it has taken the call: nothing is said, and what is not said is no other version's."""
+    with _stranger(b"") as pid, pytest.raises(NoAnswer, match="or has ended"):
+        ask(pid)
+
+
 def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_LARGEST", 1000)
     with _stranger(b"x" * 3000) as pid, pytest.raises(NoAnswer, match="longer than 1000 bytes"):
@@ -261,7 +266,7 @@ def test_another_users_process_is_told_nothing(runtime: Path, monkeypatch: pytes
     loader = _loader(worker_kind="thread")
     list(loader)
     monkeypatch.setattr(listening, "is_ours", lambda _: False)
-    with pytest.raises(NoAnswer, match="is no loader of this version"):
+    with pytest.raises(NoAnswer, match="or has ended"):
         ask(os.getpid())
 
 

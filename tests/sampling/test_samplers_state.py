@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SequentialSample
 from minato_gpu import DataLoader
 from minato_gpu.checkpoint import state as s
 from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.speculation import yields_once
+from minato_gpu.sampling.samplers import Sampling
 
 _KEYS = [0, 5, 5, 1, 2, 5, 3, "a", 1, 9, "a", 5, 5, 7, 8, 8, 4, 6, "b", 0, 5] * 4
 _DATA: Any = range(25_600)
@@ -163,7 +163,7 @@ def test_samplers_that_yield_every_index_once() -> None:
 
     def once(sampler: Any, name: str = "sampler") -> bool:
         arguments: Any = {name: sampler}
-        return yields_once(DataLoader(data, **arguments))
+        return Sampling(DataLoader(data, **arguments)).yields_once
 
     assert once(SequentialSampler(data)) and once(RandomSampler(data))
     assert once(torchdata.RandomSampler(data)) and once(torchdata.StatefulDistributedSampler(data, 2, 0))

@@ -23,7 +23,7 @@ from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.orders import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
-from minato_gpu.sampling.speculation import Speculation, never_repeats
+from minato_gpu.sampling.speculation import Speculation
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_any_object_may_be_a_key(key: Any) -> None:
     ],
 )
 def test_samplers_that_never_repeat(arguments: dict[str, Any], expected: bool) -> None:
-    assert never_repeats(DataLoader(range(10), **arguments)) == expected  # type: ignore[arg-type]
+    assert Sampling(DataLoader(range(10), **arguments)).never_repeats == expected  # type: ignore[arg-type]
 
 
 # --- speculation --------------------------------------------------------------------------------------------
