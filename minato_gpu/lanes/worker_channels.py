@@ -123,7 +123,7 @@ class WorkerChannels:
     def __getstate__(self) -> dict[str, Value]:
         nothing = dict.fromkeys(("parent_ends", "late_ends", "task_senders", "stack_readers"), ())
         fds = [reduction.DupFd(fd) for fd in (self.wake, self.consumer_wake, *self.rests.values())]
-        return {**self.__dict__, **nothing, "report_receiver": None, "bell": None, "fds": fds}
+        return {**self.__dict__, **nothing, "loans": None, "report_receiver": None, "bell": None, "fds": fds}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
         fds = [fd.detach() for fd in state.pop("fds")]
