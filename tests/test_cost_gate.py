@@ -8,11 +8,7 @@ lowers its limit.
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections import deque
-from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +19,7 @@ from benchmarks import scheduler_cost
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 from minato_gpu import DataLoader
 from minato_gpu.scheduling.scheduler import Scheduler
+from tests.calls import calls_of
 from tests.lockstep import CONSUMER, PUMP, WORKERS, Counts, Lockstep
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -160,24 +157,6 @@ def test_a_run_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert costs[0] == costs[1] and costs[0].training > 0
 
 
-def calls_of(function: Callable[[], object]) -> int:
-    """Python calls that this one makes."""
-    calls = -1  # itself
-
-    def count(_: FrameType, event: str, __: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    gc.disable()  # or finalizers of others would be counted
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
-
-
 def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
     """Python calls for each sample."""
     policy = case.policy(_WINDOW)
@@ -190,7 +169,7 @@ def scheduler_calls(case: scheduler_cost.Case, samples: int) -> float:
             _ = scheduler.room
             scheduler.wake_at()
 
-    return calls_of(hear_again) / samples
+    return calls_of(hear_again, of_c=False) / samples
 
 
 @pytest.mark.parametrize("case", SCHEDULER_LIMITS, ids=lambda case: f"{case.name}, {case.max_lateness} late")
