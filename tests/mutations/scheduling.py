@@ -62,7 +62,7 @@ FAULTS = (
         "scheduling/ledger.py",
         "expected = self.running * self.sample_bytes + self.handing * self.handed_bytes",
         "expected = self.handing * self.handed_bytes",
-        ("scheduling/test_scheduler.py", "contracts/test_memory.py"),
+        ("scheduling/test_handing_over.py", "scheduling/test_scheduler.py"),
     ),
     Fault(
         "nothing is set aside for the oldest place",
