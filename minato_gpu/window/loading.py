@@ -44,27 +44,7 @@ class Loading:
 
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part], objects: list[list[Value]]) -> None:
         """Load a batch whose samples are rows of their places' slabs, or made on the device."""
-        runs: list[CopyRange] = []
-        on_device: list[DeviceRow] = []
-        at, offsets = 0, layout.offsets(batch.size)[0]
-        for record, lo, hi in parts:
-            residents = record.residents(lo, hi)
-            for serial, _ in residents:
-                del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
-            sources = layout.offsets(record.rows)[0]
-            for number, leaf in enumerate(layout.leaves):
-                if leaf.nbytes == 0 or leaf.kind == "object":
-                    continue
-                begin = record.slab + sources[number] - record.first * leaf.nbytes
-                way = _Way(begin, offsets[number] + (at - lo) * leaf.nbytes, leaf.nbytes)
-                there = [(serial, item) for serial, item in residents if number in item.leaves]
-                runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
-                for serial, item in there:
-                    row = at + serial - lo, item.leaves[number], item.made
-                    on_device.append(DeviceRow(number, *row, way.run(serial, serial + 1)))
-            at += hi - lo
-        slabs: list[object] = [record.memory for record, _, _ in parts]
-        self._submit(batch, RowsLoad(layout, batch.size, objects, runs, on_device, slabs))
+        self._submit(batch, _rows_load(layout, batch.size, parts, objects))
 
     def value(self, batch: Batch, make: Callable[[], Value]) -> None:
         """Load a batch that somebody has joined; ``make`` returns it."""
@@ -127,6 +107,31 @@ class Loading:
         for transfers in self.transfers:
             transfers.close()
         self.host.close()
+
+
+def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[list[Value]]) -> RowsLoad:
+    """A function of its own: once the load is submitted, nothing but it may keep what is on the device."""
+    runs: list[CopyRange] = []
+    on_device: list[DeviceRow] = []
+    at, offsets = 0, layout.offsets(size)[0]
+    for record, lo, hi in parts:
+        residents = record.residents(lo, hi)
+        for serial, _ in residents:
+            del record.items[serial]  # the load has it: a place that is not used up must not keep device memory
+        sources = layout.offsets(record.rows)[0]
+        for number, leaf in enumerate(layout.leaves):
+            if leaf.nbytes == 0 or leaf.kind == "object":
+                continue
+            begin = record.slab + sources[number] - record.first * leaf.nbytes
+            way = _Way(begin, offsets[number] + (at - lo) * leaf.nbytes, leaf.nbytes)
+            there = [(serial, item) for serial, item in residents if number in item.leaves]
+            runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
+            for serial, item in there:
+                row = at + serial - lo, item.leaves[number], item.made
+                on_device.append(DeviceRow(number, *row, way.run(serial, serial + 1)))
+        at += hi - lo
+    slabs: list[object] = [record.memory for record, _, _ in parts]
+    return RowsLoad(layout, size, objects, runs, on_device, slabs)
 
 
 class _Way(NamedTuple):
