@@ -16,7 +16,7 @@ from minato_gpu.sources.memory_tier import NO_ITEM, Copy, MemoryTier
 from minato_gpu.sources.source import Key, fields_key
 
 LEARNED = 32  # samples whose fields are known before anything is chosen
-_ASKED = 4  # times as many, at most, before that: fields may be such as cannot be sent
+_ASKED = 4 * LEARNED  # at most, before that: fields may be such as cannot be sent
 _HASH = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _SLACK = 1.05  # times what is chosen of a kind may be kept before some of it goes: choices move a little each epoch
@@ -58,7 +58,7 @@ class FieldKeeping:
         """Whether to keep this sample's fields, rather than its raw bytes."""
         if self.shares is None:
             self._asked += 1
-            return self._asked <= _ASKED * LEARNED
+            return self._asked <= _ASKED
         fields, raw = self.shares
         return (sample * _HASH & _MASK) / (_MASK + 1) * (fields + raw) < fields
 
