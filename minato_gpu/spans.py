@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from minato_gpu.samples import TicketId
-
 _N = TypeVar("_N", bound=int)
 
 
@@ -25,8 +23,3 @@ def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> I
             lo, at = end, at + 1
         if lo < hi:
             yield lo, hi
-
-
-def singles(serials: Iterable[TicketId]) -> list[tuple[TicketId, TicketId]]:
-    """Each of these tickets as a span of its own."""
-    return [(serial, TicketId(serial + 1)) for serial in serials]

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.samples import TicketId
-from minato_gpu.spans import singles, without
+from minato_gpu.scheduling.messages import singles
+from minato_gpu.spans import without
 
 
 def _numbers(spans: list[tuple[int, int]]) -> list[int]:

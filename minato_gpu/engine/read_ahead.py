@@ -23,7 +23,7 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.sources import Source as Epoch
-from minato_gpu.scheduling.messages import TicketSpan, alone, joined, tickets
+from minato_gpu.scheduling.messages import TicketSpan, joined, singles, tickets
 from minato_gpu.sources import process
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
@@ -153,7 +153,7 @@ class ReadAhead:
         if len(here) < record.rows:
             self._missing += sum(serial in self._waits for serial in range(record.first, end))
             self.say()
-        return joined(alone(here))
+        return joined(singles(here))
 
     def receive(self) -> list[TicketSpan]:
         """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
@@ -174,7 +174,7 @@ class ReadAhead:
             return []
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
-        return joined(alone(awaited))
+        return joined(singles(awaited))
 
     def _tell_of(self, fetched: Iterable[TicketId]) -> None:
         origins = sorted(self._origins.pop(serial) for serial in fetched if serial in self._origins)

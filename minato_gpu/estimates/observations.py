@@ -5,7 +5,6 @@ from __future__ import annotations
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
 from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report
 from minato_gpu.scheduling import messages as m
-from minato_gpu.spans import singles
 from minato_gpu.window.assembly import Assembly
 
 
@@ -34,7 +33,7 @@ def observe(
     if times is None or not ran:
         to.not_measured(spans)
         return
-    to.not_measured(singles(serials[at] for at in set(range(count)).difference(ran)))
+    to.not_measured(m.singles(serials[at] for at in set(range(count)).difference(ran)))
     seen = Observed(
         keys=[of.window.key(serials[at]) for at in ran],
         serials=[serials[at] for at in ran],

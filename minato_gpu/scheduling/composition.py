@@ -20,7 +20,7 @@ from collections import defaultdict, deque
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
-from minato_gpu.scheduling.messages import Compose, TicketSpan, alone, joined, tickets
+from minato_gpu.scheduling.messages import Compose, TicketSpan, joined, singles, tickets
 from minato_gpu.scheduling.places import Place, Places
 
 
@@ -162,7 +162,7 @@ class FreeComposition(_Composition):
                 ready.insert(0, (upto, hi))
         self._due.popleft()
         if swapped := self._in_place_of:
-            spans = joined(alone(sorted(swapped.pop(each, each) for each in tickets(spans))))
+            spans = joined(singles(sorted(swapped.pop(each, each) for each in tickets(spans))))
         if not self._counts[epoch]:
             del self._counts[epoch], self._ready[epoch]  # perhaps it was the epoch's last
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()

@@ -76,12 +76,17 @@ class Dispatcher:
         self.intake.router.promised -= flight.promised
         self.lanes[flight.chunk.lane].remove(flight.chunk)
         if flight.credit:
-            self._ledger.promised -= flight.promised_bytes
+            self._use(flight, 0)
         return flight
 
     def told(self, flight: Flight, nbytes: int) -> None:
-        """Further samples of the chunk are reported, and hold ``nbytes``."""
+        """Further samples of the chunk, which has a credit, are reported, and hold ``nbytes``."""
+        self._use(flight, flight.credit, nbytes)
+
+    def _use(self, flight: Flight, credit: int, nbytes: int = 0) -> None:
+        """The chunk has this credit from now on, and ``nbytes`` more of it are used."""
         self._ledger.promised -= flight.promised_bytes
+        flight.credit = credit
         flight.told += nbytes
         self._ledger.promised += flight.promised_bytes
 
@@ -93,9 +98,8 @@ class Dispatcher:
         self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
         self._promise(flight, flight.promised * keep / chunk.size)
         self.give_back(flight, keep, chunk.size)
-        self._ledger.promised -= flight.promised_bytes
-        flight.credit = max(chunk.credit * keep // chunk.size, nbytes)
-        self._ledger.promised += flight.promised_bytes
+        if flight.credit:
+            self._use(flight, max(chunk.credit * keep // chunk.size, nbytes))
         flight.chunk, flight.size = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds), keep
 
     def hand_on(self, flight: Flight, offset: int, stage: int) -> None:

@@ -59,9 +59,9 @@ def joined(spans: Iterable[TicketSpan]) -> list[TicketSpan]:
     return out
 
 
-def alone(each: Iterable[TicketId]) -> Iterator[TicketSpan]:
-    """The span of each serial."""
-    return ((serial, TicketId(serial + 1)) for serial in each)
+def singles(each: Iterable[TicketId]) -> list[TicketSpan]:
+    """Each of these serials as a span of its own."""
+    return [(serial, TicketId(serial + 1)) for serial in each]
 
 
 CPU, DEVICE = "cpu", "device"

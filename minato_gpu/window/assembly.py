@@ -24,8 +24,8 @@ from minato_gpu.lanes.base import (
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, tickets
-from minato_gpu.spans import singles, without
+from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, singles, tickets
+from minato_gpu.spans import without
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window

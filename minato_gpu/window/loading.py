@@ -16,7 +16,8 @@ from minato_gpu.memory.staging import Download
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
-from minato_gpu.spans import singles, without
+from minato_gpu.scheduling.messages import singles
+from minato_gpu.spans import without
 from minato_gpu.window.records import Batch, Record
 
 Part = tuple[Record, TicketId, TicketId]

@@ -53,8 +53,8 @@ FAULTS = (
     Fault(
         "a failed sample that changed places is told of as the other",
         "scheduling/composition.py",
-        "joined(alone(sorted(swapped.pop(each, each) for each in tickets(spans))))",
-        "joined(alone(sorted(tickets(spans))))",
+        "joined(singles(sorted(swapped.pop(each, each) for each in tickets(spans))))",
+        "joined(singles(sorted(tickets(spans))))",
         ("scheduling/test_scheduler.py", "contracts/test_survivors.py"),
     ),
     Fault(
