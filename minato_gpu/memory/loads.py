@@ -39,13 +39,14 @@ class Made:
 class DeviceRow(NamedTuple):
     """Row ``number`` of leaf ``leaf`` is this tensor, on the batch's device or on another.
 
-    ``run``: how it would come by way of its row in the arena.
+    ``run``: how it would come by way of its row in the arena. ``made`` stands before ``tensor``, so that it dies after
+    it: the bytes are in the account until they are free.
     """
 
+    made: Made
     leaf: int
     number: int
     tensor: torch.Tensor
-    made: Made
     run: CopyRange
 
 

@@ -128,8 +128,8 @@ def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[l
             there = [(serial, item) for serial, item in residents if number in item.leaves]
             runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
             for serial, item in there:
-                row = at + serial - lo, item.leaves[number], item.made
-                on_device.append(DeviceRow(number, *row, way.run(serial, serial + 1)))
+                row, run = at + serial - lo, way.run(serial, serial + 1)
+                on_device.append(DeviceRow(item.made, number, row, item.leaves[number], run))
         at += hi - lo
     slabs: list[object] = [record.memory for record, _, _ in parts]
     return RowsLoad(layout, size, objects, runs, on_device, slabs)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
+import torch
 
 import minato_gpu.engine.building
 from minato_gpu import DataLoader
 from minato_gpu.lanes import device_lane
+from minato_gpu.lanes.base import Resident
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
+from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.loads import rows_bytes
+from minato_gpu.memory.loads import DeviceRow, Made, rows_bytes
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import TicketId
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Record
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
-from tests.fake_device import LAZY_COPIES
+from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.lanes.harness import open_links, piece, task
 from tests.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.test_device_batches import check_same, reference
@@ -51,6 +55,28 @@ def test_each_device_keeps_its_budget(
     for device, stats in zip(devices, loader.stats()["device"], strict=True):
         assert BATCH_BYTES <= stats["device_bytes_peak"] <= most
         assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda made, tensor: DeviceRow(made, 0, 0, tensor, CopyRange(0, 0, 4)),
+        lambda made, tensor: Resident([], leaves={0: tensor}, made=made),
+    ],
+    ids=["of a load", "of a sample"],
+)
+def test_what_a_device_made_is_free_before_its_bytes_are_given_back(holder: Any) -> None:
+    """Else another thread may take them in between, and the device holds more than its budget."""
+    over: list[str] = []
+    device = FakeDevice()
+    made, tensor = Made(None, device), torch.zeros(1)
+    weakref.finalize(made, over.append, "account")
+    weakref.finalize(tensor, over.append, "memory")
+    held = holder(made, tensor)
+    del made, tensor
+    assert not over
+    del held
+    assert over == ["memory", "account"]
 
 
 @pytest.mark.parametrize("in_order", [True, False])

@@ -77,7 +77,7 @@ class Bench:
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
                 one = Made(maker.event(), maker)
             for n, source in zip(on_device, sources, strict=True):
-                rows.append(DeviceRow(0, n, source, one, CopyRange(slab + n * image, n * image, image)))
+                rows.append(DeviceRow(one, 0, n, source, CopyRange(slab + n * image, n * image, image)))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, [owner])
         self.submit(load)
         return load
