@@ -198,7 +198,7 @@ def found_by_analysis(planted: Planted, data: Path, folder: Path, seconds: float
     return document
 
 
-def run(names: tuple[str, ...], seconds: float, count: int = 3000, nbytes: int = 20_000) -> list[dict[str, Any]]:
+def run(names: tuple[str, ...], seconds: float, count: int, nbytes: int = 20_000) -> list[dict[str, Any]]:
     """A row for each of the named cases."""
     rows = []
     runs = Path("runs")  # on a disk, which the folder of temporary files may not be
@@ -231,8 +231,8 @@ def run(names: tuple[str, ...], seconds: float, count: int = 3000, nbytes: int =
 @click.option("--seconds", type=click.FloatRange(min=1), default=20.0, help="Of each analysis.")
 def main(names: tuple[str, ...], seconds: float, json_path: str | None, quick: bool, repetitions: int | None) -> None:
     """Compare verdicts with what was planted; exits with 1 where one is wrong."""
-    seconds, chosen = (1.0, names[:1]) if quick else (seconds, names)
-    rows = [row for _ in range(repetitions or 1) for row in run(chosen or tuple(PLANTED), seconds)]
+    seconds, chosen, count = (1.0, names[:1], 300) if quick else (seconds, names, 3000)
+    rows = [row for _ in range(repetitions or 1) for row in run(chosen or tuple(PLANTED), seconds, count)]
     settings = {"seconds": seconds, "repetitions": repetitions or 1}
     report.publish(report.document("verdicts", settings, rows), json_path, _COLUMNS)
     if not quick and not all(row["right"] for row in rows):

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from minato_gpu.analysis.profile import profile_from
 from minato_gpu.cli import main
 from pipelines import image_classification
+from tests.analysis.conftest import forked as forked
 from tests.analysis.scripts import data, written
 
 
@@ -47,6 +48,7 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.timeout(240)
 def test_other_settings_are_verified(tmp_path: Path) -> None:
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
@@ -71,6 +73,7 @@ def test_several_ranks_verify_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "one rank" in result.output and "never" not in result.output
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
     image_classification.example_data(tmp_path / "photographs")
     given = ("--data", str(tmp_path / "photographs"), "--step-ms", "1", "--batch-size", "2", "--workers", "1")
@@ -79,6 +82,7 @@ def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
     assert "side effects" not in result.output
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     body = "train(DataLoader(Files(sys.argv[1]), 4), 2)\nraise OSError('disk full')"
     left = tmp_path / "out.json"
@@ -88,6 +92,7 @@ def test_a_script_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
     assert json.loads(left.read_text())["profiles"][0]["phases"]["warm"]["batches"] > 0
 
 
+@pytest.mark.usefixtures("forked")
 def test_nothing_was_measured(tmp_path: Path) -> None:
     result = _analyze(written(tmp_path, "pass"), code=1)
     assert "nothing was measured: the script ended without iterating a torch.utils.data.DataLoader" in result.output
@@ -111,6 +116,7 @@ def test_mistakes_are_said_in_one_line(arguments: list[str], said: str) -> None:
     assert result.output.count("Error: ") == 1
 
 
+@pytest.mark.usefixtures("forked")
 def test_an_empty_folder(tmp_path: Path) -> None:
     given = ("--pipeline", "pipelines.image_classification", "--data", str(tmp_path), "--step-ms", "1")
     result = _analyze(*given, code=1)

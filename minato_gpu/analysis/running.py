@@ -28,9 +28,8 @@ def run(order: Order) -> Result:
     It is a process group of its own; whatever of it is left when the analysis has ended is ended too. Its standard
     output goes to standard error, so that the figures stand alone. Raises KeyboardInterrupt once it has ended.
     """
-    command = [sys.executable, "-m", "minato_gpu.analysis.child", order.text()]
     with _terminated_in_order():
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+        process = started(order)
         try:
             _wait(process, order)
         except BaseException:
@@ -47,6 +46,12 @@ def run(order: Order) -> Result:
         return found
     how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
     return Result("died", order.rank, f"it was ended by {how}", found.profile, found.loaders, found.tried)
+
+
+def started(order: Order) -> subprocess.Popen[bytes]:
+    """The script's process."""
+    command = [sys.executable, "-m", "minato_gpu.analysis.child", order.text()]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], order: Order) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
+
+from minato_gpu.analysis.order import Order
+from tests.programs import Program
 
 HEAD = """
 import sys, os
@@ -49,3 +54,20 @@ def data(folder: Path, count: int = 64, nbytes: int = 2000) -> str:
     for number in range(count):
         (folder / f"{number:03}.bin").write_bytes(bytes([number % 251]) * nbytes)
     return str(folder)
+
+
+class Forked(Program):
+    """A script's process in place of that which ``analysis.running`` starts: one that need not import torch."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__("minato_gpu.analysis.child", order.text())
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        if self._ended(None if timeout is None else int(timeout * 1000)) is None:
+            raise subprocess.TimeoutExpired("a script", timeout or 0.0)
+        for stream in (self.stdin, self.stdout, self.stderr):
+            stream.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)

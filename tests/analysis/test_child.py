@@ -25,7 +25,7 @@ class Ran:
         folder: Path,
         body: str,
         *arguments: str,
-        seconds: float = 1.0,
+        seconds: float = 0.5,
         loader: int | None = None,
         verify_s: float = 0.0,
     ) -> None:

@@ -170,10 +170,9 @@ def test_a_browser_shows_it(write: Callable[..., Path], tmp_path: Path, width: i
     asking = tmp_path / "asking.html"
     asking.write_text(path.read_text(encoding="utf-8").replace("</body>", tells), encoding="utf-8")
     shot = tmp_path / "shot.png"
-    dom = _chromium(tmp_path, f"--window-size={width},2000", "--dump-dom", asking.as_uri())
+    dom = _chromium(tmp_path, f"--window-size={width},2000", "--dump-dom", f"--screenshot={shot}", asking.as_uri())
     found = re.search(r"<title>(\d+),(\d+)</title>", dom)
     assert found is not None and int(found[1]) <= int(found[2])
-    _chromium(tmp_path, f"--window-size={width},2000", f"--screenshot={shot}", path.as_uri())
     picture = Image.open(shot).convert("RGB")
     assert picture.size == (width, 2000)
     seen: Any = picture.getcolors(1 << 24)

@@ -30,6 +30,7 @@ def test_a_script_that_never_asks_for_a_batch_is_stopped(tmp_path: Path, monkeyp
     assert running.run(order).profile is None
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_a_script_leaves_behind_is_ended(tmp_path: Path) -> None:
     body = """
 import subprocess
@@ -47,6 +48,7 @@ open(sys.argv[1], "w").write(str(server.pid))
     os.close(server)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_is_killed(tmp_path: Path) -> None:
     body = """
 import signal

@@ -170,14 +170,14 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
 
 
 def epochs_go_on(kind: Any, way: str) -> None:
-    """Saved in the first or second epoch, at any step (by processes, but for those of one way, at an even one); between
+    """Saved in the first or second epoch, at any step (by processes, but for those of one way, at every third); between
     them; and again right after ``iter()``."""
     uninterrupted = _make(kind, way)
     want = [_lists(uninterrupted) for _ in range(_EPOCHS)]
     assert all(len(epoch) > 1 for epoch in want)
     loader = _make(kind, way)
     at_the_end = saves_along(loader)[-1]
-    stride = 2 if way in _OTHER_PROCESSES else 1
+    stride = 3 if way in _OTHER_PROCESSES else 1
     saves = [(0, *at_the_end), (1, [], _saved(loader)), *((1, *save) for save in saves_along(loader, stride))]
     for number, (epoch, first, saved) in enumerate(saves):
         got, states = _lists(first), [saved]

@@ -73,7 +73,7 @@ def test_a_last_round_that_is_dropped_is_no_harm_to_a_resume(machine: Machine, o
 
     whole = consume(devices, make())
     assert len(whole) == 16
-    for taken in (1, 4, 15, 16):
+    for taken in (4, 15, 16):
         first = make()
         iterator = iter(first)
         consume(devices, (next(iterator) for _ in range(taken)))
