@@ -41,23 +41,29 @@ class _Request(NamedTuple):
 class Program:
     """One that runs: the part of ``subprocess.Popen`` that the tests use."""
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start ``module``; ``environment`` is added to this process's own."""
+    def __init__(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, terminal: int | None = None
+    ) -> None:
+        """Start ``module``; ``environment`` is added to this process's own. ``terminal``: a descriptor that is taken for
+        its three streams, in place of pipes."""
         request = _Request(module, arguments, {**os.environ, **(environment or {})})
+        self._end, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = self._pipes() if terminal is None else [terminal] * 3
+        socket.send_fds(_server(), [pickle.dumps(request)], [*given, told.fileno()])
+        told.close()
+        for fd in set(given):
+            os.close(fd)
+        self.returncode: int | None = None
+        self.pid: int = pickle.loads(self._end.recv(_LARGEST))
+
+    def _pipes(self) -> list[int]:
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         ours_err, theirs_err = os.pipe()
-        self._end, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = [theirs_in, theirs_out, theirs_err]
-        socket.send_fds(_server(), [pickle.dumps(request)], [*given, told.fileno()])
-        told.close()
-        for fd in given:
-            os.close(fd)
         self.stdin: IO[str] = os.fdopen(ours_in, "w", encoding="utf-8")
         self.stdout: IO[str] = os.fdopen(ours_out, encoding="utf-8")
         self.stderr: IO[str] = os.fdopen(ours_err, encoding="utf-8")
-        self.returncode: int | None = None
-        self.pid: int = pickle.loads(self._end.recv(_LARGEST))
+        return [theirs_in, theirs_out, theirs_err]
 
     def poll(self) -> int | None:
         """The exit code once it has ended; negative: the signal that ended it."""

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,15 +84,11 @@ def test_wrong_arguments(wrong: list[str]) -> None:
     assert "Invalid value" in _top(*wrong, code=2).output
 
 
-def _live(pid: int, json_path: Path) -> tuple[int, int]:
-    """The command in a terminal of 80 columns: its process, and the terminal's other end."""
-    viewer, end = pty.fork()
-    if viewer == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored where tests run in the background of a script
-        script = "from minato_gpu.cli import main; main()"
-        arguments = ["top", str(pid), "--interval", "0.1", "--json", str(json_path)]
-        os.execve(sys.executable, [sys.executable, "-c", script, *arguments], {**os.environ, "COLUMNS": "80"})
-    return viewer, end
+def _live(pid: int, json_path: Path) -> tuple[Program, int]:
+    """The command in a terminal of 80 columns, and the terminal's other end."""
+    end, terminal = pty.openpty()
+    arguments = ("top", str(pid), "--interval", "0.1", "--json", str(json_path))
+    return Program("minato_gpu", *arguments, environment={"COLUMNS": "80"}, terminal=terminal), end
 
 
 def _until(end: int, word: str, said: str = "") -> str:
@@ -113,11 +108,11 @@ def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> No
         said = _until(end, "samples/s")
         assert f"process {job.pid}: " in said
         if how == "Ctrl-C":
-            os.kill(viewer, signal.SIGINT)
+            os.kill(viewer.pid, signal.SIGINT)
         else:
             job.kill()
         said = _until(end, "no such word", said)
-        code = os.waitstatus_to_exitcode(os.waitpid(viewer, 0)[1])
+        code = viewer.wait()
     finally:
         os.close(end)
     assert code == (0 if how == "Ctrl-C" else 1), said
