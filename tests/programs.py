@@ -44,7 +44,7 @@ class Program:
     def __init__(
         self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, terminal: int | None = None
     ) -> None:
-        """Start ``module``; ``environment`` is added to this process's own. ``terminal``: a descriptor that is taken for
+        """Start ``module``; ``environment`` is added to this process's own. ``terminal``: a descriptor, taken for
         its three streams, in place of pipes."""
         request = _Request(module, arguments, {**os.environ, **(environment or {})})
         self._end, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
