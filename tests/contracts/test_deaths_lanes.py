@@ -61,6 +61,8 @@ def test_samples_of_the_device_lane_that_cannot_be_sent(lanes: tuple[str, ...]) 
 
 
 def test_what_was_read_for_samples_that_cannot_be_sent_is_let_go() -> None:
+    """An epoch's samples, as they were read and as they were joined, are 5 MiB; what is let go of is written again."""
+
     def on_device(fields: Any, _: Any) -> Any:
         return {"x": fields["x"] + 1, "odd": torch.ones(1)}
 
@@ -72,7 +74,7 @@ def test_what_was_read_for_samples_that_cannot_be_sent_is_let_go() -> None:
         engine = loader._session.engine
         kept.append(sum(os.fstat(arena.fd).st_blocks for arena in engine._links.arenas) // 2)
     assert engine.assembly.samples.unshippable
-    assert kept[-1] <= kept[2] + 1500, f"KiB in the workers' arenas, by epoch: {kept}"
+    assert kept[-1] <= 7_680, f"KiB in the workers' arenas, by epoch: {kept}"
 
 
 def test_a_collate_function_that_works_in_place_does_not_see_what_the_dead_left() -> None:
