@@ -20,7 +20,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,20 @@ def child_pids() -> list[int]:
             found.append(pid)
         looking += [(child, helps) for child in _children(pid)]
     return found
+
+
+@contextlib.contextmanager
+def no_child_stays() -> Iterator[None]:
+    """What is forked within it ends soon after. What an earlier test has left in a traceback may end later."""
+    before = set(child_pids())
+
+    def new() -> list[str]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [str(psutil.Process(pid)) for pid in child_pids() if pid not in before]
+        return ["one that has just ended"]
+
+    yield
+    assert wait_until(lambda: not new()), new()
 
 
 def _children(pid: int) -> list[int]:

@@ -14,9 +14,8 @@ import minato_gpu
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BY_PROCESSES, IN_ORDER, MINATO, Mode
-from tests.leaks import child_pids
+from tests.leaks import no_child_stays
 from tests.raising import error_of, text_of
-from tests.waiting import wait_until
 
 _DATA = Made(8, torch.tensor)
 
@@ -215,9 +214,8 @@ def test_an_error_of_a_local_class_is_an_error(mode: Mode) -> None:
 
 def test_a_data_set_that_cannot_be_pickled_for_spawn() -> None:
     loader = IN_ORDER.loader(Made(8, lambda index: index), 2, num_workers=2, multiprocessing_context="spawn")
-    with pytest.warns(UserWarning, match="pickle"):
+    with no_child_stays(), pytest.warns(UserWarning, match="pickle"):
         error_of(Exception, iter, loader)
-    assert wait_until(lambda: not child_pids())
 
 
 @pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)

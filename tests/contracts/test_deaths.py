@@ -22,7 +22,7 @@ from minato_gpu.scheduling.policy import Policy
 from tests.contracts.datasets import Costly, Made, Streams, rows
 from tests.contracts.deadly import DEATHS, FORK, SAMPLES, Deadly, check_all, deadly_loader
 from tests.contracts.modes import BOUNDED_8
-from tests.leaks import child_pids
+from tests.leaks import no_child_stays
 from tests.raising import error_of
 from tests.waiting import wait_until
 
@@ -154,8 +154,8 @@ def test_the_events_replay(tmp_path: Path) -> None:
 
 def test_start_functions_that_kill_end_the_loader() -> None:
     loader = deadly_loader(Costly(40), worker_init_fn=lambda worker: os._exit(1))
-    assert "3 workers in a row ended before they had taken any work" in str(error_of(RuntimeError, list, loader))
-    assert wait_until(lambda: not child_pids())
+    with no_child_stays():
+        assert "3 workers in a row ended before they had taken any work" in str(error_of(RuntimeError, list, loader))
 
 
 def test_a_stream_dies_with_its_worker() -> None:

@@ -13,7 +13,7 @@ import pytest
 from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
-from tests.leaks import child_pids, gone
+from tests.leaks import gone, no_child_stays
 from tests.raising import error_of
 from tests.waiting import wait_until
 
@@ -89,24 +89,24 @@ def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
 
 def test_a_loader_that_is_left_at_once_leaves_no_process_that_forks() -> None:
     """Even if the spare is being forked just then."""
-    iterator = iter(deadly_loader(Costly(400)))
-    iterator._engine.close()
-    assert wait_until(lambda: not child_pids())
+    with no_child_stays():
+        iterator = iter(deadly_loader(Costly(400)))
+        iterator._engine.close()
 
 
 def test_both_processes_that_fork_are_killed() -> None:
     """Stopped first, so that neither has time to fork another."""
-    iterator = iter(deadly_loader(Costly(400)))
-    next(iterator)
-    lane = iterator._engine.pump.lanes["cpu"]
-    both = _both(lane)
-    for pid in both:
-        _stop(pid)
-    for pid in (*both, lane.pids[0]):
-        os.kill(pid, signal.SIGKILL)
-    text = str(error_of(RuntimeError, list, iterator))
-    assert "could not be replaced: both processes that start replacements have been killed" in text
-    assert wait_until(lambda: not child_pids())
+    with no_child_stays():
+        iterator = iter(deadly_loader(Costly(400)))
+        next(iterator)
+        lane = iterator._engine.pump.lanes["cpu"]
+        both = _both(lane)
+        for pid in both:
+            _stop(pid)
+        for pid in (*both, lane.pids[0]):
+            os.kill(pid, signal.SIGKILL)
+        text = str(error_of(RuntimeError, list, iterator))
+        assert "could not be replaced: both processes that start replacements have been killed" in text
 
 
 def _parent(pipe: Any, kills: bool) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.leaks import child_pids
+from tests.leaks import no_child_stays
 from tests.raising import error_of
 from tests.torch_semantics.datasets import Made, Numbers, as_lists, numbers_in
 from tests.waiting import wait_until
@@ -105,8 +105,8 @@ def test_a_dying_start_function(loader_class: Any) -> None:
 
 def test_all_other_workers_end_too(loader_class: Any) -> None:
     data = _Dying(3, "_exit")
-    error_of(RuntimeError, data.consume, loader_class(data, 2, num_workers=3))
-    assert wait_until(lambda: not child_pids())
+    with no_child_stays():
+        error_of(RuntimeError, data.consume, loader_class(data, 2, num_workers=3))
 
 
 def test_timeout(loader_class: Any) -> None:
