@@ -4,6 +4,9 @@ Importing torch takes seconds of a core, and many tests need a program that they
 one process for each process of pytest imports it once and forks every program. From there on a program is as one that
 ``python -m MODULE ARGUMENT...`` started: its own session, standard streams, arguments and generators, and it leaves
 through the interpreter's own end. What an interpreter reads at its start (``PYTHONHASHSEED``, say) needs a real one.
+
+One of which only the results matter leaves ``at_once``: to take down an interpreter that has torch is a fifth of a
+second of a core, half of it the kernel's, which copies pages so that what is in them can be freed.
 """
 
 from __future__ import annotations
@@ -36,17 +39,24 @@ class _Request(NamedTuple):
     module: str
     arguments: tuple[str, ...]
     environment: dict[str, str]
+    at_once: bool
 
 
 class Program:
     """One that runs: the part of ``subprocess.Popen`` that the tests use."""
 
     def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, terminal: int | None = None
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        terminal: int | None = None,
+        at_once: bool = False,
     ) -> None:
         """Start ``module``; ``environment`` is added to this process's own. ``terminal``: a descriptor, taken for
-        its three streams, in place of pipes."""
-        request = _Request(module, arguments, {**os.environ, **(environment or {})})
+        its three streams, in place of pipes. ``at_once``: where it ends well, what is registered for its end is done,
+        streams are flushed, and that is all."""
+        request = _Request(module, arguments, {**os.environ, **(environment or {})}, at_once)
         self._end, told = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = self._pipes() if terminal is None else [terminal] * 3
         socket.send_fds(_server(), [pickle.dumps(request)], [*given, told.fileno()])
@@ -116,8 +126,8 @@ class Program:
 
 
 def run(module: str, *arguments: str, given: str = "", environment: Mapping[str, str] | None = None) -> str:
-    """What the program says; it must end well."""
-    program = Program(module, *arguments, environment=environment)
+    """What the program says; it must end well, and leaves at once."""
+    program = Program(module, *arguments, environment=environment, at_once=True)
     said, errors = program.communicate(given)
     assert program.returncode == 0, f"{module} {arguments} ended with {program.returncode}: {errors[-5000:]}"
     return said
@@ -197,14 +207,38 @@ def _become(request: _Request, streams: list[int]) -> None:
     sys.modules["numpy"].random.seed()
     warnings.resetwarnings()
     sys.argv = [request.module, *request.arguments]
-    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        _leaves_at_once(request.at_once and error.code in (None, 0))
+        raise
+    _leaves_at_once(request.at_once)
+
+
+_at_once = False
+
+
+def _leaves_at_once(so: bool) -> None:
+    global _at_once
+    _at_once = so
+
+
+def _leave() -> None:
+    if _at_once:
+        for stream in (sys.stdout, sys.stderr):
+            if not stream.closed:
+                stream.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":
+    atexit.register(_leave)  # what is registered first is done last
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
     become = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if become is not None:
+    if become is None:
+        _leaves_at_once(True)
+    else:
         _become(*become)

@@ -76,11 +76,12 @@ def test_descriptors_are_found(kind: str) -> None:
     assert found == [f"{len(opened)} more descriptors of kind {kind}"]
 
 
-def test_a_program_ends_as_one_of_the_shell_does() -> None:
-    program = Program("json.tool", "--compact")
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_program_ends_as_one_of_the_shell_does(at_once: bool) -> None:
+    program = Program("json.tool", "--compact", at_once=at_once)
     assert program.communicate('{"a": 1}') == ('{"a":1}\n', "")
     assert program.returncode == 0
-    refused = Program("json.tool")
+    refused = Program("json.tool", at_once=at_once)
     _, errors = refused.communicate("not JSON")
     assert refused.returncode == 1 and "Expecting value" in errors
 

@@ -60,7 +60,7 @@ class Forked(Program):
     """A script's process in place of that which ``analysis.running`` starts: one that need not import torch."""
 
     def __init__(self, order: Order) -> None:
-        super().__init__("minato_gpu.analysis.child", order.text())
+        super().__init__("minato_gpu.analysis.child", order.text(), at_once=True)
 
     def wait(self, timeout: float | None = None) -> int | None:
         if self._ended(None if timeout is None else int(timeout * 1000)) is None:

@@ -30,7 +30,7 @@ class Ran:
         verify_s: float = 0.0,
     ) -> None:
         order = Order(written(folder, body), arguments, str(folder), seconds, loader=loader, verify_s=verify_s)
-        program = Program("minato_gpu.analysis.child", order.text())
+        program = Program("minato_gpu.analysis.child", order.text(), at_once=True)
         self.said, self.errors = program.communicate()
         self.code = program.returncode
         found = result_of(folder, 0)

@@ -75,7 +75,7 @@ finally:
 """
     script, folder = written(tmp_path, body), data(tmp_path / "data")
     orders = [Order(script, (folder, str(rank)), str(tmp_path), 2.0, rank=rank, ranks=2) for rank in range(2)]
-    programs = [Program("minato_gpu.analysis.child", order.text()) for order in orders]
+    programs = [Program("minato_gpu.analysis.child", order.text(), at_once=True) for order in orders]
     counts = [json.loads(program.communicate()[0]) for program in programs]
     assert counts[0] == counts[1] > 0
     results = running.others(tmp_path, range(2))

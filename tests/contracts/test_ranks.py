@@ -32,10 +32,8 @@ def results_without_torchrun(folder: Path, program: str, *arguments: str) -> lis
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        Program(program, *arguments, environment={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(RANKS)
-    ]
+    of_each = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
+    ranks = [Program(program, *arguments, environment=one, at_once=True) for one in of_each]
     for rank in ranks:
         _, errors = rank.communicate()
         assert rank.returncode == 0, errors[-3000:]
