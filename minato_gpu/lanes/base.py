@@ -139,7 +139,8 @@ class Extra:
 class Resident(Extra):
     """A sample in its own row, some leaves of which lie on the device instead.
 
-    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to.
+    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to, which dies after them
+    (see ``DeviceRow``).
     """
 
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)

@@ -162,7 +162,7 @@ def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) ->
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.on_request)])  # what is narrow, fits
 def test_a_browser_shows_it(write: Callable[..., Path], tmp_path: Path, width: int) -> None:
     """Nothing is wider than the window, and pictures are drawn."""
     path = write([replace(WHOLE, rank=rank, ranks=2) for rank in range(2)])
