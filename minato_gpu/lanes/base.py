@@ -139,7 +139,7 @@ class Extra:
 class Resident(Extra):
     """A sample in its own row, some leaves of which lie on the device instead.
 
-    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to, which dies after them
+    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to; it dies after them
     (see ``DeviceRow``).
     """
 
