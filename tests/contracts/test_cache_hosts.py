@@ -100,10 +100,7 @@ def test_ranks_of_a_host_are_one_reader(
 ) -> None:
     """Two of four read a half of each epoch; all of them the whole set."""
     hosts = [host(folder, tmp_path / "cache", budget, rank, persistent_workers=True) for rank in range(ranks)]
-    before = 0
     for epoch in range(5):
-        if epoch == 3:  # a slow disk has taken what it is to keep by then
-            before = sum(of_tier(loader, "disk")["hits"] for _, loader in hosts)
         for sampler, loader in hosts:
             sampler.set_epoch(epoch)
             assert sorted(row[0] for row in rows(loader)) == sorted(sampler)
@@ -112,8 +109,7 @@ def test_ranks_of_a_host_are_one_reader(
     tiers = [of_tier(loader, "disk") for _, loader in hosts]
     assert all(why in tier["why"] for tier in tiers)
     assert (sum(tier["removed"] for tier in tiers) > 0) == removes
-    hits = sum(tier["hits"] for tier in tiers) - before
-    assert hits > 1.75 * _SHARE * ranks * _SAMPLES / _HOSTS * (1.4 if removes else 1.0)
+    assert sum(tier["hits"] for tier in tiers) > 3.5 * _SHARE * ranks * _SAMPLES / _HOSTS * (1.4 if removes else 1.0)
 
 
 def test_beside_another_loader_nothing_goes(folder: Path, tmp_path: Path, budget: int) -> None:
