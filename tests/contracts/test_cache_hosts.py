@@ -40,7 +40,7 @@ def budget(tmp_path: Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_at_once(monkeypatch: pytest.MonkeyPatch, written_at_once: None) -> None:
     monkeypatch.setattr("minato_gpu.engine.building.READ_AHEAD", 8)  # of few samples all would be there at once
 
 

@@ -22,6 +22,7 @@ def _written(folder: Path, samples: int, seed: int) -> Files:
     return Files(folder, samples)
 
 
+@pytest.mark.usefixtures("written_at_once")
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
 def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, persistent: bool) -> None:
     old, new = _written(tmp_path / "old", OLD, 0), _written(tmp_path / "new", NEW, 1)
