@@ -32,7 +32,9 @@ with warnings.catch_warnings():
     import torch.utils.data
 
 import minato_gpu
+from minato_gpu.analysis import running
 from tests import large_pages, selection
+from tests.analysis.scripts import Forked
 from tests.leaks import assert_no_leaks, take_snapshot
 
 _TIME_LIMIT_S = 180  # a hang: what takes 14 s alone takes more than 60 beside a load of six
@@ -80,6 +82,12 @@ def loader_class(request: pytest.FixtureRequest) -> Any:
 def is_minato(loader_class: Any) -> bool:
     """Whether the class under test is minato_gpu's."""
     return loader_class is not torch.utils.data.DataLoader
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
+    monkeypatch.setattr(running, "started", Forked)
 
 
 @pytest.fixture

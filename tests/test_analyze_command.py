@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from minato_gpu.analysis import questions
 from minato_gpu.analysis.profile import profile_from
 from minato_gpu.cli import main
 from pipelines import image_classification
-from tests.analysis.conftest import forked as forked
-from tests.analysis.scripts import data, written
+from tests.analysis.scripts import FEW_BATCHES, data, written
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,8 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 @pytest.mark.timeout(240)
-def test_other_settings_are_verified(tmp_path: Path) -> None:
+def test_other_settings_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "compared", partial(questions.compared, draws=2))  # as it is about what is said
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left, report = tmp_path / "out.json", tmp_path / "out.html"
     given = ("--seconds", "1", "--verify", "--json", str(left), "--report", str(report))
@@ -84,7 +86,7 @@ def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_script_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
-    body = "train(DataLoader(Files(sys.argv[1]), 4), 2)\nraise OSError('disk full')"
+    body = FEW_BATCHES + "train(DataLoader(Files(sys.argv[1]), 4), 2)\nraise OSError('disk full')"
     left = tmp_path / "out.json"
     arguments = ("--json", str(left), written(tmp_path, body), data(tmp_path / "data"))
     result = _analyze(*arguments, code=1)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from minato_gpu.analysis import running
 from minato_gpu.analysis.profile import Profile, Storage
-from tests.analysis.scripts import Forked
 
 
 def a_profile(**changes: object) -> Profile:
@@ -41,9 +39,3 @@ def a_profile(**changes: object) -> Profile:
 def profile() -> Profile:
     """See ``a_profile``."""
     return a_profile()
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
-    monkeypatch.setattr(running, "started", Forked)

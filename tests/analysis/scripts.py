@@ -41,6 +41,12 @@ def train(loader, epochs=1, weight=torch.ones(100, requires_grad=True)):
 """
 
 
+FEW_BATCHES = """
+from minato_gpu.analysis import unattended
+unattended._MOST = 100  # that are prepared by themselves, where time would suffice for many more
+"""
+
+
 def written(folder: Path, body: str) -> str:
     """A script with this body, after the head; returns its path."""
     path = folder / "train.py"

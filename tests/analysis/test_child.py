@@ -11,7 +11,7 @@ import pytest
 from minato_gpu.analysis.breakdown import broken_down
 from minato_gpu.analysis.order import Order, Result, in_one_line, result_of
 from minato_gpu.analysis.setting import Setting
-from tests.analysis.scripts import data, written
+from tests.analysis.scripts import FEW_BATCHES, data, written
 from tests.programs import Program
 
 CLEAN = "print('cleaned up', flush=True)"
@@ -109,7 +109,7 @@ while True:
 
 
 def test_epochs_keep_their_length(tmp_path: Path) -> None:
-    body = """
+    body = FEW_BATCHES + """
 loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)
 for epoch in range(3):
     given = train(loader)
@@ -206,7 +206,7 @@ def test_a_script_without_a_loader(tmp_path: Path) -> None:
 
 
 def test_a_script_that_dies_keeps_what_was_measured(tmp_path: Path) -> None:
-    body = """
+    body = FEW_BATCHES + """
 loader = DataLoader(Files(sys.argv[1]), 4)
 for epoch in range(2):
     train(loader)
