@@ -109,13 +109,16 @@ while True:
 
 
 def test_epochs_keep_their_length(tmp_path: Path) -> None:
-    body = FEW_BATCHES + """
+    body = (
+        FEW_BATCHES
+        + """
 loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)
 for epoch in range(3):
     given = train(loader)
     assert given == [4] * 16 == [4] * len(loader), given
 print("three epochs")
 """
+    )
     ran = Ran(tmp_path, body, data(tmp_path / "data"), seconds=1000.0)
     assert (ran.code, ran.result.status, ran.said) == (0, "ended", "three epochs\n"), ran.errors
     assert {"sight", "compute", "warm"} <= ran.phases
@@ -206,12 +209,15 @@ def test_a_script_without_a_loader(tmp_path: Path) -> None:
 
 
 def test_a_script_that_dies_keeps_what_was_measured(tmp_path: Path) -> None:
-    body = FEW_BATCHES + """
+    body = (
+        FEW_BATCHES
+        + """
 loader = DataLoader(Files(sys.argv[1]), 4)
 for epoch in range(2):
     train(loader)
 raise RuntimeError("no space left on device")
 """
+    )
     ran = Ran(tmp_path, body, data(tmp_path / "data"), seconds=1000.0)
     assert (ran.code, ran.result.status) == (1, "died")
     assert ran.result.message == "RuntimeError: no space left on device"

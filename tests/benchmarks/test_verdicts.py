@@ -35,7 +35,7 @@ def _as_forked(command: list[str], **_: Any) -> SimpleNamespace:
 
 def test_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verdicts.subprocess, "run", _as_forked)
+    monkeypatch.setattr("benchmarks.verdicts.subprocess.run", _as_forked)
     done = CliRunner().invoke(verdicts.main, ["--quick", "--case", "step-bound", "--json", "out.json"])
     assert done.exit_code == 0, done.output
     (row,) = json.loads(Path("out.json").read_text(encoding="utf-8"))["rows"]
