@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage, order_of
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders, share
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.caches import Shuffles
 from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.simulation.virtual import VirtualLoader, run_together
@@ -21,6 +21,20 @@ from minato_gpu.simulation.work import Array, Outcome, Work
 
 TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
 MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
+
+
+@dataclass(frozen=True)
+class Shuffles:
+    """The orders of the first of ``shards`` ranks that share out a set of ``keys`` samples."""
+
+    keys: int
+    shards: int
+    seed: int
+
+    def order(self, epoch: int) -> Integers:
+        """See Orders."""
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
+        return share(shuffled, 0, self.shards)
 
 
 class Drawn(NamedTuple):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from minato_gpu.analysis.profile import Storage
+from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.analysis.virtual_storage import Simulated, Tier, VirtualStorage
-from minato_gpu.simulation.caches import Shuffles
 
 COUNT, NBYTES = 64, 10_000
 
