@@ -229,7 +229,7 @@ def _together(case: Case, prepare_s: float, seed: int) -> Array:
 
 def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
     steps = np.zeros((case.filling + case.epochs, run.profile.batches))
-    return Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
+    return Drawn(np.full(run.set_size, prepare_s), steps, np.arange(run.set_size))
 
 
 def _run(case: Case, rank: int) -> Run:

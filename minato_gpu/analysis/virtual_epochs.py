@@ -38,11 +38,10 @@ class Shuffles:
 
 
 class Drawn(NamedTuple):
-    """Costs in seconds: of each sample of the set (of one slot, and of the device or None), and of every step of all
-    epochs, shape (epochs, batches). ``which``: the measured sample that stands for each of the set."""
+    """Costs in seconds: of each sample of the set, of one slot, and of every step of all epochs, shape (epochs,
+    batches). ``which``: the measured sample that stands for each of the set."""
 
     prepare: Array
-    device: Array | None
     steps: Array
     which: NDArray[np.int64]
 
@@ -159,9 +158,7 @@ class Run:
         cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
         told = cpu.copy()
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
-        device = None if drawn.device is None else drawn.device[keys]
-        devices = int(device is not None)
-        return Work(cpu, told, profile.batch_size, lengths, profile.workers, device, device, devices)
+        return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
     def _loader(self, drawn: Drawn, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile
