@@ -32,6 +32,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from benchmarks import report
+from benchmarks.cache_replay import Items, run_epoch
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
@@ -41,7 +42,6 @@ from minato_gpu.analysis.virtual_storage import Tier
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
 from minato_gpu.sampling.look_ahead import DistributedOrders
-from minato_gpu.simulation.caches import Items, run_epoch
 from minato_gpu.simulation.work import Array
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
@@ -229,7 +229,7 @@ def _together(case: Case, prepare_s: float, seed: int) -> Array:
 
 def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
     steps = np.zeros((case.filling + case.epochs, run.profile.batches))
-    return Drawn(np.full(run.set_size, prepare_s), None, steps, np.arange(run.set_size))
+    return Drawn(np.full(run.set_size, prepare_s), steps, np.arange(run.set_size))
 
 
 def _run(case: Case, rank: int) -> Run:

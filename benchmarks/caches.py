@@ -1,9 +1,9 @@
 """What a cache of a part of the data set saves, by the policy that says what it keeps.
 
-Simulated: the policies that run in production (``minato_gpu.caching``) go through 48 epochs, and the middle half
-counts. ``shards`` hosts each read a random share of every epoch and keep it in a directory of their own, which has room
-for ``cache_share`` of the bytes of the whole set; one host, or several ranks on one directory, are one shard. Each
-repetition has other orders.
+Simulated (``cache_replay.py``): the policies that run in production (``minato_gpu.caching``) go through 48 epochs, and
+the middle half counts. ``shards`` hosts each read a random share of every epoch and keep it in a directory of their
+own, which has room for ``cache_share`` of the bytes of the whole set; one host, or several ranks on one directory, are
+one shard. Each repetition has other orders.
 
     hit_rate     share of the accesses that are hits; of unlike items saved_share, of the seconds that misses cost
     belady       the most hits that any policy can have that knows all orders, found in another way than by a cache
@@ -37,22 +37,22 @@ import click
 import numpy as np
 
 from benchmarks import report
-from benchmarks.cached_epochs import measured_rows
-from minato_gpu.caching.choice import bound, look_ahead, new_policy, reach
-from minato_gpu.caching.future import Integers
-from minato_gpu.simulation.caches import (
+from benchmarks.cache_replay import (
     BLIND,
     MISLED,
     ON_DISK,
     POLICIES,
     Draws,
     Items,
-    Shuffles,
     middle,
     most_hits,
     replay,
     run_epoch,
 )
+from benchmarks.cached_epochs import measured_rows
+from minato_gpu.analysis.virtual_epochs import Shuffles
+from minato_gpu.caching.choice import bound, look_ahead, new_policy, reach
+from minato_gpu.caching.future import Integers
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
@@ -139,7 +139,7 @@ def _rates(
             hits = replay(policy, orders, Items.equal(orders.keys), share, epochs)
             rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
     for policy, found in rates.items():
-        row = _row(case, repeated[0].shards, share, policy, once=repeated[0].once)
+        row = _row(case, repeated[0].shards, share, policy, once=not isinstance(repeated[0], Draws))
         row |= report.summarise("hit_rate", found) | {"belady": report.median(best)}
         yield row | report.summarise("of_belady", np.divide(found, best).tolist())
 

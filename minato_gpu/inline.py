@@ -49,7 +49,7 @@ class InlineIterator(EpochIterator):
             raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
-        log = Telemetry(None, perf_counter(), epoch, session.facts)
+        log = Telemetry(perf_counter(), epoch, session.facts)
         log.lanes["cpu"].slots = 1
         progress = begin_epoch(loader, epoch, self._base_seed, self._sampler_iter, resumption)
         source = progress.source

@@ -79,9 +79,14 @@ def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
         return
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
+    write_whole(target, text)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all, in UTF-8. Raises OSError where ``path`` cannot be written."""
+    partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
-    partial.replace(target)
+    partial.replace(path)
 
 
 def usable_cores() -> int:

@@ -75,7 +75,7 @@ print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))
 
 
 @pytest.mark.parametrize(
-    ("room", "others"), [("scheduling", set()), ("caching", set()), ("simulation", {"scheduling", "caching"})]
+    ("room", "others"), [("scheduling", set()), ("caching", set()), ("simulation", {"scheduling"})]
 )
 def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others: set[str]) -> None:
     home = str(Path(np.__file__).parents[1])

@@ -120,6 +120,23 @@ def broken_down(profile: Profile) -> Breakdown | None:
     return Breakdown(parts, whole)
 
 
+def part_rows(profiles: Sequence[Profile]) -> list[dict[str, str]]:
+    """The parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
+    return [
+        {
+            **({"rank": str(profile.rank)} if profile.ranks > 1 else {}),
+            "part": TITLES[part.name],
+            "share": f"{part.share:.1%}" if part.is_known else "unknown",
+            "ms a batch": f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}" if part.is_known else "unknown",
+            "": "within the noise" if part.is_noise else "",
+        }
+        for profile in profiles
+        if (found := broken_down(profile)) is not None
+        for part in found.parts.values()
+        if part.name != "ranks" or profile.ranks > 1
+    ]
+
+
 def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, float]:
     if cold is None:
         return 0.0, 0.0

@@ -132,12 +132,11 @@ class Conductor:
         yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:
-        found = self.findings
         yield from self._replayed("compute")
         if device() is not None and not self._replay.was_on_device:
             yield from self._replayed("copied")
         self._save()
-        found.warm_share = self._alone.warmed(_IN_MEMORY)
+        self._alone.warmed(_IN_MEMORY)
         yield from self._loaded("warm", f"warm{number}")
         self._save()
         if self._agreed(not self._cooled()):

@@ -26,7 +26,6 @@ class Findings:
         self.files: list[str] = []
         self.nbytes: float | None = None
         self.requests: float | None = None
-        self.warm_share: float | None = None
         self.cold_share: float | None = None
         self.levels: list[tuple[float, float]] = []  # bytes a second, and latency
         self.prepare: Phase | None = None

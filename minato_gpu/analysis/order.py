@@ -9,6 +9,7 @@ from typing import Literal
 
 from minato_gpu.analysis.profile import Profile, profile_from, with_tuples
 from minato_gpu.analysis.setting import Setting, Trial
+from minato_gpu.report import write_whole
 
 Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
 FINAL = ("complete", "ended", "died", "stopped")
@@ -56,10 +57,7 @@ class Result:
 
     def leave(self, folder: Path) -> None:
         """Write it, whole or not at all."""
-        target = folder / f"rank-{self.rank}.json"
-        partial = target.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        partial.replace(target)
+        write_whole(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
 
 
 def result_of(folder: Path, rank: int) -> Result | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minato_gpu.analysis import drawings
-from minato_gpu.analysis.breakdown import TITLES, Breakdown, broken_down
+from minato_gpu.analysis.breakdown import TITLES, Breakdown, broken_down, part_rows
 from minato_gpu.analysis.preparing import law_of
 from minato_gpu.analysis.profile import Phase, Profile
 from minato_gpu.analysis.verdict import verdict
 from minato_gpu.extras import from_extra
+from minato_gpu.report import write_whole
 from minato_gpu.samples import JSON
 
 Rows = Sequence[Mapping[str, str]]
@@ -76,9 +77,7 @@ def write(
             kilobytes=sum(len(figure.svg) for part in sections for figure in part.figures) // 1000,
         )
     )
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text)
 
 
 def _where(machine: Mapping[str, JSON], versions: Mapping[str, JSON]) -> str:
@@ -105,26 +104,10 @@ def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list
 
 
 def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
-    rows: list[dict[str, str]] = []
-    bars: list[tuple[int, dict[str, float]]] = []
-    for profile, parts in found:
-        shares: dict[str, float] = {part.name: part.share for part in parts.parts.values()}
-        bars.append((profile.rank, shares))
-        for part in parts.parts.values():
-            if part.name == "ranks" and profile.ranks == 1:
-                continue
-            each = f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}"
-            rows.append(
-                {
-                    "part": TITLES[part.name],
-                    "rank": str(profile.rank),
-                    "share": f"{part.share:.1%}" if part.is_known else "unknown",
-                    "ms a batch": each if part.is_known else "unknown",
-                    "": "within the noise" if part.is_noise else "",
-                }
-            )
+    bars = [(profile.rank, {name: part.share for name, part in parts.parts.items()}) for profile, parts in found]
     rank, shares = bars[0]
     said = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+    rows = part_rows([profile for profile, _ in found])
     return Figure("Shares", drawings.breakdown(bars), f"Of an epoch of rank {rank}: {said}.", rows)
 
 

@@ -121,21 +121,18 @@ class Predictor:
 
     def _ranks(self, run: Run, slot_s: float, epochs: int, seed: int, setting: Setting) -> Epochs:
         """One rank, or the ranks that wait for each other after every step."""
-        drawn = self._draw(run, slot_s, epochs, seed, device=setting.device_lane)
+        drawn = self._draw(run, slot_s, epochs, seed)
         if run.profile.ranks > 1 and setting.ranks is not None:
             others = [self._draw(run, slot_s, epochs, seed + 1000 * rank).steps for rank in range(1, setting.ranks)]
             drawn = drawn._replace(steps=np.maximum.reduce([drawn.steps, *others]))
         return run.simulated(drawn, seed)
 
-    def _draw(self, run: Run, slot_s: float, epochs: int, seed: int, *, device: bool = False) -> Drawn:
+    def _draw(self, run: Run, slot_s: float, epochs: int, seed: int) -> Drawn:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
-        if device and self.profile.device_s is None:
-            raise ValueError("the device lane was not measured: there is nothing to predict it from")
         which = _drawn(rng, len(measured), run.set_size)
         steps = np.array(run.profile.step_s)
         each = rng.choice(rng.choice(steps, len(steps)), (epochs, run.batches))
-        on_device = np.array(self.profile.device_s)[which] if device else None
-        return Drawn(measured[which] * (slot_s / float(measured.mean())), on_device, each, which)
+        return Drawn(measured[which] * (slot_s / float(measured.mean())), each, which)
 
 
 def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:

@@ -24,9 +24,9 @@ class Storage:
     first byte. ``requests`` and ``nbytes``: of a sample, on average. ``concurrency``: requests under way at once while
     it was measured. ``cached_share``: of the bytes of the set, what the page cache held before the cold phase; None
     where that could not be seen. ``sizes``: bytes of single samples, where they were seen: of those of
-    ``Profile.prepare_s``, in their order; ``shares``: of these bytes, what each of a sample's requests reads. ``tail``:
-    share of requests that take ``tail_times`` as long; ``spread``: sigma of the latencies' logarithm. ``cpu_s``:
-    computed on this machine for each request, beside the workers. ``remote``: read through fsspec, not as files.
+    ``Profile.prepare_s``, in their order; ``shares``: of these bytes, what each of a sample's requests reads.
+    ``spread``: sigma of the latencies' logarithm. ``cpu_s``: computed on this machine for each request, beside the
+    workers. ``remote``: read through fsspec, not as files.
     """
 
     bytes_per_s: float
@@ -36,8 +36,6 @@ class Storage:
     concurrency: float
     cached_share: float | None = None
     sizes: tuple[int, ...] = ()
-    tail: float = 0.0
-    tail_times: float = 10.0
     cpu_s: float = 0.0
     spread: float = 0.1
     remote: bool = False
@@ -75,14 +73,13 @@ class Profile:
     sampler's order; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``: of a batch.
     ``step_s``: of each training step with a batch that was there already, its transfer left out; ``transfer_s``: of a
     batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a batch. ``startup_s``:
-    until the first batch. ``scaling``: (workers, samples a second), as far as it was tried. ``device_s``: seconds of
-    the device lane for each sample of ``prepare_s``. ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold``
-    (T3), ``prepare`` (no step). ``storage``: None where no read was seen. ``step_cpu_share``: of a step, what it
-    computes on cores that workers share (above 1 where several threads do). ``persistent``: workers outlive an epoch;
-    ``overlap``: the next epoch is prepared while this one ends. ``shards``: an epoch reads one sample of the set in so
-    many, as where ranks share it out. ``between_s``: of the consumer's thread from one epoch to the next, loader and
-    all. ``slowest``: (seconds, key and file) of the slowest samples, slowest first. ``notes``: what could not be
-    measured, in sentences.
+    until the first batch. ``scaling``: (workers, samples a second), as far as it was tried. ``phases``: by name:
+    ``compute`` (T1), ``warm`` (T2), ``cold`` (T3), ``prepare`` (no step). ``storage``: None where no read was seen.
+    ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several threads do).
+    ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends. ``shards``:
+    an epoch reads one sample of the set in so many, as where ranks share it out. ``between_s``: of the consumer's
+    thread from one epoch to the next, loader and all. ``slowest``: (seconds, key and file) of the slowest samples,
+    slowest first. ``notes``: what could not be measured, in sentences.
     """
 
     loader: LoaderKind
@@ -104,7 +101,6 @@ class Profile:
     startup_s: float
     storage: Storage | None = None
     scaling: tuple[tuple[int, float], ...] = ()
-    device_s: tuple[float, ...] | None = None
     stages_s: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, Phase] = field(default_factory=dict)
     step_cpu_share: float = 0.0
@@ -129,12 +125,18 @@ class Profile:
 
 
 def profile_from(data: Mapping[str, JSON]) -> Profile:
-    """What ``asdict`` gave, perhaps through a file. Raises TypeError or KeyError where it is another thing."""
-    values = with_tuples(dict(data))
+    """What ``asdict`` gave, perhaps through a file, and perhaps that of an older version. Raises TypeError or KeyError
+    where it is another thing."""
+    values = _without_old(with_tuples(dict(data)))
     if values.get("storage") is not None:
-        values["storage"] = Storage(**values["storage"])
+        values["storage"] = Storage(**_without_old(values["storage"]))
     values["phases"] = {name: Phase(**each) for name, each in values.get("phases", {}).items()}
     return Profile(**values)
+
+
+def _without_old(values: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Without what older versions wrote into every profile, and never measured."""
+    return {name: value for name, value in values.items() if name not in ("device_s", "tail", "tail_times")}
 
 
 def with_tuples(value: JSON) -> JSON:

@@ -20,7 +20,6 @@ NOT = "not "  # what a point begins with that was not, or cannot be, run
 STORAGE = f"{NOT}verifiable here: the storage is what it is"
 STEP = f"{NOT}verifiable here: the step is the model's"
 GPUS = f"{NOT}verifiable here: needs as many GPUs"
-NO_GPU = f"{NOT}verifiable here: needs the device"
 MORE_CORES = f"{NOT}verifiable here: this machine has fewer cores"
 POLICY = f"{NOT}verifiable here: the loader chooses its policy itself"
 T = TypeVar("T", bound=float | str)
@@ -46,7 +45,7 @@ class Point:
 
 def points(profile: Profile) -> list[Point]:
     """All questions that the profile can answer, each with what was measured among its points."""
-    asked = (_workers, _cores, _cache, _rate, _latency, _step, _batch, _device, _ranks, _loader)
+    asked = (_workers, _cores, _cache, _rate, _latency, _step, _batch, _ranks, _loader)
     return [point for question in asked for point in question(profile)]
 
 
@@ -168,11 +167,6 @@ def _batch(profile: Profile) -> Iterator[Point]:
     sizes = sorted({max(1, round(profile.batch_size * times)) for times in _TIMES})
     some = [size for size in sizes if size <= profile.samples]
     return _curve("batch size", some, profile.batch_size, lambda size: Setting(batch_size=size))
-
-
-def _device(profile: Profile) -> Iterator[Point]:
-    if profile.device_s is not None:
-        yield from _curve("device lane", ("off", "on"), "off", lambda at: Setting(device_lane=at == "on"), NO_GPU)
 
 
 def _ranks(profile: Profile) -> Iterator[Point]:

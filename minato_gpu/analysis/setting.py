@@ -18,15 +18,13 @@ class Setting:
 
     ``cache``: share of the set's bytes that a cache in memory may keep; ``policy``: of that cache (empty: as the loader
     chooses). ``step_times``: the step takes so many times as long. ``ranks``: that share out the data set, each with
-    the workers that were measured, and the storage and the cores between them. ``device_lane``: samples go to the
-    device where that pays. ``prefetch``: batches for each worker.
+    the workers that were measured, and the storage and the cores between them.
     """
 
     loader: LoaderKind | None = None
     workers: int | None = None
     cores: int | None = None
     batch_size: int | None = None
-    prefetch: int | None = None
     cache: float | None = None
     policy: str = ""
     bytes_per_s: float | None = None
@@ -34,7 +32,6 @@ class Setting:
     step_times: float = 1.0
     step_s: float | None = None
     ranks: int | None = None
-    device_lane: bool = False
 
     def applied(self, profile: Profile) -> Profile:
         """What the measured rank would be.
@@ -44,7 +41,7 @@ class Setting:
         """
         values = {
             name: value
-            for name in ("loader", "workers", "cores", "batch_size", "prefetch")
+            for name in ("loader", "workers", "cores", "batch_size")
             if (value := getattr(self, name)) is not None
         }
         larger = (self.batch_size or profile.batch_size) / profile.batch_size

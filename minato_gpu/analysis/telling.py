@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from minato_gpu.analysis.breakdown import TITLES, broken_down
+from minato_gpu.analysis.breakdown import broken_down, part_rows
 from minato_gpu.analysis.order import Result
 from minato_gpu.analysis.preparing import law_of
 from minato_gpu.analysis.profile import Profile
@@ -110,10 +110,10 @@ def _profiles(results: Sequence[Result]) -> list[Profile]:
 def show_results(console: Console, results: Sequence[Result]) -> None:
     """All tables, and the verdict."""
     profiles = _profiles(results)
-    table = rows(results)
-    if not table:
+    parts = part_rows(profiles)
+    if not parts:
         return
-    _show_parts(console, table, len(profiles) > 1)
+    show(console, "where an epoch's time goes", parts)
     show(console, "what was measured", [_measured(profile) for profile in profiles])
     first = profiles[0]
     if first.scaling:
@@ -129,18 +129,6 @@ def show_results(console: Console, results: Sequence[Result]) -> None:
     if len(said) > 1:
         console.print(f"Of several loaders one was analysed: {'; '.join(said)}.", markup=False, highlight=False)
     console.print(verdict(profiles).sentence, style="bold", markup=False, highlight=False)
-
-
-def _show_parts(console: Console, table: Sequence[dict[str, JSON]], several: bool) -> None:
-    shown = []
-    for row in table:
-        share = "unknown" if row["share"] is None else f"{row['share']:.1%}"
-        noise = "within the noise" if row["is_noise"] else ""
-        rank = {"rank": row["rank"]} if several else {}
-        seconds = None if row["batch_s"] is None else row["batch_s"] * 1e3
-        if row["part"] != "ranks" or several:
-            shown.append({**rank, "part": TITLES[row["part"]], "share": share, "ms/batch": seconds, "": noise})
-    show(console, "where an epoch's time goes", shown)
 
 
 def _measured(profile: Profile) -> dict[str, JSON]:

@@ -37,8 +37,8 @@ class Unattended:
         self._scale()
         self._probe()
 
-    def warmed(self, enough: float) -> float | None:
-        """The share of the samples' files that is in memory, after they were read in where it was less than enough."""
+    def warmed(self, enough: float) -> None:
+        """Read the samples' files in, where less than ``enough`` of them is in memory."""
         paths = self._findings.files
         share = files.cached_share(paths)
         if share is not None and share < enough:
@@ -47,7 +47,6 @@ class Unattended:
             share = files.cached_share(paths)
             if share is not None and share < min(enough, 0.95):
                 self._findings.note(f"Only {share:.0%} of the samples' files stay in memory: warm was not quite warm.")
-        return share
 
     def _prepare(self) -> None:
         workers = self._subject.workers

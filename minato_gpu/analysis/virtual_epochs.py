@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from minato_gpu.analysis.profile import Profile, Storage
 from minato_gpu.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage, order_of
-from minato_gpu.caching.orders import Orders
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders, share
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.caches import Shuffles
 from minato_gpu.simulation.cores import ALONE, Cores
 from minato_gpu.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.simulation.virtual import VirtualLoader, run_together
@@ -23,12 +23,25 @@ TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-u
 MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
 
 
+@dataclass(frozen=True)
+class Shuffles:
+    """The orders of the first of ``shards`` ranks that share out a set of ``keys`` samples."""
+
+    keys: int
+    shards: int
+    seed: int
+
+    def order(self, epoch: int) -> Integers:
+        """See Orders."""
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
+        return share(shuffled, 0, self.shards)
+
+
 class Drawn(NamedTuple):
-    """Costs in seconds: of each sample of the set (of one slot, and of the device or None), and of every step of all
-    epochs, shape (epochs, batches). ``which``: the measured sample that stands for each of the set."""
+    """Costs in seconds: of each sample of the set, of one slot, and of every step of all epochs, shape (epochs,
+    batches). ``which``: the measured sample that stands for each of the set."""
 
     prepare: Array
-    device: Array | None
     steps: Array
     which: NDArray[np.int64]
 
@@ -145,9 +158,7 @@ class Run:
         cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
         told = cpu.copy()
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
-        device = None if drawn.device is None else drawn.device[keys]
-        devices = int(device is not None)
-        return Work(cpu, told, profile.batch_size, lengths, profile.workers, device, device, devices)
+        return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
     def _loader(self, drawn: Drawn, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile

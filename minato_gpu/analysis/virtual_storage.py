@@ -60,8 +60,7 @@ class Simulated:
     def wait_s(self, rng: Random) -> float:
         """A request's latency."""
         told = self.measured
-        slow = told.tail_times if told.tail and rng.random() < told.tail else 1.0
-        return told.latency_s * math.exp(rng.gauss(0.0, told.spread)) * slow if told.latency_s else 0.0
+        return told.latency_s * math.exp(rng.gauss(0.0, told.spread)) if told.latency_s else 0.0
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Engine(Batches):
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
         for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
             self._poll.register(fd, select.POLLIN)
-        self.log = Telemetry(None, perf_counter())
+        self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
         self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)

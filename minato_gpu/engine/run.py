@@ -62,7 +62,7 @@ class Run:
     def add_epoch(self, number: int, seed: int) -> None:
         """Tickets of this epoch will come."""
         self.seeds[number] = seed
-        log = self.logs[number] = Telemetry(None, perf_counter(), number, self._parts.facts)
+        log = self.logs[number] = Telemetry(perf_counter(), number, self._parts.facts)
         for lane in self._lanes.values():
             log.lanes[lane.name].slots = lane.slots
 

@@ -34,9 +34,9 @@ class LaneLog:
 class Telemetry:
     """Counters of epoch ``number``, as it runs; ``stats`` and ``timeline`` present them."""
 
-    def __init__(self, expected: int | None, begin: float, number: int = 0, facts: f.Facts = f.NOBODY) -> None:
+    def __init__(self, begin: float, number: int = 0, facts: f.Facts = f.NOBODY) -> None:
         self._number, self.facts = number, facts
-        self.expected = expected
+        self.expected: int | None = None
         self.begin = begin
         self.end: float | None = None
         self.samples = self.batches = self.failed = self.skipped = self.repeated = self.padded = 0

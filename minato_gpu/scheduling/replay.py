@@ -55,12 +55,6 @@ def parse_header(text: str) -> Policy:
         raise ValueError(f"not the first line of an event log: {text[:80]!r}") from error
 
 
-def replay(events: Iterable[m.Event], policy: Policy) -> list[list[m.Instruction]]:
-    """What a new scheduler with this policy says to each of the events."""
-    scheduler = Scheduler(policy)
-    return [scheduler.handle(event) for event in events]
-
-
 def verify(lines: Iterable[str]) -> int:
     """Replay a whole log (header first) and return its number of events.
 

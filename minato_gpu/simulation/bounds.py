@@ -33,7 +33,7 @@ from minato_gpu.simulation.work import Array, Integers, Work
 
 def lp_bound(work: Work) -> float:
     """Seconds that the whole work takes at least, from the start, worker start-up included."""
-    alone = work.startup_s + float(_alone(work).max())
+    alone = float(_alone(work).max())
     if _device(work) is None:
         return max(alone, float(_cpu_time(work, work.cpu.sum())))
     return max(alone, _cut(work, *_steps(work, *_plans(work)), divisible=True))
@@ -109,7 +109,7 @@ def _cpu_time(work: Work, seconds: float | Array) -> Array:
 
 def _cut(work: Work, cpu: Array, device: Array, *, divisible: bool) -> float:
     """Time of the best cut of this order: the samples before it on the devices, the others on the CPU slots."""
-    on_device = work.startup_s + np.concatenate(([0.0], np.cumsum(device))) / work.devices
+    on_device = np.concatenate(([0.0], np.cumsum(device))) / work.devices
     on_cpu = _cpu_time(work, np.maximum(cpu.sum() - np.concatenate(([0.0], np.cumsum(cpu))), 0.0))
     best = int(np.argmin(np.maximum(on_device, on_cpu)))
     time = float(max(on_device[best], on_cpu[best]))
@@ -144,24 +144,24 @@ def _duals(work: Work) -> tuple[Array, Array]:
 def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
     """Seconds until the end of the last step (its hand-over plus ``period``) that hold for every policy."""
     prices, sums = _duals(work)
-    late = np.array(work.ready_times()) - work.startup_s  # CPU time lost to workers that start one by one
-    lost, all_ready = prices * late.sum(), work.startup_s + float(late.max())
+    late = np.array(work.ready_times())  # CPU time lost to workers that start one by one
+    lost, all_ready = prices * late.sum(), float(late.max())
     alone = _alone(work)
     firsts, batches = work.firsts, work.batches
     starts = np.concatenate(([0], np.minimum(firsts[:-1] + window, firsts[-1])))  # the first serial that had to wait
     needed = _needed(work, lateness)
-    releases = np.full(batches + 1, work.startup_s)  # for what: start-up, then T(0), T(1) and so on
+    releases = np.zeros(batches + 1)  # for what: the start, then T(0), T(1) and so on
     times = np.zeros(batches)
     done = 0
     for k in range(batches):
-        time = times[k - 1] + period if k else work.startup_s + _first_batch(work, alone, window)
+        time = times[k - 1] + period if k else _first_batch(work, alone, window)
         upto = int(needed[k])
         if upto > done:
             begin = starts[: k + 1]
             inside = begin < upto
             volume = sums[:, upto][:, None] - sums[:, begin[inside]]
             time = max(time, float((releases[: k + 1][inside] + volume.max(axis=0)).max()))
-            from_start = work.startup_s + float((sums[:, upto] + lost).max())
+            from_start = float((sums[:, upto] + lost).max())
             if from_start >= all_ready:  # before all are ready, less was lost
                 time = max(time, from_start)
             serials = np.arange(done, upto)
@@ -169,7 +169,7 @@ def held_bound(work: Work, window: int, lateness: int, period: float) -> float:
             time = max(time, float((release + alone[done:upto]).max()))
             done = upto
         times[k] = time
-        releases[k + 1] = max(time, work.startup_s)
+        releases[k + 1] = time
     return float(times[-1]) + period
 
 

@@ -110,7 +110,7 @@ class _Batches(_Peer):
     def __post_init__(self) -> None:
         super().__post_init__()
         work = self.work
-        self.ready = [*work.ready_times(), *[work.startup_s] * work.devices]
+        self.ready = [*work.ready_times(), *[0.0] * work.devices]
         self.limit = max(1, self.window // work.batch)
         self.most = -(-self.limit // len(self.ready))
         self.held = [0] * len(self.ready)
@@ -199,7 +199,7 @@ class _Samples(_Peer):
         for time in work.ready_times():
             heappush(self.running, (time, -1, 0))
         for _ in range(work.devices):
-            heappush(self.running, (work.startup_s, -1, 1))
+            heappush(self.running, (0.0, -1, 1))
         self.admitted = self.taken = self.oldest = 0
         self.ready: list[int] = []  # by completion
         self.is_ready = bytearray(len(work.cpu) + 1)

@@ -43,7 +43,6 @@ class Scenario:
     devices: int = 0
     errors: tuple[float, ...] = (0.3,)
     latenesses: tuple[int, ...] = (0, 8)
-    startup_s: float = 0.0
     stagger_s: float = 0.0
     device_run_s: float = 0.0
     policy: Mapping[str, JSON] = field(default_factory=lambda: MappingProxyType({}))
@@ -66,7 +65,6 @@ class Scenario:
             epoch_samples=self.epoch_samples,
             slots=self.slots,
             devices=self.devices,
-            startup_s=self.startup_s,
             stagger_s=self.stagger_s,
             device_run_s=self.device_run_s,
         )

@@ -82,7 +82,7 @@ class VirtualLoader:
     def _open(self, *, meets: bool) -> None:
         self._meets = meets
         for number in range(self._work.devices):
-            self._push(self._work.startup_s, "open", f"device:{number}")
+            self._push(0.0, "open", f"device:{number}")
         for time in self._work.ready_times():
             self._push(time, "open", m.CPU)
 

@@ -30,8 +30,8 @@ class Work:
     """One run of a simulated loader. Costs are seconds on one slot, one value per serial.
 
     ``device`` is None without a device lane. ``predicted_*`` are what the scheduler is told. ``epoch_samples`` is the
-    number of samples of each epoch. ``startup_s``: when the first worker is ready; ``stagger_s``: how much later each
-    further one is. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
+    number of samples of each epoch. ``stagger_s``: how much later than the one before each worker is ready, the first
+    at once. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
     consumer's step takes longer for each second of device work since the batch before. ``cuts``: split points, rising.
     """
 
@@ -43,7 +43,6 @@ class Work:
     device: Array | None = None
     predicted_device: Array | None = None
     devices: int = 0
-    startup_s: float = 0.0
     stagger_s: float = 0.0
     device_run_s: float = 0.0
     harm: float = 0.0
@@ -91,7 +90,7 @@ class Work:
 
     def ready_times(self) -> list[float]:
         """When each CPU worker takes its first chunk."""
-        return [self.startup_s + i * self.stagger_s for i in range(self.slots)]
+        return [i * self.stagger_s for i in range(self.slots)]
 
     def places(self, serials: Integers) -> Integers:
         """The batch of the sampler's order that each serial belongs to."""

@@ -143,14 +143,7 @@ def test_a_slow_rank_holds_up_all() -> None:
     assert found > steps * 0.1 and found > 1.15 * alone / 4
 
 
-def test_the_device_lane_takes_work_from_the_workers() -> None:
-    profile = a_profile(device_s=(0.002,) * 128)
-    assert predict(profile, Setting(device_lane=True), draws=2).epoch_s < 0.5 * predict(profile, draws=2).epoch_s
-
-
 def test_what_the_profile_does_not_know_is_refused(profile: Profile) -> None:
-    with pytest.raises(ValueError, match="device lane was not measured"):
-        predict(profile, Setting(device_lane=True))
     with pytest.raises(ValueError, match="no read was seen"):
         predict(replace(profile, storage=None), Setting(latency_s=0.1))
     with pytest.raises(ValueError, match="cache in memory"):

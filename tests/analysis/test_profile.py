@@ -39,6 +39,13 @@ def test_a_profile_comes_back_from_a_file() -> None:
     assert PROFILE.batches == 101
 
 
+def test_a_profile_of_an_older_version_is_read() -> None:
+    """It has what nothing measured."""
+    old = json.loads(json.dumps(asdict(PROFILE))) | {"device_s": None}
+    old["storage"] |= {"tail": 0.0, "tail_times": 10.0}
+    assert profile_from(old) == PROFILE
+
+
 def test_what_is_no_profile_is_refused() -> None:
     with pytest.raises(TypeError, match="missing"):
         profile_from({"loader": "torch"})

@@ -15,10 +15,10 @@ from tests.analysis.conftest import a_profile
 
 @pytest.mark.parametrize("loader", ["torch", "minato_gpu"])
 def test_every_question_has_the_measured_point_once(loader: str) -> None:
-    profile = a_profile(loader=loader, device_s=(0.002,) * 128 if loader == "minato_gpu" else None)
+    profile = a_profile(loader=loader)
     asked = questions.points(profile)
     names = dict.fromkeys(point.question for point in asked)
-    assert len(names) == (11 if loader == "minato_gpu" else 10)
+    assert len(names) == 10
     for name in names:
         some = [point for point in asked if point.question == name]
         measured = [point for point in some if point.measured]
@@ -30,7 +30,7 @@ def test_every_question_has_the_measured_point_once(loader: str) -> None:
 
 def test_nothing_is_asked_of_what_was_not_seen() -> None:
     names = {point.question for point in questions.points(a_profile(storage=None))}
-    assert not any("cache" in name or "storage" in name or "device" in name for name in names)
+    assert not any("cache" in name or "storage" in name for name in names)
 
 
 def test_rows_can_be_shown(profile: Profile) -> None:

@@ -20,7 +20,7 @@ def _runs(*ranks: dict[str, Any], epochs: int = 1) -> tuple[list[Run], Drawn]:
     slow = Storage(50 * NBYTES, 1e-3, 1.0, NBYTES, 16.0, remote=True)
     runs = [Run(a_profile(**{"storage": slow, "overlap": False, **each})) for each in ranks]
     steps = np.zeros((epochs, runs[0].profile.batches))
-    return runs, Drawn(np.full(SAMPLES, 0.01), None, steps, np.arange(SAMPLES))
+    return runs, Drawn(np.full(SAMPLES, 0.01), steps, np.arange(SAMPLES))
 
 
 def _seconds(runs: list[Run], drawn: Drawn) -> list[float]:

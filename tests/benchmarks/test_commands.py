@@ -70,7 +70,7 @@ def test_caches() -> None:
     alike = [row for row in alike if row not in decisions]
     drawn = [row for row in rows if "drawn" in row["case"]]
     assert len(drawn) == 3 * 4 * 4 and all(0 < row["of_belady"] <= 1.01 for row in drawn)
-    assert len(alike) == 4 * 4 * 3 and len(unlike) == 4 * 4 * 4 and len(decisions) == 3
+    assert len(alike) == 4 * 4 * 4 and len(unlike) == 4 * 4 * 4 and len(decisions) == 3
     for row in alike:
         assert {"hit_rate_spread", "hit_rate_min", "hit_rate_max"} <= set(row) and 0 <= row["hit_rate"] <= row[
             "belady"

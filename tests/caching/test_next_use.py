@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cache_replay import most_hits
 from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import KEEP, PASS, Policy, Verdict
-from minato_gpu.simulation.caches import most_hits
 from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
 
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.cache_replay import ON_DISK, Items, middle, most_hits, replay
+from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching.choice import bound, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.soon import Soon
-from minato_gpu.simulation.caches import ON_DISK, Items, Shuffles, middle, most_hits, replay
 from tests.caching.model import Listed, shuffled_shares
 
 EPOCHS = Listed(((0, 1, 2, 3), (4, 5, 6, 7), (0, 4, 8, 9), (1, 5, 8, 9)))

@@ -68,7 +68,7 @@ def test_the_budget_counts_what_a_caught_error_had_left_out(workers: int) -> Non
 def test_a_share_of_what_has_been_seen_counts_what_was_seen_before() -> None:
     """Of an unknown number: 4 of 100 before, and now the fifth of 101 and the sixth of 102."""
     bad = failure(ValueError("broken"), "here")
-    policy = FailurePolicy("skip", 0.05, None, Telemetry(None, 0.0), DeliveredPositions(25, 100, failed=4))
+    policy = FailurePolicy("skip", 0.05, None, Telemetry(0.0), DeliveredPositions(25, 100, failed=4))
     policy.take([bad], 0)
     assert policy.count == 5
     with pytest.raises(TooManyFailures, match="6 samples failed"):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler
 
-from minato_gpu.simulation.caches import Items, Shuffles, replay
+from benchmarks.cache_replay import Items, replay
+from minato_gpu.analysis.virtual_epochs import Shuffles
 from tests.contracts.cached import (
     DISK,
     PAGE,

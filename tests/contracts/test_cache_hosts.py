@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DistributedSampler
 
+from benchmarks.cache_replay import Items, replay_on_disk
 from minato_gpu.caching.choice import bound
 from minato_gpu.sampling.look_ahead import DistributedOrders
-from minato_gpu.simulation.caches import Items, replay_on_disk
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.contracts.cached import Files, close, loader_of, of_tier, rows
 

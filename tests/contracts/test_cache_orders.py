@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
+from benchmarks.cache_replay import Items, run_epoch
 from minato_gpu.caching.choice import new_policy
-from minato_gpu.simulation.caches import Items, run_epoch
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, sums, without_draws, write_files
 
 _SAMPLES = 192

@@ -127,7 +127,7 @@ def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:
 def test_what_others_repeat_was_begun_and_neither_reported_nor_taken_back(
     floor: Floor, stop: int, repeated: int
 ) -> None:
-    scheduler, log = SimpleNamespace(handle=lambda event: []), Telemetry(None, 0.0)
+    scheduler, log = SimpleNamespace(handle=lambda event: []), Telemetry(0.0)
     run = Run(1, Parts(cast(Any, None), {}, floor.assembly, lambda: cast(Any, scheduler)))
     run.sent[CHUNK.number] = sent = Sent(CHUNK, 0, 0.0)
     sent.done, sent.stop = 2, stop

@@ -20,7 +20,7 @@ def report(first: int, done: int, begin: float, end: float, seconds: float, work
 
 
 def test_stats_are_plain_data_even_before_anything_happened() -> None:
-    stats = Telemetry(None, 5.0).stats(7.5)
+    stats = Telemetry(5.0).stats(7.5)
     assert json.loads(json.dumps(stats)) == stats
     assert stats["samples_expected"] is None and stats["first_batch_s"] is None
     assert stats["elapsed_s"] == 2.5 and stats["wait_s"] == {"p50": 0, "p95": 0, "p99": 0, "total": 0}
@@ -28,7 +28,7 @@ def test_stats_are_plain_data_even_before_anything_happened() -> None:
 
 def test_lanes_samples_and_times() -> None:
     """Host reads keep a slot busy and count no sample; a later report of a chunk begins where the last one ended."""
-    log = Telemetry(100, 10.0)
+    log = Telemetry(10.0)
     log.lanes["cpu"].slots = 2
     first, later, read = (
         report(0, 4, 11.0, 13.0, 2.0),
@@ -55,7 +55,7 @@ def test_lanes_samples_and_times() -> None:
 
 def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
     """Not what was prepared ahead before it began, nor for the next one after it ended."""
-    log = Telemetry(None, 10.0)
+    log = Telemetry(10.0)
     log.lanes["cpu"].slots = 1
     log.end = 20.0
     for begin, end in ((1.0, 9.0), (9.0, 11.0), (11.0, 18.0), (18.0, 25.0), (25.0, 30.0)):
@@ -64,7 +64,7 @@ def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
 
 
 def test_deliveries_waits_and_stalls() -> None:
-    log = Telemetry(8, 1.0)
+    log = Telemetry(1.0)
     for number, (now, wait) in enumerate([(3.0, 2.0), (4.0, 0.0), (5.0, 1.0)]):
         log.delivered(now, number, 4, wait, (number, 0))
     log.stalled("first batch", 1.0, 3.0)
@@ -81,7 +81,7 @@ def test_deliveries_waits_and_stalls() -> None:
 
 
 def test_slow_samples_are_marked_by_time_per_sample() -> None:
-    log = Telemetry(None, 0.0)
+    log = Telemetry(0.0)
     for position in range(10):
         log.worked("cpu", report(0, 10, 0.0, 1.0, 1.0), [(10 * position, 10 * position + 10)], 0.0, prepared=True)
     log.worked("device", report(0, 1, 1.0, 2.0, 1.0), [(100, 101)], 0.0, prepared=True)
@@ -90,7 +90,7 @@ def test_slow_samples_are_marked_by_time_per_sample() -> None:
 
 def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RING", 50)
-    log = Telemetry(None, 0.0)
+    log = Telemetry(0.0)
     for number in range(200):
         log.worked("cpu", report(0, 2, number, number + 1, 1.0), [(number, number + 2)], 0.0, prepared=True)
         log.delivered(number + 1, number, 2, 0.5, (0,))
@@ -102,7 +102,7 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_work_on_the_consumers_own_thread() -> None:
-    log = Telemetry(5, 0.0)
+    log = Telemetry(0.0)
     log.lanes["cpu"].slots = 1
     log.inline(1.0, 2.0, 3)
     log.inline(2.0, 4.0, 2)

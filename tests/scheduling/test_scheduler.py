@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.scheduler import Scheduler
 from tests.scheduling.model import CUTS, SAMPLE_BYTES, Shell
 
 BATCH = 5
@@ -154,8 +154,8 @@ class Loader(RuleBasedStateMachine):
         if not hasattr(self, "shell"):
             return
         self.shell.drain()
-        events = [event for event, _ in self.shell.log]
-        assert replay.replay(events, self.policy) == [said for _, said in self.shell.log]
+        again = Scheduler(self.policy)
+        assert [again.handle(event) for event, _ in self.shell.log] == [said for _, said in self.shell.log]
 
 
 @pytest.mark.parametrize("mode", MODES)

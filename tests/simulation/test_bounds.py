@@ -16,8 +16,8 @@ def test_bounds_of_cases_that_can_be_worked_out() -> None:
     assert held_bound(work, 4, 0, 0.0) == 6.0
     assert held_bound(work, 2, 0, 0.0) == 7.0  # the slow one is admitted when the first batch has gone
     assert held_bound(work, 4, 0, 5.5) == pytest.approx(6.5 + 5.5)
-    late = Work(np.ones(4), np.ones(4), 2, (4,), 2, startup_s=1.0, stagger_s=1.0)
-    assert lp_bound(late) == pytest.approx(3.5)  # slots from 1.0 and 2.0: four seconds of work are done by 3.5
+    late = Work(np.ones(4), np.ones(4), 2, (4,), 2, stagger_s=1.0)
+    assert lp_bound(late) == pytest.approx(2.5)  # slots from 0.0 and 1.0: four seconds of work are done by 2.5
     both = Work(np.array([8.0, 2.0]), np.ones(2), 1, (2,), 1, np.array([1.0, 1.0]), np.ones(2), 1)
     assert lp_bound(both) == pytest.approx(4 / 3)  # a third of the second sample goes to the device, after the first
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cache_replay import Items, replay_on_disk
 from minato_gpu.caching.orders import Part
 from minato_gpu.sampling.look_ahead import DistributedOrders
-from minato_gpu.simulation.caches import Items, replay_on_disk
 from minato_gpu.sources.disk import freeing
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import name_of

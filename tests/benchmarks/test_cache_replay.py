@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.caching import choice
-from minato_gpu.caching.minio import Minio
-from minato_gpu.caching.orders import merged, share
-from minato_gpu.simulation import caches
-from minato_gpu.simulation.caches import (
+from benchmarks import cache_replay
+from benchmarks.cache_replay import (
     BLIND,
     MISLED,
     POLICIES,
     Draws,
     Items,
-    Shuffles,
     middle,
     most_hits,
     replay,
     run_epoch,
 )
+from minato_gpu.analysis.virtual_epochs import Shuffles
+from minato_gpu.caching import choice
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.orders import merged, share
 from tests.caching.model import best_hits, epochs_of_keys
 
 KEYS, EPOCHS = 400, 24
@@ -88,7 +88,7 @@ def test_less_look_ahead_has_fewer_hits_and_more_has_no_more(
     orders, suffices = Shuffles(4000, shards, 1), choice.look_ahead(shards, cache_share)
     rates = {}
     for epochs in (suffices // 2, suffices, suffices + 3):
-        monkeypatch.setattr(caches, "look_ahead", lambda shards, cache_share, once, epochs=epochs: epochs)
+        monkeypatch.setattr(cache_replay, "look_ahead", lambda shards, cache_share, once, epochs=epochs: epochs)
         rates[epochs] = sum(counted("next-use", orders, cache_share)[6:])
     few, enough, more = rates.values()
     assert few < 0.98 * enough

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching.choice import look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders, share
+from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import Policy
 from minato_gpu.caching.soon import Soon
 
@@ -24,20 +25,6 @@ POLICIES = ("lru", "minio", "next-use")
 ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py
 BLIND = "next-use without orders"
 MISLED = "next-use, wrong about epochs to come"
-
-
-@dataclass(frozen=True)
-class Shuffles:
-    """The orders of the first of ``shards`` hosts that share a set of ``keys`` items."""
-
-    keys: int
-    shards: int
-    seed: int
-    once = True
-
-    def order(self, epoch: int) -> Integers:
-        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
-        return share(shuffled, 0, self.shards)
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,6 @@ class Draws:
     sigma: float
     seed: int
     shards = 1
-    once = False
 
     def order(self, epoch: int) -> Integers:
         weights = np.random.default_rng(self.seed).lognormal(0.0, self.sigma, self.keys)
@@ -94,7 +80,7 @@ def replay(policy: str, orders: Shuffles | Draws, items: Items, cache_share: flo
         return replay_on_disk(orders, items, cache_share, epochs, orders.shards)
     name = "next-use" if policy in (BLIND, MISLED) else policy
     kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
-    ahead = look_ahead(orders.shards, cache_share, once=orders.once)
+    ahead = look_ahead(orders.shards, cache_share, once=not isinstance(orders, Draws))
     found = []
     for epoch in range(epochs):
         known: Orders | None = {BLIND: None, MISLED: _Misled(orders, epoch)}.get(policy, orders)
