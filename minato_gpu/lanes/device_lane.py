@@ -12,6 +12,9 @@ who waits for a report would wait in vain.
 
 A function that does not return holds the lane for good: a thread cannot be ended from outside. ``Progress`` tells what
 the thread is at, so that such a lane is noticed.
+
+Of what ``Lane`` asks for it leaves out: to resize (it is one thread), to revoke (a micro-batch is not cut), to hand
+over (it is here that samples are handed to), to sleep (it wakes by each task that is through).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
     Broken,
+    Lane,
     Message,
     Number,
     Offers,
@@ -59,7 +63,7 @@ _USUAL_RATE = 1e9  # bytes per second
 IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
 
 
-class DeviceLane:
+class DeviceLane(Lane):
     """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
     device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
     "device:n"."""
@@ -132,9 +136,6 @@ class DeviceLane:
         if self._loaded_before:
             self._built.wait(1.0)
 
-    def resize(self, slots: int) -> None:
-        """It is one, however many are asked for."""
-
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
         self._tasks.put(task)
@@ -149,12 +150,6 @@ class DeviceLane:
             pass
         if out:
             self._tell(Recalled(tuple(out)))
-
-    def revoke(self, run: int, chunk: int, keep: int) -> None:
-        """It is too late: a micro-batch is not cut."""
-
-    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """It is here that samples are handed to."""
 
     def look(self) -> None:
         """See Lane."""
@@ -181,22 +176,9 @@ class DeviceLane:
             self._offered = offers
             self._told.append(offers)
 
-    def sleep(self, *, every_task: bool) -> None:
-        """It is told of each task that is through."""
-
     def fds(self) -> list[int]:
         """See Lane."""
         return [self._arrived]
-
-    def fault_fds(self) -> list[int]:
-        """The thread does not end by itself."""
-        return []
-
-    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Nobody is."""
-
-    def kill(self, worker: int, stuck: str) -> None:
-        """Nobody can be."""
 
     def who(self, worker: int) -> str:
         """See Lane."""

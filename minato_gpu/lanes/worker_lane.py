@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Message, Number, Opened, Progress, Recalled, Revoked
+from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.scheduling.messages import CPU
 
 
-class WorkerLane:
+class WorkerLane(Lane):
     """What process and thread workers share: the board."""
 
     name = kind = CPU
@@ -127,19 +127,9 @@ class WorkerLane:
 
     # --- faults ---
 
-    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Nobody is."""
-
-    def kill(self, worker: int, stuck: str) -> None:
-        """Nobody can be."""
-
     def who(self, worker: int) -> str:
         """See Lane."""
         return f"worker {worker} (pid {self.pids[worker]})"
-
-    def stats(self) -> dict[str, bool | int | float]:
-        """None of its own."""
-        return {}
 
     def stuck(self) -> str:
         """See Lane. Where none is at work, they may never have come to take a task."""
