@@ -10,7 +10,7 @@ What a lane promises:
   its worker (``Exit``). Reports of a task follow each other without a gap, and each sample is reported once.
 - After ``Revoked(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final report, or
   not at all: then the revocation came too late, or the lane cannot take samples back.
-- An ``Exit`` comes after all that the worker had told. Its slot is gone until ``Arrived``.
+- An ``Exit`` comes after all that the worker had told. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
 - A lane of which ``Opened`` has not been told takes tasks, but may do nothing with them for long.
 """
@@ -135,14 +135,7 @@ class Exit:
         return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """So many replacements have started, and can be given work."""
-
-    count: int
-
-
-Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit | Arrived
+Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit
 
 
 # --- the contract -----------------------------------------------------------------------------------------
@@ -215,7 +208,7 @@ class Lane(Protocol):
     # --- faults ---
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Start another worker in the place of one that has ended; answered by ``Arrived`` or by an ``Exit`` that is
+        """Start another worker in the place of one that has ended; answered by ``Opened`` or by an ``Exit`` that is
         ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
         return
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
+from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
@@ -28,7 +28,7 @@ class WorkerLane(Lane):
         self.slots = links.board.words[ACTIVE]
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
-        self._faults: list[Exit | Arrived] = []
+        self._faults: list[Exit | Opened] = []
         self.pids = [os.getpid()] * links.workers  # by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
@@ -101,9 +101,9 @@ class WorkerLane(Lane):
         """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
 
-    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
+    def _buried(self, fault: Exit | Opened) -> Exit | Opened:
         """The same, with what the worker had taken last; all that it told is taken in."""
-        if isinstance(fault, Arrived) or fault.unborn:
+        if isinstance(fault, Opened) or fault.unborn:
             return fault
         claim = self.links.board.claim(fault.number)
         self.leases.drop(claim.run, claim.chunk)
