@@ -58,11 +58,9 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The lane finds everything built for samples that come cut at one of ``splits``, and brings them to its device at
-    ``bytes_per_s``. Told where it changes."""
+    """The lane finds everything built for samples that come cut at one of ``splits``. Told where it changes."""
 
     splits: frozenset[int]
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,6 @@ from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.status_board import ATTENTION, PUMP
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
@@ -59,7 +58,6 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.threads import OwnThread
 
-_USUAL_RATE = 1e9  # bytes per second
 IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
 
 
@@ -98,7 +96,6 @@ class DeviceLane(Lane):
         needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
         self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
         self._transfers = transfers
-        self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links)
         self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
@@ -117,7 +114,7 @@ class DeviceLane(Lane):
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._told: deque[Message] = deque()
         self._looks = False  # somebody wants to know what the thread is at
-        self._offered = Offers(frozenset(), self.bytes_per_s)
+        self._offered = Offers(frozenset())
         self._begun: dict[tuple[int, int], Task] = {}  # by run and chunk, those that are not reported
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
@@ -170,8 +167,7 @@ class DeviceLane(Lane):
         return told
 
     def _tell_offers(self) -> None:
-        splits = frozenset(split for split in self._cuts if self.offers(split))
-        offers = Offers(splits, self.bytes_per_s)
+        offers = Offers(frozenset(split for split in self._cuts if self.offers(split)))
         if offers != self._offered:
             self._offered = offers
             self._told.append(offers)
@@ -258,8 +254,6 @@ class DeviceLane(Lane):
         except Exception as error:
             self._end_for(error, "cannot be opened")
             return
-        if self._takes_parts:
-            self.bytes_per_s = self._rate()
         self._tell(Opened(self.slots))
 
     def _go_on(self) -> bool:
@@ -304,14 +298,6 @@ class DeviceLane(Lane):
         if not self.retired:
             self.retired = True
             self._tell(Retired())
-
-    def _rate(self) -> float:
-        """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""
-        try:
-            return measured_rate(None if self._transfers is None else self._transfers.accelerator)
-        except Exception as error:
-            LOGGER.warning("how fast values come to the device cannot be measured: taken to be 1 GB/s (%r)", error)
-            return _USUAL_RATE
 
     def _settle_in(self) -> None:
         """A thread begins. The stand-in for a GPU shares cores with workers and training."""
