@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from time import perf_counter
 from types import MappingProxyType
 
 from minato_gpu.samples import Origin, StageError, Value, stream
@@ -70,12 +69,6 @@ class Pipeline:
     def input_fields(self) -> Mapping[str, Field]:
         """The fields that the data set returns, as declared or inferred."""
         return dict.fromkeys(sorted(self.live(0)), Field(object)) if self.inputs is None else dict(self.inputs)
-
-    @cached_property
-    def output_fields(self) -> Mapping[str, Field]:
-        """The final fields in order. When all are ``fixed``, a batch can be rows of slabs."""
-        known = self.fields_at(len(self.stages))
-        return {name: known[name] for name in self.outputs}
 
     @cached_property
     def host_prefix(self) -> int:
@@ -169,13 +162,12 @@ class Pipeline:
         seed: int,
         start: int = 0,
         stop: int | None = None,
-        on_stage: Callable[[str, float], None] | None = None,
         before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Value]:
         """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known
-        so far. ``on_stage(name, seconds)`` is called after each stage, ``before_stage(number)`` before it.
+        so far. ``before_stage(number)`` is called before each stage.
         Raises StageError, whose ``__cause__`` is the stage's own exception, or says what ``fields`` lack; interrupts
         pass through.
         """
@@ -186,10 +178,7 @@ class Pipeline:
         for number in range(start, end):
             if before_stage is not None:
                 before_stage(number)
-            began = perf_counter() if on_stage is not None else 0.0
             known.update(self.run_stage(number, known, seed))
-            if on_stage is not None:
-                on_stage(self.stages[number].name, perf_counter() - began)
         return known if end < len(self.stages) else {name: known[name] for name in self.outputs}
 
     def run_stage(

@@ -149,7 +149,8 @@ def test_a_device_implementation_that_fails_does_not_pass(samples: list[Fields])
 
     results = {result.stage: result for result in parity.check(with_fragment("resize", broken), samples[:2])}
     assert not results["resize"].passed
-    assert "resize" in results["resize"].problem
+    assert results["resize"].problem.startswith("stage 'resize' failed: ")
+    assert "in broken\n" in results["split 2"].problem, "of several stages DALI's own text says where it failed"
     assert results["flip"].passed
 
 

@@ -57,8 +57,9 @@ def same_content(batch: Any, job: Job, tolerance: Tolerance | None) -> None:
     """
     indices = np.asarray(batch[INDEX]).tolist()
     expected = job.join([job.dataset[index] for index in indices])
+    fields = job.pipeline.fields_at(len(job.pipeline.stages))
     for name, wanted in expected.items():
-        level = job.pipeline.output_fields[name].level if name in job.pipeline.output_fields else 1.0
+        level = fields[name].level if name in job.pipeline.outputs else 1.0
         found = list(leaves(batch[name]))
         for one, other in zip(leaves(wanted), found, strict=True):
             if one.shape != other.shape:

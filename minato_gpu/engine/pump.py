@@ -33,7 +33,7 @@ class Pump:
         self.run = Run(0, parts)
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
-        self.faults: deque[tuple[Lane, c.Exit | c.Arrived]] = deque()  # which others deal with, see ``lost``
+        self.faults: deque[tuple[Lane, c.Exit]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
         self.reads = parts.reads
         self._parts = parts
@@ -143,7 +143,7 @@ class Pump:
                 self._offered(lane, message)
             case c.Broken():
                 self._broken[lane.name] = message
-            case c.Exit() | c.Arrived():
+            case c.Exit():
                 self.faults.append((lane, message))
 
     def _change(self, lane: Lane, slots: int) -> None:
@@ -245,10 +245,6 @@ class Pump:
         self.deaths.check_start(exit_, claim)
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number)}))
         log.workers["replaced"] += 1
-
-    def arrived(self, lane: Lane, count: int) -> None:
-        """So many replacements have started."""
-        self._change(lane, count)
 
     # --- what runs ------------------------------------------------------------------------------------------
 

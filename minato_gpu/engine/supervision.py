@@ -7,7 +7,6 @@ from time import perf_counter
 
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
-from minato_gpu.lanes.contract import Arrived
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.notices import LOGGER
 from minato_gpu.observe.telemetry import Telemetry
@@ -82,9 +81,6 @@ class WorkerSupervisor:
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()
-            if isinstance(fault, Arrived):
-                self._pump.arrived(lane, fault.count)
-                continue
             if fault.unborn or not self._replaces:
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()

@@ -3,7 +3,7 @@
 On the CPU each part between two split points has a model of its own, and a plan costs the sum of its parts. On the
 device everything from a split point on runs as one, so each split point has a model of its own for all that follows,
 with the time that bringing its input there takes. Until a split point has been measured there, its rest is guessed: it
-is to all of the sample on the device as it is on the CPU, and its input comes at the rate measured when the lane began.
+is to all of the sample on the device as it is on the CPU, and its input comes at a rate that many devices reach.
 One that is taken for too dear would never be measured, and never be found to be cheap: so now and then a sample is told
 that a rest costs nothing, one split point after the other. (A sample that is best prepared on the device from its
 start still is; those that the CPU keeps are the ones that matter.)
@@ -25,6 +25,7 @@ from minato_gpu.scheduling.messages import singles
 from minato_gpu.scheduling.plans import Plan
 
 _GUESS_S = 1e-3
+_USUAL_RATE = 5e9  # bytes per second to a device: samples that go there put a guess right that was too high
 _TRY_EVERY = 256  # samples
 _KEPT = 8  # of so many that are to be handed over one may turn out impossible to send
 
@@ -54,7 +55,7 @@ class CutEstimator(Estimator):
     def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, devices: Sequence[str]) -> None:
         super().__init__(model, lanes)
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
-        self._devices = dict.fromkeys(devices, Offers(frozenset(), float("inf")))  # but for those that have retired
+        self._devices = dict.fromkeys(devices, Offers(frozenset()))  # but for those that have retired
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
         self._kept = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
         self._asked = 0
@@ -103,8 +104,7 @@ class CutEstimator(Estimator):
         """Seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
-        slowest = min(device.bytes_per_s for device in self._devices.values())
-        guess: Array = whole * share + self._nbytes[cut].value / slowest
+        guess: Array = whole * share + self._nbytes[cut].value / _USUAL_RATE
         return np.where(np.isnan(measured), guess, measured)
 
     def measured(self, lane: str, seen: Observed) -> None:

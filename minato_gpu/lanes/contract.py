@@ -10,7 +10,7 @@ What a lane promises:
   its worker (``Exit``). Reports of a task follow each other without a gap, and each sample is reported once.
 - After ``Revoked(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final report, or
   not at all: then the revocation came too late, or the lane cannot take samples back.
-- An ``Exit`` comes after all that the worker had told. Its slot is gone until ``Arrived``.
+- An ``Exit`` comes after all that the worker had told. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
 - A lane of which ``Opened`` has not been told takes tasks, but may do nothing with them for long.
 """
@@ -58,11 +58,9 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The lane finds everything built for samples that come cut at one of ``splits``, and brings them to its device at
-    ``bytes_per_s``. Told where it changes."""
+    """The lane finds everything built for samples that come cut at one of ``splits``. Told where it changes."""
 
     splits: frozenset[int]
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,45 +133,36 @@ class Exit:
         return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """So many replacements have started, and can be given work."""
-
-    count: int
-
-
-Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit | Arrived
+Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit
 
 
 # --- the contract -----------------------------------------------------------------------------------------
 
 
 class Lane(Protocol):
-    """A place where work happens. All members are for one thread at a time: whoever holds the engine's lock."""
+    """A place where work happens. All members are for one thread at a time: whoever holds the engine's lock.
 
-    @property
-    def name(self) -> str:
-        """What it is called, in messages to the scheduler and to people; no other lane of the loader has this name."""
+    Lanes are subclasses. A method without a body here each must have, or mypy says that it is abstract; a command that
+    returns here is one that a lane may leave out, as it can do nothing about it.
 
-    @property
-    def kind(self) -> str:
-        """What its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py."""
+    ``name``: what it is called, in messages to the scheduler and to people; no other lane of the loader has this name.
+    ``kind``: what its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py. ``slots``: how many
+    workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
+    replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
+    taken back. ``advice``: why a worker that hangs is not replaced, in a sentence.
+    """
 
-    @property
-    def slots(self) -> int:
-        """How many workers it has where none is missing."""
-
-    @property
-    def can_kill(self) -> bool:
-        """Whether a worker that hangs can be ended, and one that has ended be replaced."""
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether the samples of a task are done one by one, so that those behind a slow one can be taken back."""
+    name: str
+    kind: str
+    slots: int
+    can_kill: bool
+    shows_progress: bool
+    advice: str
 
     def resize(self, slots: int) -> None:
         """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
         they finish."""
+        return
 
     # --- work ---
 
@@ -185,9 +174,11 @@ class Lane(Protocol):
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """Start no sample of the task from number ``keep`` on; answered by ``Revoked``, which says where it stops."""
+        return
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """Hand the sample of the task that runs over at the next of ``splits`` that it comes to, if any. A wish."""
+        return
 
     def look(self) -> None:
         """Tell what is finished of tasks that have not ended, and what the workers are at; answered by reports, then by
@@ -203,27 +194,27 @@ class Lane(Protocol):
 
     def sleep(self, *, every_task: bool) -> None:
         """Whoever receives is about to wait, and wants to be woken when the lane runs low, or by every task's end."""
+        return
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there may be something to receive."""
 
     def fault_fds(self) -> list[int]:
         """Those that become readable when a worker has ended, or a replacement has started."""
+        return []
 
     # --- faults ---
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Start another worker in the place of one that has ended; answered by ``Arrived`` or by an ``Exit`` that is
+        """Start another worker in the place of one that has ended; answered by ``Opened`` or by an ``Exit`` that is
         ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
+        return
 
     def kill(self, worker: int, stuck: str) -> None:
         """End a worker that has hung; ``stuck`` says what it was at, and comes back with its ``Exit``."""
+        return
 
     # --- what is said of it (may take a moment: somebody is about to read an error) ---
-
-    @property
-    def advice(self) -> str:
-        """Why a worker that hangs is not replaced, in a sentence."""
 
     def who(self, worker: int) -> str:
         """A worker, in words."""
@@ -236,6 +227,7 @@ class Lane(Protocol):
 
     def stats(self) -> Mapping[str, bool | int | float]:
         """Counters of its own, if any, for the loader's ``stats()``."""
+        return {}
 
     # --- the end ---
 

@@ -1,4 +1,4 @@
-"""What DALI's errors say, in words alone: which operator failed, which sample, and in which stage.
+"""What DALI's errors say, in words alone: which operator failed, and which sample.
 
 Decision: a graph is used again after an error of one of its operators, although DALI then calls it "no longer valid".
 With ``exec_dynamic`` an error belongs to one run: it reaches the outputs after every operator before them has ended, so
@@ -9,13 +9,10 @@ them may lie in its queue still, and would come to the next run's samples.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Mapping
 
 _OPERATOR = re.compile(r"Error in \w+ operator `([^`]+)`")
 _SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
 def leaves_graph_usable(error: BaseException) -> bool:
@@ -28,19 +25,3 @@ def sample_of(error: BaseException) -> int | None:
     """The number, in its micro-batch, of the sample that a decoder could not decode; None where none is named."""
     found = _SAMPLE.search(str(error)) if isinstance(error, RuntimeError) else None
     return None if found is None else int(found[1])
-
-
-def stage_of(error: BaseException, builders: Mapping[int, Callable[..., object]]) -> int | None:
-    """The number of the stage whose fragment (``builders``, by stage) has made the operator that failed: DALI tells
-    from where in Python that was called. None where it tells of none of them, or of several."""
-    frames = {(file, name) for file, _, name in _FRAME.findall(str(error))}
-    found = [number for number, build in builders.items() if _place(build) in frames]
-    return found[0] if len(found) == 1 else None
-
-
-def _place(function: Callable[..., object]) -> tuple[str, str] | None:
-    """The file and the name of a function, as a traceback has them."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(function, "__code__", None)
-    return None if code is None else (code.co_filename, code.co_name)

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from minato_gpu.lanes.current_step import CurrentStep
-from minato_gpu.lanes.dali_errors import stage_of
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.micro_batches import MicroBatches, Samples
@@ -142,18 +141,10 @@ class DeviceExecutor:
         return [p if isinstance(p, StageError) else next(found) for p in drawn]
 
     def _failure(self, fields: Fields, error: Exception) -> StageError:
-        return _failed(self._culprit(error), fields, error)
-
-    def _culprit(self, error: Exception) -> str | None:
-        """The name of the stage that failed last."""
+        """Of several DALI stages, which are one graph, none is named: DALI's own text says what it was at."""
         at = self.at.step.stage
-        stages = next((one.stages for one in self._segments if at in one.stages), self._stages)
-        devices = {number: self.pipeline.stages[number].device for number in stages}
-        builders = {number: how.build for number, how in devices.items() if isinstance(how, DaliFragment)}
-        number: int | None = at
-        if len(builders) > 1:
-            number = stage_of(error, builders)
-        return None if number is None else self.pipeline.stages[number].name
+        known = any(at in s.stages and (len(s.stages) == 1 or not isinstance(s, DaliGraph)) for s in self._segments)
+        return _failed(self.pipeline.stages[at].name if known else None, fields, error)
 
     def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Value] | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""

@@ -12,6 +12,9 @@ who waits for a report would wait in vain.
 
 A function that does not return holds the lane for good: a thread cannot be ended from outside. ``Progress`` tells what
 the thread is at, so that such a lane is noticed.
+
+Of what ``Lane`` asks for it leaves out: to resize (it is one thread), to revoke (a micro-batch is not cut), to hand
+over (it is here that samples are handed to), to sleep (it wakes by each task that is through).
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
     Broken,
+    Lane,
     Message,
     Number,
     Offers,
@@ -47,7 +51,6 @@ from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.rate import measured_rate
 from minato_gpu.memory.status_board import ATTENTION, PUMP
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.notices import LOGGER, say_once
@@ -55,11 +58,10 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.threads import OwnThread
 
-_USUAL_RATE = 1e9  # bytes per second
 IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
 
 
-class DeviceLane:
+class DeviceLane(Lane):
     """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
     device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
     "device:n"."""
@@ -94,7 +96,6 @@ class DeviceLane:
         needed = {pipeline.host_prefix, *(pipeline.cuts if self._takes_parts else ())}
         self._ahead = BuildAhead({split: self._executors[split] for split in sorted(needed)})
         self._transfers = transfers
-        self.bytes_per_s = float("inf")  # of what is brought to the device; measured where parts of samples may be
         store = Store(-1, links)
         self._outlet = DeviceOutput(store, transfers)
         self._work = DeviceWork(
@@ -113,7 +114,7 @@ class DeviceLane:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._told: deque[Message] = deque()
         self._looks = False  # somebody wants to know what the thread is at
-        self._offered = Offers(frozenset(), self.bytes_per_s)
+        self._offered = Offers(frozenset())
         self._begun: dict[tuple[int, int], Task] = {}  # by run and chunk, those that are not reported
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
@@ -132,9 +133,6 @@ class DeviceLane:
         if self._loaded_before:
             self._built.wait(1.0)
 
-    def resize(self, slots: int) -> None:
-        """It is one, however many are asked for."""
-
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
         self._tasks.put(task)
@@ -149,12 +147,6 @@ class DeviceLane:
             pass
         if out:
             self._tell(Recalled(tuple(out)))
-
-    def revoke(self, run: int, chunk: int, keep: int) -> None:
-        """It is too late: a micro-batch is not cut."""
-
-    def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """It is here that samples are handed to."""
 
     def look(self) -> None:
         """See Lane."""
@@ -175,28 +167,14 @@ class DeviceLane:
         return told
 
     def _tell_offers(self) -> None:
-        splits = frozenset(split for split in self._cuts if self.offers(split))
-        offers = Offers(splits, self.bytes_per_s)
+        offers = Offers(frozenset(split for split in self._cuts if self.offers(split)))
         if offers != self._offered:
             self._offered = offers
             self._told.append(offers)
 
-    def sleep(self, *, every_task: bool) -> None:
-        """It is told of each task that is through."""
-
     def fds(self) -> list[int]:
         """See Lane."""
         return [self._arrived]
-
-    def fault_fds(self) -> list[int]:
-        """The thread does not end by itself."""
-        return []
-
-    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Nobody is."""
-
-    def kill(self, worker: int, stuck: str) -> None:
-        """Nobody can be."""
 
     def who(self, worker: int) -> str:
         """See Lane."""
@@ -276,8 +254,6 @@ class DeviceLane:
         except Exception as error:
             self._end_for(error, "cannot be opened")
             return
-        if self._takes_parts:
-            self.bytes_per_s = self._rate()
         self._tell(Opened(self.slots))
 
     def _go_on(self) -> bool:
@@ -322,14 +298,6 @@ class DeviceLane:
         if not self.retired:
             self.retired = True
             self._tell(Retired())
-
-    def _rate(self) -> float:
-        """How fast values come to the device; a guess where that cannot be measured, which is no reason to stop."""
-        try:
-            return measured_rate(None if self._transfers is None else self._transfers.accelerator)
-        except Exception as error:
-            LOGGER.warning("how fast values come to the device cannot be measured: taken to be 1 GB/s (%r)", error)
-            return _USUAL_RATE
 
     def _settle_in(self) -> None:
         """A thread begins. The stand-in for a GPU shares cores with workers and training."""

@@ -162,7 +162,7 @@ class DeviceOutput:
         """What was taken for samples that do not stay, or were not even begun, is free again."""
         if self._transfers is not None and self.held:
             self._transfers.budget.give("samples", self.held)
-        self.held, self._placed, self._homeward = 0, [], []
+        self.held, self._placed, self._homeward, self._sample = 0, [], [], None
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""

@@ -33,7 +33,7 @@ from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
 from minato_gpu.lanes import forking, stacks
-from minato_gpu.lanes.contract import Arrived, Exit
+from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
@@ -216,13 +216,13 @@ class Workers:
         """Readable when a worker has ended, or a replacement has started."""
         return self._watch.fileno()
 
-    def news(self) -> list[Exit | Arrived]:
+    def news(self) -> list[Exit | Opened]:
         """Workers that ended since the last call, and replacements that have started or could not be."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if self._spawner is not None:
             self._started.extend(self._spawner.news())
-        found: list[Exit | Arrived] = []
+        found: list[Exit | Opened] = []
         for number, process in list(self._running.items()):
             if process.exitcode is not None:
                 error, raised = stacks.last_words(self._links.stack_readers[number])
@@ -238,7 +238,7 @@ class Workers:
             else:
                 self._adopt(number, started)
                 _let_begin(self._links.stack_readers[number], self._blocks.pop(number))
-                found.append(Arrived(1))
+                found.append(Opened(1))
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import Arrived, AtWork, Exit, Message, Number, Opened, Progress, Recalled, Revoked
+from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.scheduling.messages import CPU
 
 
-class WorkerLane:
+class WorkerLane(Lane):
     """What process and thread workers share: the board."""
 
     name = kind = CPU
@@ -28,7 +28,7 @@ class WorkerLane:
         self.slots = links.board.words[ACTIVE]
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
-        self._faults: list[Exit | Arrived] = []
+        self._faults: list[Exit | Opened] = []
         self.pids = [os.getpid()] * links.workers  # by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
@@ -101,9 +101,9 @@ class WorkerLane:
         """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
 
-    def _buried(self, fault: Exit | Arrived) -> Exit | Arrived:
+    def _buried(self, fault: Exit | Opened) -> Exit | Opened:
         """The same, with what the worker had taken last; all that it told is taken in."""
-        if isinstance(fault, Arrived) or fault.unborn:
+        if isinstance(fault, Opened) or fault.unborn:
             return fault
         claim = self.links.board.claim(fault.number)
         self.leases.drop(claim.run, claim.chunk)
@@ -127,19 +127,9 @@ class WorkerLane:
 
     # --- faults ---
 
-    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Nobody is."""
-
-    def kill(self, worker: int, stuck: str) -> None:
-        """Nobody can be."""
-
     def who(self, worker: int) -> str:
         """See Lane."""
         return f"worker {worker} (pid {self.pids[worker]})"
-
-    def stats(self) -> dict[str, bool | int | float]:
-        """None of its own."""
-        return {}
 
     def stuck(self) -> str:
         """See Lane. Where none is at work, they may never have come to take a task."""

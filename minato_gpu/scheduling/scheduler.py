@@ -94,11 +94,6 @@ class Scheduler:
         return bool(self._work.jobs) or len(self._work.waiting) > 0
 
     @property
-    def bytes_in_flight(self) -> int:
-        """Host bytes of samples ready and not delivered, plus what the running ones are expected to need."""
-        return self._ledger.in_flight
-
-    @property
     def awaited(self) -> m.Awaited | None:
         """What the next batch needs before it can be composed; None where that is not known, or nothing, or leases end
         so soon that it is not worth a wake-up of its own."""

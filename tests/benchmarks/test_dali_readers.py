@@ -91,7 +91,8 @@ def _off(one: Any, other: Any) -> float:
 
 
 def _limit(asked: Job) -> float:
-    return float(asked.pipeline.tolerance["cpu"].maximum * asked.pipeline.output_fields["image"].level)
+    image = asked.pipeline.fields_at(len(asked.pipeline.stages))["image"]
+    return float(asked.pipeline.tolerance["cpu"].maximum * image.level)
 
 
 @_needs_dali

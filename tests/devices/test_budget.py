@@ -13,7 +13,6 @@ import torch
 
 import minato_gpu.engine.building
 from minato_gpu import DataLoader
-from minato_gpu.lanes import device_lane
 from minato_gpu.lanes.base import Resident
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
@@ -43,11 +42,8 @@ BATCH_BYTES = rows_bytes(LAYOUT, BATCH)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("lanes", [["device"], ["cpu"], ["cpu", "device"]], ids="+".join)
 @pytest.mark.parametrize("budget", [1, 6000, 3 * BATCH_BYTES])
-def test_each_device_keeps_its_budget(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, budget: int, lanes: list[str], in_order: bool
-) -> None:
+def test_each_device_keeps_its_budget(machine: Machine, budget: int, lanes: list[str], in_order: bool) -> None:
     """At most the budget (or one batch) and one sample, besides the batch that its consumer has; and so it says."""
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)  # takes 4 MiB for a moment when a lane opens
     devices = machine(2, LAZY_COPIES)
     loader = loader_on(devices, lanes=lanes, in_order=in_order, device_memory_budget=budget, prefetch_factor=8)
     assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
@@ -85,7 +81,6 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, lanes: list[str], in_order: bool
 ) -> None:
     """The consumer takes the first batch and is away until the window is prepared: 16 batches."""
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
     monkeypatch.setattr(minato_gpu.engine.building, "_MICRO_BATCH", 4)
     monkeypatch.setattr(minato_gpu.engine.building, "_MOST_ON_GPU", 4)
     devices = machine(1, LAZY_COPIES)
@@ -103,9 +98,8 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
 @pytest.mark.parametrize("lanes", [["device"], ["cpu"]], ids="+".join)
 @pytest.mark.parametrize("budget", [1, 3 * BATCH_BYTES])
 def test_a_device_that_is_named_twice_has_one_budget(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, budget: int, lanes: list[str], in_order: bool
+    machine: Machine, budget: int, lanes: list[str], in_order: bool
 ) -> None:
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
     (device,) = machine(1)
     more: dict[str, Any] = {"lanes": lanes, "in_order": in_order, "device_memory_budget": budget, "timeout": 20}
     loader = loader_on([device], device=["cuda:0", "cuda:0"], prefetch_factor=8, **more)
@@ -173,11 +167,8 @@ def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, overlap: bool
-) -> None:
+def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(machine: Machine, overlap: bool) -> None:
     """Batches of 1 and 32 in turn; and the short last batch of an epoch before the next one's first."""
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
     (device,) = machine(1)
     large = rows_bytes(LAYOUT, 32)  # type: ignore[arg-type]
     epochs = 3 if overlap else 1

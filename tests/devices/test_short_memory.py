@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from minato_gpu.lanes import device_lane
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.devices.test_budget import BATCH_BYTES
@@ -23,9 +22,8 @@ SAID = "has no memory for a batch"
 
 
 @pytest.fixture
-def short(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Any:
+def short(machine: Machine) -> Any:
     """A device of so many bytes."""
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)  # takes 4 MiB for a moment when a lane opens
 
     def make(capacity: int, order: Order = LAZY_COPIES) -> FakeDevice:
         (device,) = machine(1, order)
@@ -150,11 +148,8 @@ def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machi
 
 
 @pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 957])
-def test_samples_for_batches_of_other_devices_make_room_too(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, order: Order
-) -> None:
+def test_samples_for_batches_of_other_devices_make_room_too(machine: Machine, order: Order) -> None:
     """Out of order a batch takes what any device has made, and may have to wait until its own has room for it."""
-    monkeypatch.setattr(device_lane, "measured_rate", lambda _: 1e9)
     devices = machine(3, order)
     for device in devices:
         device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minato_gpu.estimates import cuts
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Observed
 from minato_gpu.lanes.base import Part
@@ -37,7 +38,7 @@ CUT = 2
 def estimator(built: bool = True) -> CutEstimator:
     model = CostModel(part_names(PIPELINE), features=1)
     made = CutEstimator(model, ("cpu", "device"), PIPELINE, ["device"])
-    made.offered("device", Offers(frozenset([CUT]) if built else frozenset(), 1e6))
+    made.offered("device", Offers(frozenset([CUT]) if built else frozenset()))
     return made
 
 
@@ -69,7 +70,10 @@ def test_a_plan_costs_the_sum_of_its_parts_and_a_rest_of_its_own() -> None:
     assert list(plan) == pytest.approx([CUT, 6e-3, 5e-4, 0.0], rel=0.02)
 
 
-def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes() -> None:
+def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuts, "_USUAL_RATE", 1e6)
     made = estimator()
     teach(made, "cpu", 1, (6e-3, 2e-3))
     teach(made, "device", 1, (4e-3,))

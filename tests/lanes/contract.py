@@ -20,7 +20,6 @@ import pytest
 
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
-    Arrived,
     AtWork,
     Exit,
     Lane,
@@ -298,7 +297,8 @@ class LaneContract:
         assert site.reports()[-1].done == 2 and isinstance(site.told[-1], Exit), "after all that it had told"
         assert site.progress() == ()
         site.lane.replace(0, ())
-        assert site.hears(Arrived) == [Arrived(1)] and len(site.of(Exit)) == 1
+        assert wait_until(lambda: len(site.of(Opened)) == 2), "no replacement comes"
+        assert site.of(Opened) == [Opened(1), Opened(1)] and len(site.of(Exit)) == 1
         site.send(8, 9, chunk=2)
         assert site.done(2) == 2 and site.reports()[-1].done == 2
         assert site.trace.begun(7) == 0

@@ -113,7 +113,8 @@ def test_a_broken_picture_is_alone_in_failing(
     results = executor.run(given)
     failure = results[3]
     assert isinstance(failure, StageError)
-    assert (failure.origin.stage, failure.origin.lane) == ("decode", "device")
+    assert (failure.origin.stage, failure.origin.lane) == (None, "device")
+    assert str(failure).startswith("the pipeline failed: RuntimeError: ") and "in decode_dali\n" in str(failure)
     assert failure.origin.path == photographs[3]["path"]
     assert failure.__cause__ is not None
     for n, reference in enumerate(expected(pipeline, photographs)):
@@ -125,6 +126,15 @@ def test_a_broken_picture_is_alone_in_failing(
     assert all(not isinstance(result, StageError) for result in again)
     assert executor.batches.repeated == repeated
     assert executor.builds == 1
+
+
+def test_of_one_stage_alone_its_name_is_told(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
+    [(fields, seed)] = items(pipeline, photographs[:1], 2)
+    executor = DeviceExecutor(pipeline, 2, 3)
+    [failure] = executor.run([(corrupt(fields, "garbage"), seed)])
+    assert isinstance(failure, StageError) and failure.origin.stage == "decode"
+    assert str(failure).startswith("stage 'decode' failed: RuntimeError: ")
+    executor.close()
 
 
 def test_one_broken_picture_of_64_costs_one_run_and_no_graph(

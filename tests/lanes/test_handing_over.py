@@ -18,7 +18,6 @@ from minato_gpu import Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Handed, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.rate import measured_rate
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
@@ -231,10 +230,6 @@ def test_what_cannot_be_sent_goes_on_where_it_is(links: WorkerChannels, error: E
     assert worker.store.get(item)["label"] == 3
 
 
-def test_the_rate_at_which_values_come_to_the_device_is_measured() -> None:
-    assert 1e7 < measured_rate(None) < 1e13
-
-
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
@@ -267,7 +262,9 @@ def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
 
 
 def _check(pipeline: Pipeline, want: Any, got: Any, limit: float) -> None:
-    for field, declared in pipeline.output_fields.items():
+    fields = pipeline.fields_at(len(pipeline.stages))
+    for field in pipeline.outputs:
+        declared = fields[field]
         if declared.dtype == np.dtype(object):
             assert got[field] == want[field]
             continue

@@ -62,7 +62,7 @@ def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None
     limit = whole_tolerance(pipeline, device, split)
     for n, result in enumerate(found):
         if n == 2:
-            assert isinstance(result, StageError) and result.origin.stage == "decode"
+            assert isinstance(result, StageError) and "in decode_dali\n" in str(result)
             continue
         assert not isinstance(result, StageError), result
         expected = prepared(pipeline, samples[n], n)["image"]

@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import Dataset
 
 import minato_gpu.engine.building
-import minato_gpu.lanes.device_lane
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Local, Report
@@ -110,31 +109,6 @@ def _boom(*_: Any) -> Any:
 
 
 @pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_a_rate_that_cannot_be_measured_stops_nothing(monkeypatch: pytest.MonkeyPatch, lanes: list[str]) -> None:
-    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
-    assert loaded(lanes) == list(range(1, 41))
-
-
-@pytest.mark.parametrize("both", [False, True])
-def test_the_rate_is_measured_only_where_parts_of_samples_may_come(
-    monkeypatch: pytest.MonkeyPatch, links: WorkerChannels, both: bool
-) -> None:
-    asked: list[Any] = []
-
-    def rate(where: Any) -> float:
-        asked.append(where)
-        return 5e9
-
-    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", rate)
-    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=both)
-    assert of_kind(lane, Opened) == [Opened(1)]
-    assert lane.close(5.0)
-    assert asked == [None] * both
-    assert lane.bytes_per_s == (5e9 if both else float("inf"))
-
-
-@pytest.mark.usefixtures("no_leaks")
 def test_the_only_lane_that_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceExecutor, "load", _boom)
     with pytest.raises(RuntimeError, match=r"the device lane cannot be opened: .*out of memory") as caught:
@@ -195,7 +169,6 @@ def test_the_first_batch_does_not_wait_for_dali_to_be_imported(
 
 def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: WorkerChannels) -> None:
     importlib.import_module("nvidia.dali.fn")
-    monkeypatch.setattr(minato_gpu.lanes.device_lane, "measured_rate", _boom)
     monkeypatch.setattr(DeviceExecutor, "load", _boom)
     lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
     assert lane._built.wait(20) and lane.retired

@@ -23,7 +23,7 @@ import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.contract import Arrived, Exit
+from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
@@ -239,7 +239,7 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
                 workers.kill(number, "it was here")
                 assert isinstance(_next_of(workers), Exit)
                 workers.replace(number, ())
-                assert isinstance(_next_of(workers), Arrived)
+                assert isinstance(_next_of(workers), Opened)
                 held.append(holds())
             # fewer: what earlier tests left was collected; a moment later: the thread that started one is still ending
             back = wait_until(lambda: all(last <= first for first, last in zip(held[1], holds(), strict=True)))
@@ -249,8 +249,8 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
             workers.close(2.0)
 
 
-def _next_of(workers: Workers) -> Exit | Arrived:
-    found: list[Exit | Arrived] = []
+def _next_of(workers: Workers) -> Exit | Opened:
+    found: list[Exit | Opened] = []
     assert wait_until(lambda: found.extend(workers.news()) or found)  # type: ignore[func-returns-value, redundant-expr]
     [one] = found
     return one
@@ -291,7 +291,7 @@ def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
             workers.kill(0, "")
             assert isinstance(_next_of(workers), Exit)
             workers.replace(0, [(4096, 7)])
-            assert isinstance(_next_of(workers), Arrived)
+            assert isinstance(_next_of(workers), Opened)
             assert wait_until(lambda: found.value == 7)
         finally:
             links.close_parent_ends()

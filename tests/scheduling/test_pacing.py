@@ -102,9 +102,9 @@ def test_a_credit_is_used_up_by_bytes_and_not_by_samples() -> None:
     done = chunk.size - 1
     said = scheduler.handle(m.Finished(0.2, chunk.number, done, 1e-5, done, final=False))
     others = sum(each.chunk.credit for each in said if isinstance(each, m.Dispatch))
-    assert scheduler.bytes_in_flight == 100 + chunk.credit + others
+    assert scheduler._ledger.in_flight == 100 + chunk.credit + others
     scheduler.handle(m.Finished(0.3, chunk.number, chunk.size, 1e-5, 1))
-    assert scheduler.bytes_in_flight < 10_000
+    assert scheduler._ledger.in_flight < 10_000
 
 
 EVEN = m.LaneCosts(300, 0.01, 1e-6)

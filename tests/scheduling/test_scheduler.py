@@ -145,7 +145,7 @@ class Loader(RuleBasedStateMachine):
         ready_bytes = SAMPLE_BYTES * (len(shell.ready) - delivered)
         running = sum(chunk.size - shell.done[number] for number, chunk in shell.held.items())
         held_bytes = ready_bytes + SAMPLE_BYTES * shell.waiting_on()
-        assert abs(scheduler.bytes_in_flight - held_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
+        assert abs(scheduler._ledger.in_flight - held_bytes - SAMPLE_BYTES * running) <= SAMPLE_BYTES * running
         if self.policy.budget_bytes is not None and not shell.lost_slots:
             least = max(self.policy.budget_bytes, BATCH * SAMPLE_BYTES)  # a batch must fit, whatever the budget
             assert ready_bytes + SAMPLE_BYTES * running <= least + SAMPLE_BYTES * shell.most_slots
