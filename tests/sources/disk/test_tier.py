@@ -10,6 +10,7 @@ import pytest
 
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.tier import DiskTier
+from tests.leaks import open_links
 from tests.sources.disk.content import BUDGET, SEGMENT, VERSION, Elsewhere, content, elsewhere, held, keep, segments
 
 
@@ -131,6 +132,15 @@ def test_nothing_of_it_stays_open(path: Path) -> None:
     assert all(held(tier, number) for number in range(50))
     tier.close()
     assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_a_segment_that_is_gone_is_closed(path: Path, tier: DiskTier) -> None:
+    keep(tier, *range(50))
+    assert all(held(tier, number) for number in range(50))
+    segments = len([*path.rglob("*.seg")])
+    tier.remove(b"%d" % number for number in range(50))
+    assert len([*path.rglob("*.seg")]) < segments
+    assert not [link for link in open_links() if str(path) in link and "(deleted)" in link]
 
 
 def test_misuse_is_said(path: Path, tier: DiskTier) -> None:
