@@ -122,7 +122,7 @@ def _child(path: Path, content: Content, seed: float, fault: str) -> None:
         key, version = choose.choice(names if choose.random() < 0.1 else usual)
         act = choose.random()
         if act < 0.4:
-            if not tier.write(key, version, memoryview(content[key, version]), 0.1) and choose.random() < 0.5:
+            if not tier.write(key, version, memoryview(content[key, version])) and choose.random() < 0.5:
                 choose.choice((tier.remove, _let_go(tier)))([choose.choice(names)[0] for _ in range(10)])
         elif act < 0.42:
             choose.choice((tier.remove, _let_go(tier)))([key])
@@ -167,7 +167,7 @@ def _check_whole(path: Path, content: Content, result: Result) -> None:
     result.check(abs(tier.nbytes() - empty) <= 64 << 10, f"accounts differ: {empty} and {tier.nbytes()} bytes")
     result.check(_disk_bytes(path / "segments") <= 64 << 10, f"{_disk_bytes(path / 'segments')} bytes are not free")
     key, version = next(iter(content))
-    result.check(tier.write(key, version, memoryview(content[key, version]), 0.1), "nothing can be written any more")
+    result.check(tier.write(key, version, memoryview(content[key, version])), "nothing can be written any more")
     tier.close()
 
 

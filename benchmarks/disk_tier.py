@@ -95,7 +95,7 @@ def opening_row(folder: Path, entries: int) -> Row:
     if child == 0:
         tier = DiskTier(path, entries * 8192 + (64 << 20))
         for number in range(entries):
-            tier.write(number.to_bytes(16, "big"), _VERSION, memoryview(b"0"), 0.0)
+            tier.write(number.to_bytes(16, "big"), _VERSION, memoryview(b"0"))
         os._exit(0)
     _, status = os.waitpid(child, 0)
     if status:
@@ -148,7 +148,7 @@ def _hit(tier: DiskTier, key: bytes, into: memoryview) -> bool:
 
 
 def _kept(tier: DiskTier, key: bytes, content: bytes) -> None:
-    if not tier.write(key, _VERSION, memoryview(content), 0.1):
+    if not tier.write(key, _VERSION, memoryview(content)):
         raise RuntimeError(f"{key!r} was not kept: {tier.stats()}")
 
 

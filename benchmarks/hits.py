@@ -104,7 +104,7 @@ class _DiskHits:
             path.write_bytes(np.random.default_rng(number).bytes(nbytes))
             self.sources.append(Source(str(path)))
             key, version = name_of((str(path), 0, None)), version_of(self.sources[-1])
-            entry = self.tier.find(key, version) if self.tier.write(key, version, _read(path), 0.1) else None
+            entry = self.tier.find(key, version) if self.tier.write(key, version, _read(path)) else None
             assert entry is not None
             self.entries.append(entry)
         self.files = Files(folder / "cache")

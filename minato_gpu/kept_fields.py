@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import struct
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
@@ -28,7 +24,6 @@ from minato_gpu.stages import Fields, Keepable
 Kept = Mapping[int, Fields]
 """By the number of the stage that writes them."""
 
-_ALIGN = 64
 _LARGEST_GIVEN = 1 << 16  # bytes: a data set that returns more has read it itself, which kept fields would not save
 _COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
 
@@ -166,36 +161,3 @@ def _copied(fields: Fields) -> Fields | None:
         return copy.deepcopy(dict(fields))
     except Exception:  # runs the values' own code: no error of the sample's
         return None
-
-
-# --- as bytes ------------------------------------------------------------------------------------------------
-
-
-def packed(given: bytes, kept: Kept) -> list[bytes | memoryview]:
-    """Buffers that make up one block: sizes, what the data set gave, a pickle, and the arrays of that."""
-    arrays: list[pickle.PickleBuffer] = []
-    pickled = pickle.dumps(dict(kept), 5, buffer_callback=arrays.append)
-    parts: list[bytes | memoryview] = [given, pickled, *(each.raw() for each in arrays)]
-    sizes = [len(part) for part in parts]
-    head = struct.pack(f"<{1 + len(sizes)}Q", len(sizes), *sizes)
-    found: list[bytes | memoryview] = []
-    for part in (head, *parts):
-        found += part, bytes(-len(part) % _ALIGN)
-    return found
-
-
-def unpacked(data: NDArray[np.uint8]) -> tuple[bytes, Kept]:
-    """And back; arrays are views of ``data``: uint8 (n,), as ``packed`` laid it down."""
-    view = data.data
-    (count,) = struct.unpack_from("<Q", view)
-    sizes = struct.unpack_from(f"<{count}Q", view, 8)
-    at, parts = _up(8 + 8 * count), []
-    for size in sizes:
-        parts.append(view[at : at + size])
-        at += _up(size)
-    kept: Kept = pickle.loads(parts[1], buffers=parts[2:])
-    return bytes(parts[0]), kept
-
-
-def _up(size: int) -> int:
-    return size + -size % _ALIGN

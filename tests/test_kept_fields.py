@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.kept_fields import KeepableFields, packed, unpacked
+from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
@@ -116,8 +117,8 @@ def test_runs_with_kept_fields_are_the_same(case: str) -> None:
         equal(made.outputs, expected)
     assert made.kept is not None
     assert {number: set(fields) for number, fields in made.kept.items()} == kept
-    block = np.frombuffer(b"".join(bytes(part) for part in packed(b"given", made.kept)), np.uint8).copy()
-    belongs_to, found = unpacked(block)
+    buffers = blobs.pieces(blobs.dump((b"given", made.kept)))
+    belongs_to, found = blobs.load(np.frombuffer(b"".join(buffers), np.uint8).copy())
     assert belongs_to == b"given"
     for seed in (7, 8):
         ran.clear()

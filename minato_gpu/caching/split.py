@@ -5,16 +5,14 @@ part of its preparation, and are larger. Reading and preparing overlap, so an ep
 
     seconds a sample = max(read_s (1 - fields - raw), prepare_s - saved_s fields)
 
-with ``fields`` and ``raw`` the shares of all samples that are kept as such, in as many bytes as there are. That is a
-linear program in two unknowns, and its optimum lies where two of its lines meet: all of these are tried.
+with ``fields`` and ``raw`` the shares of all samples that are kept as such, in as many bytes as there are. Raw bytes of
+as many others as there is room for are best for any ``fields``, so that is the one unknown. The seconds are straight
+lines in it, and least where they bend: all of these places are tried.
 """
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import NamedTuple
-
-_EXACT = 1e-9
 
 
 class Means(NamedTuple):
@@ -44,44 +42,21 @@ def split(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
     """The shares that make an epoch shortest; ``budget``: bytes for each sample of the set. Of several such shares
     those that leave the least to be done, then those of the fewest bytes. ``keeps_raw``: whether raw bytes are of use.
     """
-    lines = [
-        (1.0, 0.0, 0.0),
-        (0.0, 1.0, 0.0),
-        (1.0, 1.0, 1.0),
-        (means.field_bytes, means.raw_bytes, budget),
-        (means.saved_s - means.read_s, -means.read_s, means.prepare_s - means.read_s),  # both take as long
+    read_s, prepare_s, saved_s, raw_bytes, field_bytes = means
+    spared_s = read_s / raw_bytes if keeps_raw else 0.0  # by a byte that is kept raw
+    bends = [
+        (budget - raw_bytes, field_bytes - raw_bytes),  # there is just room for all others
+        (prepare_s - read_s + spared_s * budget, saved_s - read_s + spared_s * field_bytes),  # both take as long
     ]
-    best = Shares(0.0, 0.0)
-    for one, other in combinations(lines, 2):
-        shares = _meet(one, other)
-        if shares is not None and _fits(means, shares, budget, keeps_raw) and _rank(means, shares) < _rank(means, best):
-            best = shares
-    return best
+    most = min(1.0, budget / field_bytes)
+    tried = [0.0, most, *(max(0.0, min(above / below, most)) for above, below in bends if below)]
+    raws = [min(1 - fields, (budget - fields * field_bytes) / raw_bytes) if spared_s else 0.0 for fields in tried]
+    every = [Shares(fields, max(0.0, raw)) for fields, raw in zip(tried, raws, strict=True)]
+    return min(every, key=lambda shares: _rank(means, shares))
 
 
 def _read(means: Means, shares: Shares) -> float:
     return means.read_s * (1 - shares.fields - shares.raw)
-
-
-def _meet(one: tuple[float, float, float], other: tuple[float, float, float]) -> Shares | None:
-    (a, b, c), (d, e, f) = one, other
-    determinant = a * e - b * d
-    if abs(determinant) <= _EXACT * max(abs(a), abs(b)) * max(abs(d), abs(e)):
-        return None
-    fields, raw = (c * e - b * f) / determinant, (a * f - c * d) / determinant
-    return Shares(_clean(fields), _clean(raw))
-
-
-def _clean(share: float) -> float:
-    return 0.0 if abs(share) < _EXACT else share
-
-
-def _fits(means: Means, shares: Shares, budget: float, keeps_raw: bool) -> bool:
-    nbytes = means.field_bytes * shares.fields + means.raw_bytes * shares.raw
-    least, most = min(shares), shares.fields + shares.raw
-    if not keeps_raw and shares.raw > _EXACT:
-        return False
-    return least >= -_EXACT and most <= 1 + _EXACT and nbytes <= budget * (1 + _EXACT)
 
 
 def _rank(means: Means, shares: Shares) -> tuple[float, float, float]:

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from minato_gpu.kept_fields import KeepableFields, packed, unpacked
+from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sources import field_transfer
@@ -37,12 +38,12 @@ class Keeping:
         if AT_HAND.asked_for >= 0:
             made = self._keepable.make(fields, seed, before_stage)
             if made.kept is not None:
-                buffers = packed(given, made.kept)
+                buffers = blobs.pieces(blobs.dump((given, made.kept)))
                 field_transfer.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s)
             return made.outputs
         data = AT_HAND.find_fields()
         if data is not None:
-            belongs_to, kept = unpacked(data)
+            belongs_to, kept = blobs.load(data)
             if belongs_to == given:  # else the data set has changed
                 return self._keepable.run(fields, kept, seed, before_stage)
         return None

@@ -182,6 +182,17 @@ def write(target: memoryview, dumped: Dump) -> None:
         offset += round_up(view.nbytes, _ALIGN)
 
 
+def pieces(dumped: Dump) -> list[memoryview]:
+    """Buffers that make up the blob, one after the other: to be sent from where they lie."""
+    views = dumped.views
+    head = memoryview(bytearray(dumped.nbytes - sum(round_up(view.nbytes, _ALIGN) for view in views)))
+    write(head, dumped._replace(views=[]))
+    found = [head]
+    for view in views:
+        found += view, memoryview(bytes(-view.nbytes % _ALIGN))
+    return found
+
+
 def load(source: Value, parts: Iterable[NDArray[np.uint8]] = (), *, copies_small: bool = False) -> Value:
     """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive.
 

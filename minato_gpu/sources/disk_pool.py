@@ -120,9 +120,7 @@ class DiskPool:
 
     # --- writing ---------------------------------------------------------------------------------------------
 
-    def write(
-        self, key: Key, version: bytes, block: int, nbytes: int, seconds: float, written: Callable[[], None]
-    ) -> bool:
+    def write(self, key: Key, version: bytes, block: int, nbytes: int, written: Callable[[], None]) -> bool:
         """Whether a copy of the block will be written; ``written`` is called after that."""
         if self._passes:
             self._passes -= 1
@@ -142,7 +140,7 @@ class DiskPool:
             kept = False
             try:
                 self._make_go()  # first: there may be no room else
-                kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes), seconds)
+                kept = self._tier.write(name_of(key), version, self._blocks.view(block, nbytes))
             finally:
                 self._loop.call_soon_threadsafe(ended, kept)
 

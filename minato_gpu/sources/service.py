@@ -277,8 +277,7 @@ class Service:
         if self.disk is None or version is None or not self.disk.following.stays(each.sample, each.epoch):
             return
         each.users += 1
-        seconds = self._costs.seconds(each.nbytes)
-        if not self.disk.write(each.key, version, each.block, each.nbytes, seconds, lambda: self._written(each)):
+        if not self.disk.write(each.key, version, each.block, each.nbytes, lambda: self._written(each)):
             each.users -= 1
 
     def _written(self, each: SourceBytes) -> None:

@@ -112,6 +112,14 @@ def test_other_objects(value: Any) -> None:
     same(there(value)[0], value)
 
 
+@pytest.mark.parametrize("value", [3, *_OBJECTS.values(), [torch.ones(5), np.ones(5), torch.empty(0)]], ids=str)
+def test_pieces_make_up_the_blob(value: Any) -> None:
+    dumped = blobs.dump(value)
+    whole = bytearray(dumped.nbytes)
+    blobs.write(memoryview(whole), dumped)
+    assert b"".join(blobs.pieces(dumped)) == whole
+
+
 _TENSORS: dict[str, Any] = {
     "sparse COO": torch.eye(3).to_sparse(),
     "sparse COO, not coalesced": torch.sparse_coo_tensor(

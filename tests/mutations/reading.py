@@ -122,8 +122,8 @@ FAULTS = (
     Fault(
         "what waits to be written to disk is freed when its sample is prepared",
         "sources/service.py",
-        "        each.users += 1\n        seconds = ",
-        "        seconds = ",
+        "        each.users += 1\n        if not self.disk.write",
+        "        if not self.disk.write",
         ("sources/test_service_tiers.py",),
     ),
     Fault(

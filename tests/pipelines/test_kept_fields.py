@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from minato_gpu import parity
-from minato_gpu.kept_fields import KeepableFields, packed, unpacked
+from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Pipeline
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 from pipelines.example_volumes import volume
@@ -69,8 +70,8 @@ def check(pipeline: Pipeline, fields: Fields, *, seeds: int = 3) -> dict[str, An
     made = keepable.make(fields, 0, no_stage)
     assert bits(made.outputs) == bits(pipeline.run(fields, 0))
     assert made.kept is not None
-    block = np.frombuffer(b"".join(bytes(part) for part in packed(given, made.kept)), np.uint8)  # read-only
-    belongs_to, kept = unpacked(block)
+    buffers = blobs.pieces(blobs.dump((given, made.kept)))
+    belongs_to, kept = blobs.load(np.frombuffer(b"".join(buffers), np.uint8))  # read-only
     assert belongs_to == given
     for seed in range(seeds):
         assert bits(keepable.run(fields, kept, seed, no_stage)) == bits(pipeline.run(fields, seed))

@@ -45,14 +45,14 @@ class FakeTier:
         if self.raises:
             raise ArithmeticError("in the tier")
         found, data = self.copies.get(key, (b"", b""))
-        return Entry(key, version, 0, 0, len(data), 0, 0.0, 0.0) if found == version and data else None
+        return Entry(key, version, 0, 0, len(data), 0, 0.0) if found == version and data else None
 
     def read(self, entry: Entry, into: memoryview) -> bool:
         data = self.copies[entry.key][1]
         into[: entry.length] = data
         return data != b"damaged"
 
-    def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
+    def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
         self.may_write.wait()
         self.writes.append(bytes(data))
         if self.raises:
@@ -134,7 +134,7 @@ class Bench:
 
     def begin_write(self, source: Source, found: dict[str, Any], written: Callable[[], None]) -> bool:
         key, nbytes = (source.path, source.offset, source.length), len(found["data"])
-        return self.pool.write(key, found["version"], found["block"], nbytes, 0.5, written)
+        return self.pool.write(key, found["version"], found["block"], nbytes, written)
 
     def close(self) -> None:
         self.pool.finish()

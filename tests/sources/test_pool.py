@@ -17,6 +17,7 @@ from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
+from tests.leaks import open_links
 from tests.sources.virtual import run
 
 SIZE = 64
@@ -462,6 +463,8 @@ def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
             pool.submit(number, Source(str(tmp_path / "shard"), 0, 6))
             await came.wait()
         await pool.close()
+
+        assert not [link for link in open_links() if str(tmp_path) in link and "(deleted)" in link]
 
     asyncio.run(main())
     arena.close()

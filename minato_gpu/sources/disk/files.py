@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from contextlib import suppress
+from functools import lru_cache, partial
 
 _MOST_OPEN = 128
 _ENDING = ".seg"
@@ -40,32 +40,23 @@ class SegmentFiles:
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
-        self._open: dict[int, OpenFile] = {}  # in the order in which they were opened
-        self._lock = threading.Lock()
+        self._opened = lru_cache(_MOST_OPEN)(partial(_opened, folder))
 
     def opened(self, number: int) -> OpenFile:
         """The file, to be held while its ``fd`` is in use. Raises OSError where there is none."""
-        found = self._open.get(number)  # without the lock, as nearly every time it is there
-        if found is None:
-            with self._lock:
-                found = self._open.get(number)
-                if found is None:
-                    found = self._open[number] = OpenFile(self._file(number))
-                    if len(self._open) > _MOST_OPEN:
-                        del self._open[next(iter(self._open))]
-        return found
+        return self._opened(number)
 
     def create(self, number: int) -> OpenFile:
         """A new file, with this process as its writer."""
         self.delete(number)  # one whose account was never opened, because its maker died just then
-        made = OpenFile(self._file(number, os.O_CREAT | os.O_EXCL))
+        made = _opened(self._folder, number, os.O_CREAT | os.O_EXCL)
         fcntl.flock(made.fd, fcntl.LOCK_EX)
         return made
 
     def take(self, number: int) -> OpenFile | None:
         """A file whose writer is gone, with this process in its place; None where it has a writer, or is not there."""
         try:
-            found = OpenFile(self._file(number))
+            found = _opened(self._folder, number)
             fcntl.flock(found.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError):
             return None
@@ -73,10 +64,9 @@ class SegmentFiles:
 
     def delete(self, number: int) -> None:
         """Free the file's space at once, also where others have it open; those find fewer bytes than they expect."""
-        with self._lock:
-            self._open.pop(number, None)
+        self._opened.cache_clear()  # it may be one of them; the others are opened again
         with suppress(FileNotFoundError):
-            OpenFile(self._file(number)).cut(0)
+            _opened(self._folder, number).cut(0)
             os.unlink(_name(number), dir_fd=self._folder)
 
     def numbers(self) -> set[int]:
@@ -86,11 +76,11 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Forget the open files."""
-        with self._lock:
-            self._open.clear()
+        self._opened.cache_clear()
 
-    def _file(self, number: int, flags: int = 0) -> int:
-        return os.open(_name(number), os.O_RDWR | os.O_NOFOLLOW | flags, 0o600, dir_fd=self._folder)
+
+def _opened(folder: int, number: int, flags: int = 0) -> OpenFile:
+    return OpenFile(os.open(_name(number), os.O_RDWR | os.O_NOFOLLOW | flags, 0o600, dir_fd=folder))
 
 
 def _name(number: int) -> str:

@@ -14,7 +14,7 @@ from minato_gpu.caching.orders import Part
 
 LONGEST_KEY = 511  # bytes: LMDB's own limit
 LONGEST_VERSION = 1024
-_ENTRY = struct.Struct("<QQQQdd")
+_ENTRY = struct.Struct("<QQQQ8xd")  # between them, what the copy cost to get: nobody reads it any more
 _SEGMENT = struct.Struct("<qqqq?")
 _TOTAL = struct.Struct("<q")
 _RUN = struct.Struct("<QQQddddq")
@@ -42,10 +42,7 @@ class Record(Protocol):
 
 class Entry(NamedTuple):
     """A copy that is kept: ``length`` bytes of the segment file from ``offset`` on, which have this ``checksum``
-    (XXH3).
-
-    ``cost_s``: what it cost to get the bytes, in seconds, as who wrote them said. ``used_at``: when it was written, or
-    used since, in seconds since 1970; coarse, see runs.py.
+    (XXH3). ``used_at``: when it was written, or used since, in seconds since 1970; coarse, see runs.py.
     """
 
     key: bytes
@@ -54,7 +51,6 @@ class Entry(NamedTuple):
     offset: int
     length: int
     checksum: int
-    cost_s: float
     used_at: float
 
     def pack(self) -> bytes:

@@ -126,8 +126,8 @@ class DiskTier:
             self._upkeep.used(entry)
         return True
 
-    def write(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
-        """Keep a copy of ``data``, the bytes of ``key`` in this version, which took ``cost_s`` seconds to get.
+    def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
+        """Keep a copy of ``data``, the bytes of ``key`` in this version.
 
         False where budget or disk forbid it. Of one process, one copy is written at a time. Raises ValueError for a key
         or a version that is too long; give a digest then.
@@ -138,7 +138,7 @@ class DiskTier:
                 f"{len(key)} and {len(version)}; give a digest"
             )
         with self._writing:
-            return self._if_it_can(lambda: self._put(key, version, memoryview(data).cast("B"), cost_s), False)
+            return self._if_it_can(lambda: self._put(key, version, memoryview(data).cast("B")), False)
 
     def remove(self, keys: Iterable[bytes]) -> int:
         """Drop copies, and give their space back to the disk; returns how many bytes of it.
@@ -266,7 +266,7 @@ class DiskTier:
     def _overhead(self) -> int:
         return _OVERHEAD + (self._budget >> _OVERHEAD_SHIFT)
 
-    def _put(self, key: bytes, version: bytes, data: memoryview, cost_s: float) -> bool:
+    def _put(self, key: bytes, version: bytes, data: memoryview) -> bool:
         known = self._index.find(key)
         if known is not None and known.version == version:
             return True
@@ -275,7 +275,7 @@ class DiskTier:
         if place is None:
             self._troubles.count("refused")
             return False
-        entry = Entry(key, version, *place, len(data), checksum_of(data), cost_s, time.time())
+        entry = Entry(key, version, *place, len(data), checksum_of(data), time.time())
         added, doomed = self._ledger.add(entry)
         if added:
             self._writer.keep(size)

@@ -22,7 +22,7 @@ def content(number: int, size: int = 50_000) -> bytes:
 
 def keep(tier: DiskTier, *numbers: int, version: bytes = VERSION, size: int = 50_000) -> int:
     """Write copies; returns how many were taken."""
-    return sum(tier.write(b"%d" % number, version, memoryview(content(number, size)), 0.5) for number in numbers)
+    return sum(tier.write(b"%d" % number, version, memoryview(content(number, size))) for number in numbers)
 
 
 def held(tier: DiskTier, number: int, version: bytes = VERSION) -> bytes | None:

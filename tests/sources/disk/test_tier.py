@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.sources.disk.directory import CacheDirectoryError
+from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
+from tests.leaks import open_links
 from tests.sources.disk.content import BUDGET, SEGMENT, VERSION, Elsewhere, content, elsewhere, held, keep, segments
 
 
@@ -20,9 +23,17 @@ def test_what_is_written_is_read_and_outlives_the_run(path: Path, tier: DiskTier
     again = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
     assert [held(again, number) for number in range(50)] == [content(number) for number in range(50)]
     found = again.find(b"7", VERSION)
-    assert found is not None and (found.length, found.cost_s) == (50_000, 0.5)
+    assert found is not None and found.length == 50_000
     assert len(segments(path)) == 3  # of 20 each
     again.close()
+
+
+def test_entries_of_versions_that_wrote_down_a_cost_are_read_and_these_read_ours() -> None:
+    entry = Entry(b"key", b"version", 1, 2, 3, 4, 5.0)
+    theirs = struct.Struct("<QQQQdd")
+    assert Entry.unpack(b"key", theirs.pack(1, 2, 3, 4, 0.5, 5.0) + b"version") == entry
+    assert theirs.unpack_from(entry.pack()) == (1, 2, 3, 4, 0.0, 5.0)
+    assert entry.pack()[theirs.size :] == b"version"
 
 
 def test_sizes_from_nothing_to_more_than_a_segment(tier: DiskTier) -> None:
@@ -43,7 +54,7 @@ def test_a_new_version_takes_the_place_of_the_old_one_and_its_space_is_free(tier
     keep(tier, 1, size=1_000_000)
     before = tier.nbytes()
     for version in range(2, 40):
-        assert tier.write(b"1", b"%d" % version, memoryview(content(version, 1_000_000)), 0.1)
+        assert tier.write(b"1", b"%d" % version, memoryview(content(version, 1_000_000)))
     assert held(tier, 1, b"39") == content(39, 1_000_000)
     assert tier.nbytes() < before + SEGMENT + (1 << 19)
 
@@ -133,6 +144,15 @@ def test_nothing_of_it_stays_open(path: Path) -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
+def test_a_segment_that_is_gone_is_closed(path: Path, tier: DiskTier) -> None:
+    keep(tier, *range(50))
+    assert all(held(tier, number) for number in range(50))
+    segments = len([*path.rglob("*.seg")])
+    tier.remove(b"%d" % number for number in range(50))
+    assert len([*path.rglob("*.seg")]) < segments
+    assert not [link for link in open_links() if str(path) in link and "(deleted)" in link]
+
+
 def test_misuse_is_said(path: Path, tier: DiskTier) -> None:
     keep(tier, 1)
     entry = tier.find(b"1", VERSION)
@@ -141,7 +161,7 @@ def test_misuse_is_said(path: Path, tier: DiskTier) -> None:
         tier.read(entry, memoryview(bytearray(49_999)))
     for key, version in ((b"", b"1"), (b"k" * 512, b"1"), (b"k", b"v" * 1025)):
         with pytest.raises(ValueError, match="give a digest"):
-            tier.write(key, version, memoryview(b"x"), 0.1)
+            tier.write(key, version, memoryview(b"x"))
     with pytest.raises(CacheDirectoryError, match="already open in this process"):
         DiskTier(path, BUDGET)
     assert held(tier, 1) == content(1)
