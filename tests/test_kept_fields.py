@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.memory import blobs
@@ -125,6 +126,28 @@ def test_runs_with_kept_fields_are_the_same(case: str) -> None:
         outputs = keepable.run(given(), found, seed, no_stage)
         assert tuple(ran) == left
         equal(outputs, made_of.run(given(), seed))
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, torch.Tensor])
+def test_the_order_in_memory_stays(kind: type) -> None:
+    """What comes after would give other bits: sums in another order."""
+
+    def decode(fields: Fields, _: Params) -> Fields:
+        picture = np.random.default_rng(fields["a"]).random((61, 47, 3), np.float32)
+        return {"b": torch.from_numpy(picture).permute(2, 0, 1) if kind is torch.Tensor else picture.transpose(2, 0, 1)}
+
+    def norm(fields: Fields, _: Params) -> Fields:
+        return {"z": [fields["b"].sum(), fields["b"].var()]}
+
+    floats = {"b": Field(kind)}
+    last = Stage("norm", ("b",), {"z": Field(list)}, norm, draw=lambda rng, _: {})
+    made_of = pipeline(Stage("decode", ("a",), floats, decode), last)
+    keepable = KeepableFields(made_of)
+    for _ in range(20):
+        kept = keepable.make(given(), 7, no_stage).kept
+        buffers = blobs.pieces(blobs.dump(kept))
+        found = blobs.load(np.frombuffer(b"".join(buffers), np.uint8).copy())
+        assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
 
 
 def equal(found: Fields, expected: Fields) -> None:

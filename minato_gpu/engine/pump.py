@@ -131,8 +131,9 @@ class Pump:
                 for task in message.tasks:
                     self._abandoned.through(*task)
             case c.Opened():
-                self._loading.discard(lane.name)
-                self.on_open()
+                if lane.name in self._loading:
+                    self._loading.discard(lane.name)
+                    self.on_open()
                 self._change(lane, message.slots)
             case c.Retired():
                 self._loading.discard(lane.name)

@@ -5,6 +5,8 @@ buffers, each on a 64-byte boundary; loading makes arrays and tensors over the s
 in shared memory already (*parts*) stay where they are.
 
 Plain CPU tensors travel the same way as arrays; everything else travels as ``torch.multiprocessing`` would send it.
+Both keep the order in which their elements lie in memory: a sum depends on it in its last bits, and the speed of a
+model on channels last.
 """
 
 from __future__ import annotations
@@ -72,14 +74,23 @@ class _Pickler(ForkingPickler):
         whole = obj.is_contiguous() and obj.numel() * obj.element_size() == storage.nbytes()
         if not whole and key in self._bases and key:
             return self._bases[key], obj.stride(), int(obj.storage_offset())
-        own = obj.contiguous()
+        own = without_gaps(obj)
         base = self._bases.get(key) if whole and key else None
         if base is None:
-            # one element counts as contiguous whatever its stride
-            base = own.as_strided((own.numel(),), (1,)).view(torch.uint8)
+            base = bytes_of(own)
             self._base_ids.add(id(base))
             self._bases[key if whole and key else -1 - len(self._bases)] = base
         return base, own.stride(), 0
+
+
+def without_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, if it is contiguous; else a copy in the same order of memory, such as channels last."""
+    return tensor if tensor.is_contiguous() else tensor.clone()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a tensor ``without_gaps`` holds, as it lies in memory: uint8 (n,)."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element is contiguous whatever its stride
 
 
 def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

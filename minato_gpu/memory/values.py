@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from minato_gpu.memory.accelerator import Accelerator
-from minato_gpu.memory.blobs import strided_parts
+from minato_gpu.memory.blobs import bytes_of, strided_parts, without_gaps
 from minato_gpu.memory.copies import MOST, CopyRange
 from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.loans import is_small
@@ -76,9 +76,10 @@ class ValueLoad(Load):
             memory = port.accelerator.empty(total)
             self._used.append(memory)
             for at, number in zip(places, numbers, strict=True):
-                tensor, end = tensors[number], at + tensors[number].nbytes
-                np.copyto(staging[at:end], tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-                found[number] = memory[at:end].view(tensor.dtype).view(tensor.shape)
+                tensor = without_gaps(tensors[number])
+                end = at + tensor.nbytes
+                np.copyto(staging[at:end], bytes_of(tensor).numpy())
+                found[number] = memory[at:end].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
                 port.slices.between()
             port.copy(memory, [CopyRange(block, 0, total)], most=1 << 16)
         return [found[number] for number in range(len(tensors))]

@@ -13,6 +13,7 @@ from minato_gpu import DataLoader
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.lanes.base import Report
+from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Awaited
@@ -55,6 +56,16 @@ def test_a_layout_that_comes_after_the_marks_of_its_samples_is_learned() -> None
     pump = _told([_report(b"late", run=1)], learned.append)
     pump.receive()
     assert learned == [b"late"]
+
+
+def test_a_lane_has_loaded_its_libraries_once_and_replacements_open_more_slots() -> None:
+    """What is to come before their clean-up at the interpreter's end is registered then, not with each replacement."""
+    told: list[Any] = [Opened(2), Opened(1)]
+    pump, opened = _told(told, lambda _: None), list[str]()
+    pump.on_open = lambda: opened.append("once")
+    pump.run.number = 0  # no epoch has begun
+    pump.receive()
+    assert (told, opened, pump._slots) == ([], ["once"], {"cpu": 3})
 
 
 def test_reports_after_one_that_raises_are_taken_in_later() -> None:

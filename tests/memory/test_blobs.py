@@ -112,6 +112,31 @@ def test_other_objects(value: Any) -> None:
     same(there(value)[0], value)
 
 
+_IN_MEMORY: dict[str, Any] = {
+    "transposed": torch.arange(6.0).view(2, 3).t(),
+    "pictures as channels": torch.arange(24).view(2, 4, 3).permute(2, 0, 1),
+    "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "part of a tensor": torch.arange(48.0).view(2, 4, 6)[:, 1:3].permute(2, 0, 1).contiguous().permute(1, 2, 0),
+    "array in Fortran's order": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "array of pictures as channels": np.arange(24).reshape(2, 4, 3).transpose(2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("value", _IN_MEMORY.values(), ids=_IN_MEMORY.keys())
+def test_the_order_in_memory_stays(value: Any) -> None:
+    got = there(value)[0]
+    same(got, value)
+    strides = [each.stride() if isinstance(each, torch.Tensor) else each.strides for each in (got, value)]
+    assert strides[0] == strides[1]
+
+
+def test_of_what_has_gaps_the_order_stays_without_them() -> None:
+    value = torch.arange(48).view(2, 4, 6)[:, ::2].permute(2, 0, 1)
+    got = there(value)[0]
+    same(got, value)
+    assert got.stride() == (1, 12, 6)
+
+
 @pytest.mark.parametrize("value", [3, *_OBJECTS.values(), [torch.ones(5), np.ones(5), torch.empty(0)]], ids=str)
 def test_pieces_make_up_the_blob(value: Any) -> None:
     dumped = blobs.dump(value)

@@ -25,6 +25,7 @@ def detections(count: int) -> dict[str, Any]:
         "phase": torch.tensor([1 + 2j, 3]),
         "half": torch.ones(3, dtype=torch.bfloat16),
         "spread": torch.arange(3).expand(2, 3),
+        "last": torch.arange(24.0).view(1, 2, 3, 4).to(memory_format=torch.channels_last),
     }
 
 
@@ -43,6 +44,7 @@ def test_all_comes_from_pinned_memory_in_few_copies(order: Any) -> None:
             for got, each in pairs:
                 assert (got.dtype, got.shape) == (each.dtype, each.shape)
                 device.read(got, lambda t, each=each: wrong.append(t) if not torch.equal(t, each) else None)  # type: ignore[misc]
+        assert batch["last"].is_contiguous(memory_format=torch.channels_last)
         device.finish()
         assert one.allocated() == 0, "what they were copied from is free"
     assert wrong == []

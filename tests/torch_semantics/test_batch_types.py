@@ -38,6 +38,23 @@ def test_own_batch_type(loader_class: Any, num_workers: int) -> None:
     assert [batch.numbers.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
 
 
+def _last(samples: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(samples).to(memory_format=torch.channels_last)
+
+
+def _as_is(samples: list[torch.Tensor]) -> list[torch.Tensor]:
+    return samples
+
+
+@pytest.mark.parametrize("more", [{"batch_size": None}, {"collate_fn": _as_is}, {"collate_fn": _last}], ids=str)
+def test_the_order_in_memory_stays(loader_class: Any, num_workers: int, more: dict[str, Any]) -> None:
+    """A model on channels last would be slower, and sums differ in their last bits."""
+    pictures = Made(4, lambda i: torch.full((6, 5, 3), float(i)).permute(2, 0, 1))
+    for batch in loader_class(pictures, num_workers=num_workers, **more):
+        picture = batch[0] if isinstance(batch, list) or batch.ndim == 4 else batch
+        assert (picture.shape, picture.stride()) == ((3, 6, 5), (1, 15, 3))
+
+
 def test_named_tuples_keep_their_type(loader_class: Any, num_workers: int) -> None:
     batches = list(loader_class(Made(4, lambda i: Pair(i, torch.ones(3) * i)), 2, num_workers=num_workers))
     assert [type(batch) for batch in batches] == [Pair, Pair]
