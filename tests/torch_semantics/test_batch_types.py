@@ -46,11 +46,18 @@ def _as_is(samples: list[torch.Tensor]) -> list[torch.Tensor]:
     return samples
 
 
-@pytest.mark.parametrize("more", [{"batch_size": None}, {"collate_fn": _as_is}, {"collate_fn": _last}], ids=str)
-def test_the_order_in_memory_stays(loader_class: Any, num_workers: int, more: dict[str, Any]) -> None:
+_COLLATING: dict[str, dict[str, Any]] = {
+    "no batches": {"batch_size": None},
+    "lists": {"collate_fn": _as_is},
+    "channels last": {"collate_fn": _last},
+}
+
+
+@pytest.mark.parametrize("collating", _COLLATING)
+def test_the_order_in_memory_stays(loader_class: Any, num_workers: int, collating: str) -> None:
     """A model on channels last would be slower, and sums differ in their last bits."""
     pictures = Made(4, lambda i: torch.full((6, 5, 3), float(i)).permute(2, 0, 1))
-    for batch in loader_class(pictures, num_workers=num_workers, **more):
+    for batch in loader_class(pictures, num_workers=num_workers, **_COLLATING[collating]):
         picture = batch[0] if isinstance(batch, list) or batch.ndim == 4 else batch
         assert (picture.shape, picture.stride()) == ((3, 6, 5), (1, 15, 3))
 
