@@ -35,10 +35,12 @@ class _Pickler(ForkingPickler):
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], bool | None]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
         super().__init__(file, 5, True, keep)
-        self._bases: dict[int, torch.Tensor] = {}  # storage -> all of it, as bytes
+        self._bases: dict[int, torch.Tensor] = {}  # storage -> all of it, as bytes, which keeps the storage
         self._base_ids: set[int] = set()
 
     def reducer_override(self, obj: Value) -> Value:
+        if type(obj) is np.ndarray and not obj.flags.writeable:
+            return obj.copy(order="K").__reduce_ex__(5)  # as its buffer, what is loaded could not be written to either
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             # the bytes themselves; torch's own reducer would share a file descriptor
             flat = torch.empty(0, dtype=torch.uint8).set_(obj)
@@ -70,7 +72,7 @@ class _Pickler(ForkingPickler):
         Any other view takes its own elements only: a sample is often a small view of a whole data set.
         """
         storage = obj.untyped_storage()
-        key = storage.data_ptr()
+        key = storage._cdata if storage.data_ptr() else 0  # two may begin where one array does
         whole = obj.is_contiguous() and obj.numel() * obj.element_size() == storage.nbytes()
         if not whole and key in self._bases and key:
             return self._bases[key], obj.stride(), int(obj.storage_offset())

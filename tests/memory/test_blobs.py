@@ -130,6 +130,25 @@ def test_the_order_in_memory_stays(value: Any) -> None:
     assert strides[0] == strides[1]
 
 
+def test_views_that_begin_where_another_does() -> None:
+    """Each tensor has a storage of its own, as ``from_numpy`` makes them."""
+    array = np.arange(10)
+    value = [torch.from_numpy(array[:2]), torch.from_numpy(array), torch.from_numpy(array)]
+    got = there(value)[0]
+    same(got, value)
+    got[1][:] = 0
+    assert got[0].tolist() == [0, 1] and got[2].tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, object])
+def test_a_read_only_array_can_be_written_to(dtype: Any) -> None:
+    value = np.arange(6, dtype=dtype).reshape(3, 2).T
+    value.flags.writeable = False
+    got = there([value, value])[0]
+    same(got, [value, value])
+    assert got[0] is got[1] and got[0].flags.writeable and got[0].strides == value.strides
+
+
 def test_of_what_has_gaps_the_order_stays_without_them() -> None:
     value = torch.arange(48).view(2, 4, 6)[:, ::2].permute(2, 0, 1)
     got = there(value)[0]
