@@ -62,8 +62,9 @@ def key_digest(key: Key) -> int:
     """A 64-bit number for a data set key that is the same in every process.
 
     Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b, tuples and lists through
-    the digests of their parts, and NumPy's scalars as Python's; any other key is hashed through its pickle (protocol
-    4), so it must pickle to the same bytes whenever it is equal.
+    the digests of their parts, and scalars of NumPy and PyTorch as Python's, their arrays and tensors by dtype, shape
+    and elements; any other key is hashed through its pickle (protocol 4), so it must pickle to the same bytes whenever
+    it is equal.
     """
     if isinstance(key, (int, np.integer)):
         return int(key) & _MASK
@@ -73,11 +74,23 @@ def key_digest(key: Key) -> int:
         data = b"b" + key
     elif type(key) in (tuple, list):  # the pickle of one depends on which of its parts are the same object
         data = type(key).__name__.encode() + b"".join(key_digest(part).to_bytes(8, "little") for part in key)
-    elif isinstance(key, np.generic) and not isinstance(plain := key.item(), np.generic):
+    elif (plain := plain_key(key)) is not key:
         return key_digest(plain)
     else:
         data = b"p" + pickle.dumps(key, protocol=4)
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little")
+
+
+def plain_key(key: Key) -> Key:
+    """A scalar of NumPy or PyTorch as Python's; an array or a tensor as a tuple that tells it from those that are not
+    equal; any other key itself."""
+    if hasattr(key, "untyped_storage"):  # a tensor, without an import of torch
+        key = key.detach().numpy(force=True)
+    if isinstance(key, np.ndarray) and key.ndim:
+        return "array", key.dtype.str, key.shape, key.tolist() if key.dtype.hasobject else key.tobytes()
+    if isinstance(key, (np.generic, np.ndarray)) and not isinstance(plain := key.item(), np.generic):
+        return plain
+    return key
 
 
 def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) -> int:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.samples import Key
+from minato_gpu.samples import Key, plain_key
 from minato_gpu.sampling.samplers import Sampling, length_of
 
 Plane = tuple[int, bytes]
@@ -97,7 +97,7 @@ class Occurrences:
         return True
 
     def _uncount(self, key: Key) -> None:
-        key = int(key) if isinstance(key, np.integer) else name_of(key)
+        key = name_of(key)
         if self._others[key]:
             self._others[key] -= 1
         elif self._is_small(key):
@@ -112,9 +112,10 @@ class Occurrences:
         if seen is not None and type(key) is int and 0 <= key < len(seen) and seen[key] < 255:
             seen[key] += 1
             return seen[key] - 1
-        if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws
-            return self._one(int(key))
-        key = name_of(key)
+        name = name_of(key)
+        if type(name) is int and name is not key:  # NumPy's or PyTorch's: the same sample, with the same draws
+            return self._one(name)
+        key = name
         before = self._others[key]
         self._others[key] += 1
         return before + (255 if self._is_small(key) else 0)
@@ -130,7 +131,8 @@ def occurrences_of(loader: Arguments) -> Occurrences:
 
 
 def name_of(key: Key) -> Key:
-    """What counts as the same key: keys that cannot be hashed go by what they look like."""
+    """What counts as the same key, as for its digest; keys that cannot be hashed go by what they look like."""
+    key = tuple(map(name_of, key)) if type(key) is tuple else plain_key(key)
     try:
         hash(key)
     except TypeError:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from minato_gpu.lanes.base import NoSample
+from minato_gpu.samples import key_digest
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.orders import Order
@@ -121,6 +122,25 @@ def test_occurrences_of_a_key_that_comes_very_often(length: int | None) -> None:
 def test_any_object_may_be_a_key(key: Any) -> None:
     """Samplers may yield what data sets take, hashable or not."""
     assert Occurrences(10, unique=False).count([key, key]) == [0, 1]
+
+
+def test_keys_with_equal_elements_are_one_key() -> None:
+    """A batch sampler may cut a tensor into pieces: what a sample draws must not depend on where its key lies."""
+    alike = [3, np.int64(3), torch.tensor(3), np.array(3), torch.tensor([1, 3])[1]]
+    assert Occurrences(10, unique=False).count(alike) == [0, 1, 2, 3, 4]
+    assert {key_digest(key) for key in alike} == {key_digest(3)}
+    for make in (
+        lambda: torch.tensor([1.5, 2]),
+        lambda: np.array([1, 2]),
+        lambda: (torch.tensor(1), "a"),
+        lambda: [torch.tensor([1])],
+        lambda: np.array(["a", None], object),
+    ):
+        assert Occurrences(10, unique=False).count([make(), make()]) == [0, 1]
+        assert key_digest(make()) == key_digest(make())
+    unlike = [torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1, 2]]), torch.tensor([2])]
+    assert len({key_digest(key) for key in unlike}) == 4
+    assert Occurrences(10, unique=False).count(unlike) is None, "each for the first time"
 
 
 @pytest.mark.parametrize(
