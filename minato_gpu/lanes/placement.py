@@ -6,27 +6,30 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, default_convert
 
 from minato_gpu.lanes.base import Extra, Failure, Item, Joined, Laid, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import Progress
+from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout, Mismatch
-from minato_gpu.samples import Key, Origin, Value
+from minato_gpu.samples import Key, Origin, Value, sample_seed
 
 Put = Callable[[int, Value], Item]
 """From an offset in the piece and its sample to the reference of where it was put."""
 
 
 class Placement:
-    """Puts a worker's samples and batches into ``store``. ``who``: the worker, for errors."""
+    """Puts a worker's samples and batches into ``store``. ``who``: the worker, for errors. ``seeder``: of a process."""
 
-    def __init__(self, job: Job, store: Store, who: str) -> None:
+    def __init__(self, job: Job, store: Store, who: str, seeder: Seeder | None = None) -> None:
         self._job = job
         self._store = store
         self._who = who
         self._sends_all = job.auto_collation and job.collate_fn is default_collate
+        self.own_collate = job.collate_fn not in (default_collate, default_convert)  # which may draw, and keep samples
+        self._seeder = seeder
         self._learned: bytes | None = None
 
     def putter(self, task: Task, piece: Piece, progress: Progress) -> Put:
@@ -85,12 +88,12 @@ class Placement:
         if (failed and not self._job.skips) or not (samples or empty):
             return
         if empty:
-            items[start] = self.joined([], task.epoch, piece)
+            items[start] = self.joined([], task, piece)
             return
         by_offset, unsent = dict(zip(prepared, samples, strict=True)), dict[int, Failure]()
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
-            items[start] = item = self.joined(samples, task.epoch, piece)
+            items[start] = item = self.joined(samples, task, piece)
             unsent = self._unsent_of(task, piece, by_offset) if self._blames_samples(item) else {}
             if not unsent:
                 return
@@ -106,7 +109,7 @@ class Placement:
         piece = task.pieces[0]
         if bad and (bad[0].collated or not self._job.skips):
             return replace(bad[0], collated=True)
-        item = self.joined(list(samples.values()), task.epoch, piece) if samples else None
+        item = self.joined(list(samples.values()), task, piece) if samples else None
         unsent = self._unsent_of(task, piece, samples) if self._blames_samples(item) else {}
         if unsent:
             rest = {at: value for at, value in samples.items() if at not in unsent}
@@ -129,8 +132,12 @@ class Placement:
                 found[at] = self._unsent(task, piece, at, error)
         return found
 
-    def joined(self, samples: list[Value], epoch: int, piece: Piece) -> Laid | Failure:
+    def joined(self, samples: list[Value], task: Task, piece: Piece) -> Laid | Failure:
+        """What the ``collate_fn`` makes of them. What it draws is the batch's own: whoever joins it, and whatever that
+        worker did before."""
         stage, hint = "collate", ""
+        if self.own_collate and self._seeder is not None:
+            self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(0)))
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
             stage = "send"
@@ -138,7 +145,7 @@ class Placement:
         except Exception as error:
             if self._job.collate_fn is default_collate and "equal size" in str(error):
                 hint = ": samples of different shapes need a collate_fn that pads them"
-            return self.batch_failure(error, f"{stage}{hint}", epoch, piece, stage)
+            return self.batch_failure(error, f"{stage}{hint}", task.epoch, piece, stage)
 
     def batch_failure(
         self, error: Exception, what: str, epoch: int, piece: Piece | None = None, stage: str | None = None

@@ -1,7 +1,8 @@
 """The global random generators of a worker process, seeded for each sample (promise P2).
 
 ``random``, NumPy's legacy generator and torch's default generator are seeded from the sample's own seed before the
-data set sees it; that costs about 7 microseconds. A chunk of cheap samples goes without while none of them draws:
+data set sees it, and from the place of the batch before a ``collate_fn`` of the user's joins one; that costs about 7
+microseconds. A chunk of cheap samples goes without while none of them draws:
 a second set of generators, in step with the global ones, shows at the chunk's end whether one of those has moved; of
 torch's, a few words of its state are compared where they lie. If one has, the chunk is prepared again, seeded, and
 every later sample is seeded too.
@@ -62,7 +63,7 @@ class Seeder:
 
     def moved(self) -> bool:
         """Whether anything was drawn or seeded since ``begin_unseeded``; if so later samples are always seeded."""
-        same = (
+        same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()
             and self._torch_state() == self._torch_before
@@ -81,6 +82,14 @@ class Seeder:
             seed_generators(seed)
         else:
             self._step_in(seed)
+        if self._shown is not None:
+            show_initial_seed(self._shown)
+
+    def seed_batch(self, seed: int) -> None:
+        """Seed for what joins a batch. In a chunk that goes unseeded ``moved`` must be asked before, and
+        ``begin_unseeded`` after it."""
+        self._in_step = False
+        seed_generators(seed)
         if self._shown is not None:
             show_initial_seed(self._shown)
 

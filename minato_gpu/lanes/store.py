@@ -5,6 +5,7 @@ Thread workers share the process, so their objects are handed over as they are; 
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import numpy as np
@@ -90,17 +91,19 @@ class Store:
             for offset, _ in item.blocks:
                 self.handover.free(offset)
 
-    def get(self, item: Reference) -> Value:
-        """The object that a reference names; arrays in it are views of shared memory."""
+    def get(self, item: Reference, *, lasting: bool = False) -> Value:
+        """The object that a reference names; arrays in it are views of shared memory, which is used again once the
+        reference has been given back. ``lasting``: of memory of their own, for who may keep them."""
         if isinstance(item, Local):
             return item.value
         if isinstance(item, Row):
             views = self.views(item.slab, item.rows, item.layout)
-            return self.layout(item.layout).read(views, item.row, item.objects)
+            value = self.layout(item.layout).read(views, item.row, item.objects)
+            return copy.deepcopy(value) if lasting else value
         assert isinstance(item, Blob)
         buffer = self._links.buffer(item.worker)
         block, *parts = (np.ndarray((nbytes,), np.uint8, buffer, offset) for offset, nbytes in item.blocks)
-        return blobs.load(block, parts)
+        return blobs.load(block.copy(), [part.copy() for part in parts]) if lasting else blobs.load(block, parts)
 
 
 def approximate_bytes(value: Value) -> int:

@@ -72,7 +72,7 @@ class Worker:
         self._producer.handing_over = partial(board.handing_over, number)
         if job.pipeline is not None and links.fields is not None:
             self._producer.keeping = Keeping(job.pipeline, links.fields[1])
-        self._placement = Placement(job, store, self._producer.who)
+        self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
@@ -163,7 +163,7 @@ class Worker:
         lying = self._lying(task)
         if lying is not None:
             self._show(0, JOINING)
-            progress.add(self._placement.joined(lying, task.epoch, piece))
+            progress.add(self._placement.joined(lying, task, piece))
             return
         progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
@@ -182,7 +182,7 @@ class Worker:
         if task.items is None:
             return None
         try:
-            return [self._store.get(item) for item in task.items]
+            return [self._store.get(item, lasting=self._placement.own_collate) for item in task.items]
         except Exception:
             return None
 
@@ -244,6 +244,8 @@ class Worker:
             if progress.done >= end:
                 continue
             whole, fetches_many = self._joins(piece), self._producer.fetches_many(task)
+            if progress.unseeded:  # also after a batch has been joined
+                self._producer.begin_unseeded(progress.size)
             samples: list[Value] = []
             start = len(progress.items)
             progress.shift, progress.share = piece.marks - begin, 0.0
@@ -260,17 +262,23 @@ class Worker:
                 put = _unless_handed(put)
             if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
                 return False
-            if whole:
-                self._show(progress.done, JOINING)
-                self._placement.join(progress, piece, start, samples)
-                progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
-                words[self._row + BYTES] = progress.nbytes
-                words[stage] = 0
-                if progress.now > progress.report_at and not self._publish(progress):
-                    return False
+            if whole and not self._join(progress, piece, start, samples):
+                return False
             if progress.done < end or 0 < task.credit <= progress.nbytes:
                 break  # the rest was taken back, or is given back
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
+
+    def _join(self, progress: Progress, piece: Piece, start: int, samples: list[Value]) -> bool:
+        """Join a batch whose samples were all prepared here; False as of ``_attempt``."""
+        words = self._words
+        if progress.unseeded and self._placement.own_collate and self._producer.drew():
+            return False  # the batch has seeds of its own: what samples have drawn would be seen no more
+        self._show(progress.done, JOINING)
+        self._placement.join(progress, piece, start, samples)
+        progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
+        words[self._row + BYTES] = progress.nbytes
+        words[self._row + STAGE] = 0
+        return progress.now <= progress.report_at or self._publish(progress)
 
     def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and

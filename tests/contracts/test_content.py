@@ -44,6 +44,26 @@ def _reference(persistent: bool) -> list[list[Any]]:
     return _epochs(IN_ORDER, draw, _REFERENCE, persistent_workers=persistent)
 
 
+def _mixed(samples: list[Any]) -> tuple[list[Any], list[Any]]:
+    return samples, draw(0)[1:]
+
+
+@pytest.mark.parametrize("make", [draw, int], ids=["samples draw", "samples do not"])
+def test_what_a_collate_fn_draws_is_the_batchs_own(make: Callable[[Any], Any]) -> None:
+    """Mixup draws there. In one chunk a worker joins batch after batch; costly samples are joined by any of them."""
+
+    def run(workers: int, **arguments: Any) -> list[Any]:
+        generator = torch.Generator().manual_seed(17)
+        loader = IN_ORDER.loader(
+            Made(80, make), 4, num_workers=workers, generator=generator, collate_fn=_mixed, **arguments
+        )
+        return [batch for _ in range(2) for batch in loader]
+
+    reference = run(1)
+    assert len({str(drawn) for _, drawn in reference}) == 40, "each batch has its own, in each epoch"
+    assert run(2) == run(3, prefetch_factor=1) == reference
+
+
 @pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
 def test_many_short_epochs_that_overlap(mode: Mode) -> None:
     """Each epoch has its own content, although its first samples are prepared during the epoch before."""

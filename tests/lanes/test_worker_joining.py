@@ -83,6 +83,27 @@ def test_what_collate_raises_names_the_batch(links: WorkerChannels, kind: str) -
         assert part in text
 
 
+@pytest.mark.parametrize("kind", ["blob", "row"])
+def test_what_a_collate_fn_keeps_of_a_sample_stays_as_it_is(links: WorkerChannels, kind: str) -> None:
+    """The memory that it was handed over in is used again for other samples."""
+    kept: list[Any] = []
+
+    def collate(samples: list[Any]) -> int:
+        kept.extend(samples)
+        return len(samples)
+
+    bench, slab = Bench(links, job(lambda key: key, collate_fn=collate)), Slab(links, a_sample(0), 1)
+    rows, blob = slab.layout.views(links.engine_arena.buffer, slab.offset, 1), bench.store.put(a_sample(3))
+    assert isinstance(blob, Blob)
+    slab.layout.write(rows, 0, a_sample(3))
+    items: list[Any] = [blob if kind == "blob" else Row(slab.offset, 1, 0, slab.bytes, ["n3"])]
+    bench.run(task(piece([3]), kind="collate", items=items))
+    slab.layout.write(rows, 0, a_sample(4))
+    for offset, nbytes in blob.blocks:
+        links.buffer(blob.worker)[offset : offset + nbytes] = bytes(nbytes)
+    same(kept, [a_sample(3)])
+
+
 def test_a_job_joins_rows_and_objects(links: WorkerChannels) -> None:
     bench = Bench(links, job(lambda key: key, collate_fn=lambda samples: samples))
     slab = Slab(links, a_sample(0), 2)
