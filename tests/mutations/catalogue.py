@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutations import (
     analysing,
+    content,
     disk,
     failures,
     memory,
@@ -17,6 +18,7 @@ from tests.mutations import (
 from tests.mutations.fault import Fault
 
 ALL: tuple[Fault, ...] = (
+    *content.FAULTS,
     *scheduling.FAULTS,
     *resuming.FAULTS,
     *memory.FAULTS,

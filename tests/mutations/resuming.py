@@ -30,8 +30,8 @@ FAULTS = (
     Fault(
         "NumPy's whole numbers are other keys than Python's",
         "sampling/occurrences.py",
-        "        if isinstance(key, np.integer):  # the same key as Python's: the same sample, with the same draws\n"
-        "            return self._one(int(key))\n",
+        "        if type(name) is int and name is not key:  # NumPy's or PyTorch's: the same sample, with the same draws\n"
+        "            return self._one(name)\n",
         "",
         ("sampling/test_sources.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
         "2280728",
