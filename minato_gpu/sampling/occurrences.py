@@ -113,7 +113,7 @@ class Occurrences:
             seen[key] += 1
             return seen[key] - 1
         name = name_of(key)
-        if type(name) is int and name is not key:  # NumPy's or PyTorch's: the same sample, with the same draws
+        if type(name) is int and name is not key:  # NumPy's or PyTorch's: it has the same draws
             return self._one(name)
         key = name
         before = self._others[key]

@@ -48,7 +48,11 @@ def _mixed(samples: list[Any]) -> tuple[list[Any], list[Any]]:
     return samples, draw(0)[1:]
 
 
-@pytest.mark.parametrize("make", [draw, int], ids=["samples draw", "samples do not"])
+def _draw_later(key: int) -> list[Any]:
+    return draw(key) if key >= 40 else [key]  # when the first ones have been looked at for draws
+
+
+@pytest.mark.parametrize("make", [draw, _draw_later, int], ids=["samples draw", "later samples draw", "samples do not"])
 def test_what_a_collate_fn_draws_is_the_batchs_own(make: Callable[[Any], Any]) -> None:
     """Mixup draws there. In one chunk a worker joins batch after batch; costly samples are joined by any of them."""
 

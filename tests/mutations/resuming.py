@@ -30,7 +30,7 @@ FAULTS = (
     Fault(
         "NumPy's whole numbers are other keys than Python's",
         "sampling/occurrences.py",
-        "        if type(name) is int and name is not key:  # NumPy's or PyTorch's: the same sample, with the same draws\n"
+        "        if type(name) is int and name is not key:  # NumPy's or PyTorch's: it has the same draws\n"
         "            return self._one(name)\n",
         "",
         ("sampling/test_sources.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
