@@ -71,6 +71,13 @@ FAULTS = (
         ("test_kept_fields.py",),
     ),
     Fault(
+        "a relative path is looked up in another directory",
+        "sources/source.py",
+        'path = os.path.join(os.getcwd(), self.file.removeprefix("./"))',
+        "path = self.file",
+        ("sources/test_reading.py",),
+    ),
+    Fault(
         "a field that depends on a draw is taken for one that does not",
         "kept_fields.py",
         "name not in writer or writer[name] in self._fixed",
