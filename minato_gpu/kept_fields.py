@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
+from minato_gpu.memory.gaps import exact_copies
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.stages import Fields, Keepable
@@ -156,8 +157,8 @@ def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
 
 
 def _copied(fields: Fields) -> Fields | None:
-    """What a later stage that works in place does not change; None where it cannot be copied."""
+    """What a later stage that works in place does not change, to be pickled; None where it cannot be copied."""
     try:
-        return copy.deepcopy(dict(fields))
+        return copy.deepcopy(dict(fields), exact_copies(dict(fields)))
     except Exception:  # runs the values' own code: no error of the sample's
         return None

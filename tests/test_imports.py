@@ -20,12 +20,12 @@ PACKAGE = Path(minato_gpu.__file__).parent
 ORDER = """
 notices threads slices snapshots extras console report nvjpeg samples stages packing
 pipeline
-kept_fields
 arguments
 scheduling caching
 spans sizes
 simulation
 memory
+kept_fields
 sources
 lanes
 observe parity

@@ -150,6 +150,57 @@ def test_the_order_in_memory_stays(kind: type) -> None:
         assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
 
 
+VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "a crop": lambda x: x[3:83, 5:105],
+    "mirrored": lambda x: x[:, ::-1],
+    "upside down, in steps": lambda x: x[::-2, ::3],
+    "one channel": lambda x: x[..., 1],
+    "a crop, channels first": lambda x: x[3:83, 5:105].transpose(2, 0, 1),
+    "spread out": lambda x: np.broadcast_to(x[0, 0], (40, 3)),
+    "windows": lambda x: np.lib.stride_tricks.sliding_window_view(x[0, :, 0], 7),
+    "not aligned": lambda x: np.frombuffer(b"odd" + x.tobytes(), np.float32, offset=3),
+    "nothing of it": lambda x: x[5:5, ::-1],
+    "one element": lambda x: x[5:6, 7:8, ::-3],
+    "a number": lambda x: x[5, 7, ...][1, ...],
+    "tensor: a crop": lambda x: torch.from_numpy(x)[3:83, 5:105],
+    "tensor: of half precision": lambda x: torch.from_numpy(x).bfloat16()[::2, ::3],
+    "tensor: of complex numbers": lambda x: torch.from_numpy(x[..., :2].copy()).to(torch.complex128)[:, ::2],
+    "tensor: of truth values": lambda x: (torch.from_numpy(x) > 0.5)[:, 3:],
+    "tensor: spread out": lambda x: torch.from_numpy(x)[0, 0].expand(40, 3),
+    "tensor: windows": lambda x: torch.from_numpy(x)[0, :, 0].unfold(0, 7, 1),
+    "tensor: nothing of it": lambda x: torch.from_numpy(x)[5:5, ::2],
+}
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["", "read-only"])
+@pytest.mark.parametrize("held", ["alone", "in a list"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_stay_what_they_are(view: str, held: str, read_only: bool) -> None:
+    """What comes after would give other bits, or fail."""
+    alone = held == "alone"
+
+    def decode(fields: Fields, _: Params) -> Fields:
+        picture = np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32)
+        value = VIEWS[view](picture)
+        if read_only and isinstance(value, np.ndarray):
+            value.flags.writeable = False
+        return {"b": value if alone else [{"x": value}]}
+
+    def norm(fields: Fields, _: Params) -> Fields:
+        value = fields["b"] if alone else fields["b"][0]["x"]
+        lies = [value.stride()] if isinstance(value, torch.Tensor) else [value.strides, value.flags.aligned]
+        writeable = isinstance(value, torch.Tensor) or value.flags.writeable
+        return {"z": [value.dtype, value.shape, lies, writeable, value.tolist(), value.sum().tolist()]}
+
+    last = Stage("norm", ("b",), {"z": Field(object)}, norm, draw=lambda rng, _: {})
+    made_of = pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), last)
+    keepable = KeepableFields(made_of)
+    kept = keepable.make(given(), 7, no_stage).kept
+    assert kept is not None
+    found = blobs.load(np.frombuffer(b"".join(blobs.pieces(blobs.dump(kept))), np.uint8).copy())
+    assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
+
+
 def equal(found: Fields, expected: Fields) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():

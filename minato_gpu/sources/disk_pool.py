@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
@@ -195,8 +194,6 @@ class DiskPool:
 def name_of(key: Key) -> bytes:
     """A source's name in the tier: the same for every process, run and version, wherever it was started."""
     path, offset, length = key[:3]
-    if not path.startswith("/") and ("://" not in path or path.startswith("file://")):
-        path = str(Path(path.removeprefix("file://")).absolute())
     return blake2b(f"{path}\0{offset}\0{length}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 

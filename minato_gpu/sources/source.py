@@ -7,6 +7,7 @@ is called in the training process, for keys that the sampler has drawn: it must 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 Key = tuple[str, int, int | None] | tuple[str, int, int | None, str]
@@ -25,11 +26,13 @@ def fields_key(sample: int) -> Key:
 class Source:
     """``length`` bytes of ``path`` from ``offset`` on; a ``length`` of None means all that there is.
 
-    ``path``: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``.
+    ``path``: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``. A path object
+    becomes a string. One that is not absolute is, as for ``open``, of the working directory at the time: a worker that
+    has changed it reads its own file itself.
     ``name``: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
     equal. ``version``: of a URL, what tells apart the contents that were there at different times, such as an ETag: a
-    copy that was kept of another version is not used. It is believed, and not asked of the storage. Raises ValueError
-    for an offset or a length below zero.
+    copy that was kept of another version is not used. It is believed, and not asked of the storage. Raises TypeError
+    for a path that is none, and ValueError for an offset or a length below zero.
     """
 
     path: str
@@ -39,14 +42,23 @@ class Source:
     version: str = ""
 
     def __post_init__(self) -> None:
+        given: object = self.path
+        if not isinstance(given, str):
+            path = given.__fspath__() if isinstance(given, os.PathLike) else given
+            if not isinstance(path, str):
+                raise TypeError(f"a source's path must be a string or a path object, got {given!r}")
+            object.__setattr__(self, "path", path)
         if self.offset < 0 or (self.length is not None and self.length < 0):
             raise ValueError(f"a source's offset and length must be >= 0, got {self.offset} and {self.length}")
 
     @property
     def key(self) -> Key:
         """What its bytes are; of NumPy's strings and numbers those of Python, which can be written down, and are named
-        alike in every run."""
-        lies = str(self.path), int(self.offset), None if self.length is None else int(self.length)
+        alike in every run. A file's path is absolute, in whatever directory the program was started, or is by now."""
+        path = str(self.path)
+        if path[:1] != "/" and not self.is_remote:
+            path = os.path.join(os.getcwd(), self.file.removeprefix("./"))  # noqa: PTH109, PTH118  # Path takes 10 µs
+        lies = path, int(self.offset), None if self.length is None else int(self.length)
         if self.version:
             return (*lies, str(self.version))
         return lies

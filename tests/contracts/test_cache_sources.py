@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,26 @@ def test_keys_of_other_types(folder: Path, tmp_path: Path, of: Any, kept: bool) 
         for _ in range(2):
             assert sorted(without_draws(rows(loader))) == sums(folder)
         assert read(loader) == (0 if kept or where is not None else SAMPLES)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+@pytest.mark.parametrize("who", ["the program", "the worker"])
+def test_paths_that_are_not_absolute_are_of_the_directory_at_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, who: str
+) -> None:
+    """As without a cache, which must not give one file's bytes for another's."""
+    one, two = (write_files(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
+    monkeypatch.chdir(one)
+    cache, where = (10**6, None) if tier == "memory" else (DISK, tmp_path / "cache")
+    if who == "the program":
+        loader = loader_of(Files(Path()), cache, where)
+        for folder in (one, two, one):
+            monkeypatch.chdir(folder)
+            assert sorted(without_draws(rows(loader))) == sums(folder)
+    else:
+        loader = loader_of(Files(Path()), cache, where, worker_init_fn=lambda _: os.chdir(two))
+        for _ in range(2):
+            assert sorted(without_draws(rows(loader))) == sums(two)
 
 
 def test_data_sets_within_others(folder: Path) -> None:

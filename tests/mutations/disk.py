@@ -24,7 +24,7 @@ FAULTS = (
     Fault(
         "a removed copy's place on disk is not freed",
         _DISK + "freeing.py",
-        "return punch_hole(files.opened(place[0]).fd, place[1], size)",
+        "return punch_hole(file.fd, place[1], size)",
         "return True",
         ("sources/disk/test_budget.py",),
     ),

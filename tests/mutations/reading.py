@@ -64,6 +64,20 @@ FAULTS = (
         _SERVICE,
     ),
     Fault(
+        "a kept field that was read-only can be written to",
+        "memory/gaps.py",
+        "    array.flags.writeable = writeable\n",
+        "",
+        ("test_kept_fields.py",),
+    ),
+    Fault(
+        "a relative path is looked up in another directory",
+        "sources/source.py",
+        'path = os.path.join(os.getcwd(), self.file.removeprefix("./"))',
+        "path = self.file",
+        ("sources/test_reading.py",),
+    ),
+    Fault(
         "a field that depends on a draw is taken for one that does not",
         "kept_fields.py",
         "name not in writer or writer[name] in self._fixed",
@@ -73,7 +87,7 @@ FAULTS = (
     Fault(
         "fields are kept that a later stage has changed in place",
         "kept_fields.py",
-        "        return copy.deepcopy(dict(fields))\n",
+        "        return copy.deepcopy(dict(fields), exact_copies(dict(fields)))\n",
         "        return dict(fields)\n",
         ("test_kept_fields.py",),
     ),

@@ -388,9 +388,10 @@ def test_names_are_of_what_is_read_wherever_the_program_was_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = name_of((str(tmp_path / "a"), 0, None))
-    assert name_of(("a", 0, None)) == name_of((f"file://{tmp_path}/a", 0, None)) == whole
+    for path in ("a", "./a", f"file://{tmp_path}/a", "file://a"):
+        assert name_of(Source(path).key) == whole
     monkeypatch.chdir("/")
-    assert name_of(("a", 0, None)) != whole
+    assert name_of(Source("a").key) != whole
     others = [("s3://a", 0, None), ("s3://a", 0, 1), ("s3://a", 1, None), ("s3://b", 0, None), ("\udc80", 0, None)]
     assert len({name_of(each) for each in others}) == len(others)
 

@@ -108,6 +108,31 @@ def test_a_source_says_what_it_is() -> None:
     assert pickle.loads(pickle.dumps(Source("a", 2, 3, "member"))).name == "member"
     with pytest.raises(ValueError, match="must be >= 0, got -1 and None"):
         Source("a", -1)
+    assert Source(Path("/a")) == Source("/a"), "a path object is a string then"  # type: ignore[arg-type]
+    assert str(Source(Path("/a"))) == "/a"  # type: ignore[arg-type]
+    for path in (7, b"a", Entry()):
+        with pytest.raises(TypeError, match="a source's path must be a string or a path object, got"):
+            Source(path)  # type: ignore[arg-type]
+
+
+class Entry(os.PathLike[bytes]):
+    def __fspath__(self) -> bytes:
+        return b"a"
+
+
+def test_keys_are_of_what_is_read_whatever_the_working_directory_becomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_bytes(name.encode())
+    monkeypatch.chdir(tmp_path / "one")
+    key = Source("a", 1, 2, version="tag").key
+    assert key == (f"{tmp_path}/one/a", 1, 2, "tag") == Source("file://a", 1, 2, version="tag").key
+    monkeypatch.chdir(tmp_path / "two")
+    assert read_bytes(Source.of(key)).tobytes() == b"ne"
+    assert Source.of(key).key == key != Source("a", 1, 2, version="tag").key
+    assert Source("memory://a").key == ("memory://a", 0, None)
 
 
 class Declares(Dataset[int]):

@@ -42,6 +42,7 @@ def recover(ledger: Ledger, files: SegmentFiles) -> None:
 
 def _freed(files: SegmentFiles, place: Place, size: int) -> bool:
     try:
-        return punch_hole(files.opened(place[0]).fd, place[1], size)
+        file = files.opened(place[0])  # held over the call: another thread may make ``files`` forget it just now
     except FileNotFoundError:  # with the whole file
         return True
+    return punch_hole(file.fd, place[1], size)

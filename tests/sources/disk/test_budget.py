@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
 from minato_gpu.sources.disk import freeing
+from minato_gpu.sources.disk.files import OpenFile, SegmentFiles
 from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.ledger import Ledger
 from minato_gpu.sources.disk.records import allotted
@@ -47,6 +50,30 @@ def test_what_is_removed_is_free_again(path: Path, tier: DiskTier) -> None:
     tier.remove([entry.key for entry in tier.entries()])
     assert len(segments(path)) == 1  # the one that is being written to
     assert disk_bytes(path / "segments") <= 64 << 10
+
+
+def test_a_hole_goes_to_its_segment_whatever_other_threads_delete_and_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the moment when the segment is open and the system call."""
+    folder = OpenFile(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
+    files = SegmentFiles(folder.fd)
+    for number in (1, 2):
+        files.create(number)
+    went_to: list[int] = []
+
+    def punch(fd: int, offset: int, length: int) -> bool:
+        files.delete(2)
+        with (tmp_path / "other").open("w"):
+            went_to.append(os.fstat(fd).st_ino)
+        return True
+
+    monkeypatch.setattr(freeing, "punch_hole", punch)
+    ledger = create_autospec(Ledger, instance=True)
+    ledger.accounts.return_value = []
+    assert freeing.free(ledger, files, {(1, 0): 4096})
+    assert went_to == [(tmp_path / f"{1:016x}.seg").stat().st_ino]
+    files.close()
 
 
 def test_of_a_disk_without_holes_space_is_charged_until_a_whole_segment_is_free(
