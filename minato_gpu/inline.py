@@ -113,7 +113,7 @@ class SamplesHere(Batches):
     """The batches of a map-style data set, prepared here. See ``Batches``.
 
     An error keeps its type, text and traceback, as in PyTorch, and gets a note that says where it happened.
-    ``asks_once``: what ``__getitems__`` raises is raised as it is, as by PyTorch.
+    ``asks_once``: what ``__getitems__`` returns is collated as it is, and what it raises raised, as by PyTorch.
     """
 
     def __init__(self, job: Job, source: Source, log: Telemetry, *, asks_once: bool) -> None:
@@ -144,13 +144,14 @@ class SamplesHere(Batches):
             if not samples:
                 return NOTHING
         batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
-        self.log.inline(begin, perf_counter(), len(samples), positions=self.handed)
+        self.log.inline(begin, perf_counter(), len(piece.keys) - len(self.bad), positions=self.handed)
         return batch
 
-    def _samples(self, piece: Piece) -> list[Value]:
-        """Those of a batch; what fails of them goes to ``bad`` where it may be left out."""
+    def _samples(self, piece: Piece) -> Value:
+        """Those of a batch, or what there is in place of their list where the data set is asked once; what fails of
+        them goes to ``bad`` where it may be left out."""
         if self._many is not None:
-            return list(self._of_all("__getitems__", piece, self._many, piece.keys))
+            return self._of_all("__getitems__", piece, self._many, list(piece.keys))
         produce, last = self._producer.of(self._task, piece, False), -1
         samples: list[Value] = []
         bad: list[Failure] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -200,16 +200,10 @@ class Producer:
         if self.seeder is not None:
             self.seeder.seed(self._seed_of(task, piece, at))
         key = piece.keys[at]
-        value = self._job.dataset[key] if self._getitems is None else self._only(self._getitems([key]))
+        value = self._job.dataset[key] if self._getitems is None else _samples_of(self._getitems([key]), 1)[0]
         if self.seeder is not None:
             self.seeder.seeded_sample_done()
         return value
-
-    @staticmethod
-    def _only(batch: Sequence[Value]) -> Value:
-        if len(batch) != 1:
-            raise ValueError(f"__getitems__ was given 1 index and returned {len(batch)} samples")
-        return batch[0]
 
     def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Value:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
@@ -261,7 +255,7 @@ class Producer:
         """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
 
         Draws belong to single samples, so a data set that draws is asked for one sample at a time; and so is one
-        that raises, to find the sample that it raises for.
+        that raises, or returns something else than a sample for each index, to find the sample that it does so for.
         """
         assert self._getitems is not None
         if task.singly or (not unseeded and self.seeder is not None):
@@ -269,10 +263,30 @@ class Producer:
         if piece.fetched is not None:
             AT_HAND.put(chain.from_iterable(piece.fetched))
         try:
-            batch = list(self._getitems(list(piece.keys)))
+            return _samples_of(self._getitems(list(piece.keys)), len(piece.keys))
         except Exception:
             return None
-        return batch if len(batch) == len(piece.keys) else None
+
+
+def _samples_of(returned: Value, indices: int) -> list[Value]:
+    """What ``__getitems__`` returned for so many indices, a part of a batch or all of it.
+
+    Raises TypeError where it is no sequence (columns by name, say), ValueError where it is one of another length.
+    """
+    kind = type(returned)
+    try:
+        samples = None if isinstance(returned, (str, bytes)) or hasattr(kind, "keys") else len(returned)
+    except TypeError:
+        samples = None
+    of = f"__getitems__ was given {indices} {'index' if indices == 1 else 'indices'} and returned"
+    if samples is None or not hasattr(kind, "__getitem__"):
+        raise TypeError(
+            f"{of} a {kind.__name__}, which is no sequence of samples: return a list of samples, one for each index. "
+            "Only with num_workers=0 and on_error='raise' does collate_fn get whatever __getitems__ returns"
+        )
+    if samples != indices:
+        raise ValueError(f"{of} {samples} samples")
+    return list(returned)
 
 
 def _twice(produce: Callable[[int], Value]) -> Callable[[int], Value]:

@@ -87,6 +87,34 @@ def test_what_getitems_raises_says_where() -> None:
     assert (loader.stats()["samples_failed"], loader.stats()["samples_skipped"]) == (1, 3)
 
 
+def test_samples_are_those_asked_for_whatever_getitems_returns() -> None:
+    """Columns, samples left out, indices sorted in place: positions and counters are the sampler's; so is a resume."""
+
+    class Whatever(Made):
+        def __getitems__(self, keys: list[int]) -> Any:
+            asked.append(list(keys))
+            keys.sort()
+            return {"x": torch.tensor(keys), "y": torch.tensor(keys)} if 7 in keys else keys[1:]
+
+    asked: list[list[int]] = []
+    batches = [[3, 2, 1, 0], [7, 6, 5, 4], [9, 8]]
+
+    def loader() -> Any:
+        return DataLoader(Whatever(10, int), batch_sampler=iter(batches), collate_fn=lambda batch: batch)
+
+    first = loader()
+    iterator = iter(first)
+    assert next(iterator) == [1, 2, 3] and [*next(iterator)] == ["x", "y"]
+    assert first.stats()["samples_delivered"] == 8
+    state = first.state_dict()
+    other = loader()
+    other.load_state_dict(state)
+    for left in iterator, iter(other):
+        assert list(left) == [[9]]
+    assert asked == [*batches, batches[-1]]
+    assert (first.stats()["samples_delivered"], first.stats()["samples_failed"]) == (10, 0)
+
+
 def test_a_second_try_says_nothing_of_the_first() -> None:
     tries = []
 

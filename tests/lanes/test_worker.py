@@ -157,6 +157,36 @@ def test_an_error_of_many_is_blamed_on_one(links: WorkerChannels) -> None:
     assert "returned 0 samples" in wrong[11][1]
 
 
+@pytest.mark.parametrize("kind", [dict, str, set, iter])
+@pytest.mark.parametrize("singly", [False, True])
+def test_many_that_are_no_samples(links: WorkerChannels, kind: Any, singly: bool) -> None:
+    """A dict's keys are not samples, nor is the order of a set theirs; and the error says what to do."""
+
+    class Many(_Many):
+        def __getitems__(self, keys: list[int]) -> Any:
+            made = str(keys[0]) if kind is str else kind(dict.fromkeys(keys, 0))
+            names.append(type(made).__name__)
+            return made
+
+    names: list[str] = []
+    bench = Bench(links, job(Many()))
+    (item, *_) = items_of(bench.run(task(piece([3]) if singly else piece(range(20, 40)))))
+    error, text = error_of(item)
+    assert error is TypeError and f"index {3 if singly else 20}" in text
+    assert (
+        f"given 1 index and returned a {names[0]}," in text and "return a list of samples, one for each index" in text
+    )
+
+
+def test_any_sequence_of_as_many_is_samples(links: WorkerChannels) -> None:
+    class Many(_Many):
+        def __getitems__(self, keys: list[int]) -> Any:
+            return np.asarray(keys)
+
+    bench = Bench(links, job(Many()))
+    assert values(bench, bench.run(task(piece(range(20, 40))))) == list(range(20, 40))
+
+
 def test_draws_of_many_are_those_of_one(links: WorkerChannels) -> None:
     bench, other = Bench(links, job(_Many())), Bench(links, job(_Many()), number=1)
     got = values(bench, bench.run(task(piece([*range(20, 30), 8, *range(30, 40)]))))

@@ -91,6 +91,32 @@ def test_getitems_is_not_used_without_batching(loader_class: Any) -> None:
         list(loader_class(_Bulk(2), batch_size=None))
 
 
+_COLUMN = torch.arange(10, 20)
+_RETURNED: dict[str, Any] = {
+    "columns": lambda indices: {"x": _COLUMN[indices]},
+    "tensor": lambda indices: _COLUMN[indices],
+    "text": lambda indices: "".join(map(str, indices)),
+    "fewer": lambda indices: [index for index in indices if index % 4],
+    "more": lambda indices: indices * 2,
+    "iterator": iter,
+    "nothing": lambda indices: None,
+}
+
+
+@pytest.mark.parametrize("returned", _RETURNED)
+def test_collate_gets_what_getitems_returns(loader_class: Any, returned: str) -> None:
+    """Whatever that is, where the whole batch is asked for at once."""
+
+    class Returns(Numbers):
+        def __getitems__(self, indices: list[int]) -> Any:
+            made.append(_RETURNED[returned](indices))
+            return made[-1]
+
+    made: list[Any] = []
+    got = list(loader_class(Returns(10), batch_size=4, collate_fn=keep))
+    assert len(got) == 3 and all(one is other for one, other in zip(got, made, strict=True))
+
+
 class _NoBulk(Numbers):
     __getitems__ = None
 
