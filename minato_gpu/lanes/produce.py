@@ -86,7 +86,7 @@ class Producer:
         self.handing_over: Callable[[int], bool] = lambda cut: False
         self.keeping: Keeping | None = None  # where fields may be kept
         self._on_stage = on_stage
-        self.seeder = Seeder(job.base_seed + number) if job.seeds_samples else None
+        self.seeder = Seeder(job.base_seed, number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
         pipeline = job.pipeline

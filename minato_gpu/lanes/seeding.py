@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,14 @@ _TORCH_MASK = _MASK >> 1  # torch.initial_seed() must fit a signed 64-bit tensor
 class Seeder:
     """Seeds the global generators of this process, and notices whether samples draw from them."""
 
-    def __init__(self, worker_seed: int) -> None:
-        seed_generators(worker_seed)
-        self._worker_seed = worker_seed
+    def __init__(self, base_seed: int, worker: int = 0) -> None:
+        """Seeds as PyTorch does for this worker: that is what its ``worker_init_fn`` and streams draw from."""
+        self._worker_seed = base_seed + worker
+        seed_generators(self._worker_seed)
+        with suppress(ImportError):  # the function is torch's own affair, and may go
+            from torch.utils.data._utils.worker import _generate_state
+
+            np.random.seed(_generate_state(base_seed, worker))
         self._default_initial = torch.initial_seed()
         self._shown: int | None = None
         self._draws = False

@@ -116,7 +116,12 @@ class Source:
             self._check_end()
             return None
         state, item = self.order.coming[0]
-        keys, first = self.keys_of(item), self.position
+        first = self.position
+        try:
+            keys = self.keys_of(item)
+        except Exception:  # it is told once, and the order goes on behind it
+            self.order.coming.popleft()
+            raise
         if self.order.way != REPLAY:
             self._remember(Mark(self.place, first, state, keys))
             self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
@@ -210,7 +215,11 @@ class Source:
                     f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
                     "belongs to another data set or sampler"
                 )
-            keys = self.keys_of(self.order.coming[0][1])
+            try:
+                keys = self.keys_of(self.order.coming[0][1])
+            except Exception:  # an earlier run was told
+                self.order.coming.popleft()
+                continue
             if self.position + len(keys) > self.delivered.low:
                 if self.place == 0:
                     self.witness = witness_of(keys)

@@ -185,6 +185,16 @@ def test_the_workers_own_seed_is_visible_to_an_init_function() -> None:
     seeder.after_init_fn()
 
 
+def test_a_torch_that_seeds_numpy_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function is private: without it NumPy's generator has a seed of the worker's all the same."""
+    monkeypatch.delattr("torch.utils.data._utils.worker._generate_state", raising=False)
+    found = []
+    for worker in (0, 1, 0):
+        Seeder(103, worker)
+        found.append(np.random.random_sample())
+    assert found[0] == found[2] != found[1]
+
+
 @pytest.mark.parametrize("seed", [0, 5, 2**63 - 1, -5])
 def test_showing_another_initial_seed_changes_no_draw(seed: int) -> None:
     torch.manual_seed(7)

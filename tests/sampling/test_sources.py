@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import key_digest
+from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.orders import Order
@@ -122,6 +123,39 @@ def test_occurrences_of_a_key_that_comes_very_often(length: int | None) -> None:
 def test_any_object_may_be_a_key(key: Any) -> None:
     """Samplers may yield what data sets take, hashable or not."""
     assert Occurrences(10, unique=False).count([key, key]) == [0, 1]
+
+
+def test_an_item_that_is_no_batch_is_gone_once_told() -> None:
+    """It takes no position and no place, and what an earlier run was told is not told again."""
+    items: Any = [[4], 7, [5, 6], None, [8]]
+    one, again = source(items), source(items)
+    for keys in ([4], None, [5, 6], None, [8]):
+        if keys is None:
+            with pytest.raises(TypeError, match="not iterable"):
+                one.draw()
+        else:
+            drawn = one.draw()
+            assert drawn is not None and drawn.keys == keys
+    assert (one.place, one.position, one.draw()) == (3, 4, None)
+    again.delivered = DeliveredPositions(2, 3)
+    again.skip()
+    assert (again.place, again.position) == (2, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iteration_goes_on_after_an_item_that_is_no_batch(num_workers: int) -> None:
+    batches: Any = [[0, 1], 5, [2, 3]]
+    iterator, got, errors = None, list[Any](), 0
+    loader = minato_gpu.DataLoader(range(10), batch_sampler=batches, num_workers=num_workers)  # type: ignore[arg-type]
+    while True:
+        try:
+            iterator = iterator or iter(loader)
+            for batch in iterator:
+                got.append(batch.tolist())
+            break
+        except TypeError:
+            errors += 1
+    assert (got, errors) == ([[0, 1], [2, 3]], 1)
 
 
 def test_keys_with_equal_elements_are_one_key() -> None:

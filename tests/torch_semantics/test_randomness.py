@@ -144,3 +144,26 @@ def test_seeds_seen_by_the_data_set_differ_by_worker_and_repeat_with_the_generat
 
     assert len(seeds()) == 2
     assert seeds() == seeds()
+
+
+class _Draws(Stream):
+    """What a worker's global generators say as its stream begins."""
+
+    def __iter__(self) -> Any:
+        yield torch.tensor([random.random(), np.random.rand(), torch.rand(()).item(), _at_start[0]])
+
+
+_at_start = [0.0]
+
+
+def _note_numpy(worker: int) -> None:
+    _at_start[0] = float(np.random.get_state()[1][5])  # type: ignore[index]
+
+
+def test_a_workers_generators_begin_as_pytorchs(loader_class: Any) -> None:
+    """What ``worker_init_fn`` finds, and what a stream draws."""
+    got = []
+    for kind in (loader_class, DataLoader):
+        arguments: dict[str, Any] = {"worker_init_fn": _note_numpy, "generator": _generator()}
+        got.append([batch.tolist() for batch in kind(_Draws(4), batch_size=None, num_workers=2, **arguments)])
+    assert got[0] == got[1] and len(got[0]) == 2
