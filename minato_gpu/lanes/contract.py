@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from minato_gpu import children
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.memory import shm_limits
 from minato_gpu.memory.status_board import Claim
@@ -101,8 +102,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A worker that ended: its number, process id and exit code (negative: the signal). A thread has no code.
+    """A worker that ended: its number, process id and exit code. A thread has no code.
 
+    ``code``: negative for a signal; ``children.UNKNOWN`` where something else in the program has collected the process.
     ``claim``: what it had taken last. ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it
     could not even be started. ``raised``: the traceback of the exception that ended it; ``error`` the name of that.
     """
@@ -127,7 +129,7 @@ class Exit:
 
     def _as_pytorch_says(self) -> str:
         if self.code is None or self.code >= 0:
-            return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with exit code {self.code}. "
+            return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with {children.in_words(self.code)}. "
         name = signal.strsignal(-self.code) or f"signal {-self.code}"
         causes: dict[int, str] = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: f"{shm_limits.SHORT} "}
         return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"

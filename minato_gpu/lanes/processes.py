@@ -32,6 +32,7 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
+from minato_gpu import children
 from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.priority import give_way
@@ -205,12 +206,20 @@ class Workers:
         self._watch.register(end, select.EPOLLIN)
 
     def _let_go(self, number: int) -> None:
-        """A process has ended, and its exit code is known."""
+        """A process has ended."""
         process, end = self._running.pop(number), self._watched.pop(number)
         self._watch.unregister(end)
         if end != process.sentinel:
             os.close(end)
-        process.close()
+        if isinstance(process, Adopted):
+            process.close()
+        else:
+            children.close(process)
+
+    def _code_of(self, number: int) -> int | None:
+        """None while it runs, and until the code of one that a spawner forked has been told."""
+        process = self._running[number]
+        return process.exitcode if isinstance(process, Adopted) else children.exit_code(process, self._watched[number])
 
     def fd(self) -> int:
         """Readable when a worker has ended, or a replacement has started."""
@@ -223,10 +232,11 @@ class Workers:
         if self._spawner is not None:
             self._started.extend(self._spawner.news())
         found: list[Exit | Opened] = []
-        for number, process in list(self._running.items()):
-            if process.exitcode is not None:
+        for number in list(self._running):
+            code = self._code_of(number)
+            if code is not None:
                 error, raised = stacks.last_words(self._links.stack_readers[number])
-                code, stuck = process.exitcode, self._stuck.pop(number, "")
+                stuck = self._stuck.pop(number, "")
                 found.append(Exit(number, self.pids[number], code, error=error, raised=raised, stuck=stuck))
                 self._let_go(number)
         while self._started:
@@ -265,7 +275,8 @@ class Workers:
         """End this worker at once."""
         if number in self._running:
             self._stuck[number] = stuck
-            self._running[number].kill()
+            if self._code_of(number) is None:  # its process id may be another's already
+                self._running[number].kill()
 
     def close(self, timeout: float) -> None:
         """Give the workers ``timeout`` seconds to leave by themselves, then terminate, then kill them.
@@ -281,11 +292,11 @@ class Workers:
         act: tuple[Callable[[Process], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
         for step, grace in zip(act, (timeout, 1.0, None), strict=True):
             end = None if grace is None else monotonic() + grace
-            for _, process in running:
-                if step is not None and process.exitcode is None:
-                    step(process)
             for number, process in running:
-                if process.exitcode is None:
+                if step is not None and self._code_of(number) is None:
+                    step(process)
+            for number, _ in running:
+                if self._code_of(number) is None:
                     readable(self._watched[number], None if end is None else max(0.0, end - monotonic()))
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way

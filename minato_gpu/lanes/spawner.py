@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from minato_gpu import children
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
 from minato_gpu.notices import LOGGER
@@ -183,7 +184,7 @@ class Spawner:
             readable(self.fileno(), None)
             late += [process for _, process in self.news() if isinstance(process, Adopted)]
         self._process.join()
-        self._process.close()
+        children.close(self._process)
         self._watch.close()
         return late
 

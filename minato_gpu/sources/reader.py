@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from minato_gpu import children
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.parcels import Parcels
@@ -67,10 +68,10 @@ class Reader:
         """Log that the process has ended, and what follows from it."""
         self.process.join(_LEAVE_S)
         LOGGER.warning(
-            "The process that reads ahead (pid %d) has ended with exit code %s. Workers read from storage themselves "
+            "The process that reads ahead (pid %d) has ended with %s. Workers read from storage themselves "
             "until workers are started anew; nothing is lost.",
             self.process.pid,
-            self.process.exitcode,
+            children.in_words(children.exit_code(self.process, self.process.sentinel)),
         )
 
     def close(self) -> None:
@@ -81,9 +82,9 @@ class Reader:
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_WR)
         process.join(_LEAVE_S)
-        if process.exitcode is None:
+        if children.exit_code(process, process.sentinel) is None:
             process.kill()
             process.join()
-        process.close()
+        children.close(process)
         self.receive(NO_RUN)
         self.end.close()

@@ -22,7 +22,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, children
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
@@ -71,6 +71,53 @@ def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Sign
         text = ended.message()
         assert f"(pid {ended.pid}) is killed by signal: {signal.strsignal(number)}. " in text
         assert ("out of memory" in text) == (number is signal.SIGKILL)
+
+
+def _collect(pid: int) -> None:
+    """What a program does that waits for any child: the exit code is gone with it."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_something_else_collects_has_ended(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    what = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
+    with open_links(2) as links:
+        workers = Workers(context, links, what, 2, forks=method == "fork")
+        try:
+            _collect(workers.pids[1])
+            ended = _next_of(workers)
+            assert isinstance(ended, Exit)
+            assert (ended.number, ended.pid, ended.code) == (1, workers.pids[1], children.UNKNOWN)
+            says = f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with an exit code that is not known, "
+            assert ended.message().startswith(says)
+        finally:
+            links.close_parent_ends()
+            workers.close(2.0)
+
+
+def test_workers_that_something_else_collects_can_be_closed() -> None:
+    """Nobody has looked at them since; and what has one of their ids by now gets no signal."""
+    with open_lane(lambda key: key, 2) as lane:
+        pids = pids_of(lane)
+        for pid in pids:
+            _collect(pid)
+        assert lane.close(0.0)
+    assert not [child for child in multiprocessing.active_children() if child.pid in pids]
+
+
+def test_processes_that_start_replacements_can_be_closed_where_something_else_collects_them() -> None:
+    with open_links() as links:
+        workers = Workers(FORK, links, job(lambda key: key), 1, forks=True, replaceable=True)
+        try:
+            assert workers._spawner is not None
+            spawner = workers._spawner._process
+            _collect(spawner.pid)
+        finally:
+            links.close_parent_ends()
+            workers.close(2.0)
+    assert spawner not in multiprocessing.active_children()
 
 
 def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:

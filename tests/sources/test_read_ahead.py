@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import select
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.sources.reader import Reader
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -196,6 +199,23 @@ def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCa
     assert sorted(row[0] for row in got) == list(range(SAMPLES))
     assert caplog.text.count("is not read ahead") == 1
     assert 0 <= reads(loader)["by_workers"] - SAMPLES // 3 <= GONE
+
+
+def test_a_reader_process_that_something_else_collects_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    def start(end: socket.socket) -> Any:
+        process = multiprocessing.get_context("fork").Process(target=end.recv, args=(1,))
+        process.start()
+        return process
+
+    reader = Reader(start, [])
+    process = reader.process
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        reader.say_lost()
+    assert "has ended with an exit code that is not known" in caplog.text
+    reader.close()
+    assert process not in multiprocessing.active_children()
 
 
 def test_the_reader_ends_with_the_training_process(root: Path) -> None:

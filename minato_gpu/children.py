@@ -1,0 +1,42 @@
+"""Processes that this one has started: whether they have ended and with what code, whoever collects them.
+
+A child's exit code is for whoever waits for it first, and that may be somebody else: the kernel where SIGCHLD is
+ignored (which a program inherits), a handler or a thread that waits for any child, multiprocessing itself as another
+thread starts a process. To multiprocessing such a child runs for ever. Here it has ended once the descriptor that
+stands for its end says so.
+"""
+
+from __future__ import annotations
+
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+UNKNOWN = 256
+"""The exit code of a process that somebody else has collected: one that none can have."""
+
+
+def exit_code(process: BaseProcess, end: int) -> int | None:
+    """None while it runs. ``end``: a descriptor that is readable once it has ended."""
+    if wait([end], 0.0):
+        _settle(process)
+    return process.exitcode
+
+
+def close(process: BaseProcess) -> None:
+    """Let go of a process that has ended."""
+    _settle(process)
+    process.close()
+
+
+def in_words(code: int | None) -> str:
+    """An exit code, for a message."""
+    if code != UNKNOWN:
+        return f"exit code {code}"
+    return "an exit code that is not known, as something else has collected the process (is SIGCHLD ignored?)"
+
+
+def _settle(process: BaseProcess) -> None:
+    """Have multiprocessing know that it has ended. It would not close it, and signal it as this process ends, by an id
+    that may be another's by then."""
+    if process.exitcode is None:
+        process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]
