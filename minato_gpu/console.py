@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
+from minato_gpu.lazily import cached_property
 from minato_gpu.samples import JSON, Value
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 
+from minato_gpu.lazily import cached_property
 from minato_gpu.samples import Origin, StageError, Value, stream
 from minato_gpu.stages import (
     CpuFunction,

@@ -10,7 +10,6 @@ have the rates that were measured: what is lost because batches are delivered in
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from minato_gpu.analysis.setting import Setting
 from minato_gpu.analysis.virtual_epochs import Drawn, Epochs, Run
 from minato_gpu.analysis.virtual_storage import Tier
 from minato_gpu.caching.orders import Orders
+from minato_gpu.lazily import cached_property
 
 DRAWS = 8
 AS_MEASURED = Setting()

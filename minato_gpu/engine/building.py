@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +29,7 @@ from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.lazily import cached_property
 from minato_gpu.memory.accelerator import Accelerator, enter_same
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.device_budget import DeviceBudget

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.loans import apart
 from minato_gpu.samples import Value

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minato_gpu.caching.future import Integers
+from minato_gpu.lazily import cached_property
 from minato_gpu.notices import say_once
 from minato_gpu.samples import Value
 
