@@ -65,5 +65,7 @@ def test_a_fork_in_the_middle_of_it_is_not_held_up() -> None:
 
 def test_what_workers_may_use_has_no_other() -> None:
     rooms = PACKAGE.rglob("*.py")
-    found = {file for file in rooms if re.search(r"^from functools import .*cached_property", file.read_text(), re.M)}
+    found = {
+        file for file in rooms if re.search(r"^from functools import .*cached_property", file.read_text(), re.MULTILINE)
+    }
     assert found == {PACKAGE / "simulation" / "work.py"}, "no loader imports it, and it imports nothing but decisions"
