@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -66,7 +65,7 @@ class LocalReads:
         self._done: list[Ended] = []  # not taken
         self._told, self._told_at = False, 0.0  # whether the event loop has been woken for them; when it took the last
         self._lock = threading.Lock()
-        self._opened = lru_cache(_OPEN)(_opened)
+        self._files = _OpenFiles()
         self._read = read or self._read_file
         self._placing, self._page_cache, self._uncached = placing, PageCache(), Uncached()
 
@@ -166,16 +165,8 @@ class LocalReads:
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
         if source.length is None:
             return self._read_begun(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
-        file = self._shard(source.file)
+        file = self._files.opened(source.file)
         return self._read_open(file.fd, source, where)
-
-    def _shard(self, path: str) -> OpenFile:
-        """A file that stays open while it is the same; to be held while its ``fd`` is in use."""
-        identity, file = self._opened(path)
-        if identity != _identity(Path(path).stat()):
-            self._opened.cache_clear()  # else what has been replaced would stay on disk
-            _, file = _opened(path)  # by this thread: another may have opened the old one just now
-        return file
 
     def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
         try:
@@ -240,12 +231,26 @@ def _popped(tasks: deque[_Task]) -> Iterator[_Task]:
             return
 
 
-def _opened(path: str) -> tuple[tuple[int, ...], OpenFile]:
-    """Which file it is, and the file."""
-    file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    return _identity(os.fstat(file.fd)), file
+class _OpenFiles:
+    """Files of which parts are read, such as shards: they stay open, the most recent ones, while they are the same."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, tuple[tuple[int, ...], OpenFile]] = OrderedDict()
 
-def _identity(found: os.stat_result) -> tuple[int, ...]:
-    """Of a file that has changed it is another."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    def opened(self, path: str) -> OpenFile:
+        """The file, to be held while its ``fd`` is in use."""
+        found = Path(path).stat()
+        version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        with self._lock:
+            before, file = self._files.get(path, (None, None))
+            if file is not None and before == version:
+                self._files.move_to_end(path)
+                return file
+        file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # which may take its time
+        with self._lock:
+            self._files[path] = version, file
+            self._files.move_to_end(path)
+            if len(self._files) > _OPEN:
+                self._files.popitem(last=False)
+        return file
