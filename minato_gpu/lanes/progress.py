@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from minato_gpu.lanes.base import Item, Part, Report, Task
 from minato_gpu.lanes.streams import StreamState
@@ -44,7 +44,7 @@ class Progress:
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
         self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
-        self._before = delay() if self.delayed else 0.0
+        self._before, self._ran = (delay(), thread_time()) if self.delayed else (0.0, 0.0)
         self._waited = 0.0
 
     def tell_every(self, seconds: float) -> None:
@@ -58,7 +58,9 @@ class Progress:
         took = now - self.now
         if self.delayed:
             before, self._before = self._before, self._delay()
-            waited = min(self._before - before, took - 1e-7)
+            ran, self._ran = self._ran, thread_time()
+            # the kernel may tell only now of an earlier wait: what the sample has run it has not waited
+            waited = max(0.0, min(self._before - before, took - (self._ran - ran), took - 1e-7))
             self._waited += waited
             took -= waited
         self.items.append(item)
@@ -71,7 +73,7 @@ class Progress:
         now = perf_counter()
         self.share, self.now = (now - self.now) / count, now
         if self.delayed:
-            self._before = self._delay()
+            self._before, self._ran = self._delay(), thread_time()
 
     def rewind(self) -> list[Item]:
         """Forget what is not reported; returns its references."""
