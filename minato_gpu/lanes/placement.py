@@ -28,7 +28,9 @@ class Placement:
         self._store = store
         self._who = who
         self._sends_all = job.auto_collation and job.collate_fn is default_collate
-        self.own_collate = job.collate_fn not in (default_collate, default_convert)  # which may draw, and keep samples
+        collate = job.collate_fn
+        # one that may draw, and keep samples; compared as objects: its own comparison is the user's code
+        self.own_collate = collate is not default_collate and collate is not default_convert
         self._seeder = seeder
         self._learned: bytes | None = None
 

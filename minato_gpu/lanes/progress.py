@@ -18,7 +18,7 @@ COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 class Progress:
     """The samples of one task that are ready: their references and what each took, in seconds.
 
-    ``delay``: seconds that this thread has waited for a core so far (see delay.py).
+    ``delay``: seconds that this thread has waited for a core so far (see cpu_time.py).
     """
 
     def __init__(self, task: Task, delay: Callable[[], float]) -> None:
