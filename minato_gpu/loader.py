@@ -35,7 +35,9 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 class DataLoader(TorchDataLoader[T]):
     """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
 
-    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others:
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. With ``persistent_workers=True`` epochs
+    overlap besides: workers prepare the first samples of the next epoch while the last of this one are used. Leave it
+    out where you change between epochs what samples are made of (a counter in shared memory, files). The others:
 
     pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
         a batch is a dict of stacked tensors of the pipeline's outputs.
@@ -187,6 +189,9 @@ class DataLoader(TorchDataLoader[T]):
     # --- iterating -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
         session = self._session
         resumption = session.take_pending()
         number = session.number(resumption)
@@ -205,9 +210,6 @@ class DataLoader(TorchDataLoader[T]):
         """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
         count = super().__len__()
         return count if isinstance(self.dataset, IterableDataset) else count - count % Sampling(self).multiple
-
-    def _get_iterator(self) -> Any:
-        return self.__iter__()
 
     # --- saving and resuming -------------------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ class Options:
         """Resolve the arguments of a loader. Raises ValueError naming the one that is wrong and what to do."""
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
+        if not isinstance(loader.generator, torch.Generator | None):
+            raise TypeError(
+                "generator must be a torch.Generator, such as torch.Generator().manual_seed(42), or None, got "
+                f"{loader.generator!r}"
+            )
         for name in ("host_memory_budget", "device_memory_budget", "epochs"):
             _at_least(name, getattr(loader, name), "leave it out for no limit")
         _at_least("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")

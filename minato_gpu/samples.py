@@ -36,7 +36,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Key = Any
-"""What a user's sampler yields and a user's data set takes: an integer mostly, else anything that can be hashed."""
+"""What a user's sampler yields and a user's data set takes: an integer mostly, a list of them for a whole batch, or
+anything else that has a pickle."""
 Value = Any
 """What a user's code returns: a sample, one of its fields, a batch. The border: nothing is known of it."""
 JSON = Any
@@ -48,7 +49,7 @@ class Ticket:
     """One delivery that the sampler asked for.
 
     ``position`` is the place in the sampler's order of this epoch (from 0); ``index`` is the key that the
-    sampler yielded (any hashable object); ``occurrence`` counts earlier tickets of the same index in the
+    sampler yielded; ``occurrence`` counts earlier tickets of the same index in the
     same epoch (0 for the first).
     """
 
@@ -90,6 +91,16 @@ def plain_key(key: Key) -> Key:
         return "array", key.dtype.str, key.shape, key.tolist() if key.dtype.hasobject else key.tobytes()
     if isinstance(key, (np.generic, np.ndarray)) and not isinstance(plain := key.item(), np.generic):
         return plain
+    return key
+
+
+def name_of(key: Key) -> Key:
+    """What counts as the same key, as for its digest; keys that cannot be hashed go by what they look like."""
+    key = tuple(map(name_of, key)) if type(key) is tuple else plain_key(key)
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
     return key
 
 

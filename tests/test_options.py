@@ -123,6 +123,7 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_workers": 2}, ValueError, "it needs num_workers > 0"),
     ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor must be at least 1, got 0"),
     ({"prefetch_factor": 1.5, "num_workers": 1}, TypeError, "prefetch_factor must be a whole number"),
+    ({"generator": 42}, TypeError, r"generator must be a torch.Generator, .*manual_seed\(42\), or None, got 42"),
     ({"epochs": True}, TypeError, "epochs must be a whole number"),
     ({"snapshot_every_n_steps": -1}, ValueError, "snapshot_every_n_steps must be at least 0, got -1; every step can"),
     ({"snapshot_every_n_steps": "3"}, TypeError, "snapshot_every_n_steps must be a whole number or None, got '3'"),

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
-from minato_gpu.samples import JSON, Key
+from minato_gpu.samples import JSON, Key, name_of
 from minato_gpu.sampling.delivered import DeliveredPositions
-from minato_gpu.sampling.occurrences import Plane, name_of
+from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.orders import KEYS, REPLAY
 from minato_gpu.sampling.sampler_restore import ENOUGH, Following
 from minato_gpu.sampling.samplers import Sampling

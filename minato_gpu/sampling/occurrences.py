@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.samples import Key, plain_key
+from minato_gpu.samples import Key, name_of
 from minato_gpu.sampling.samplers import Sampling, length_of
 
 Plane = tuple[int, bytes]
@@ -128,16 +128,6 @@ def occurrences_of(loader: Arguments) -> Occurrences:
     seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
     counts = seeds or not (sampling.iterable or sampling.replays)
     return Occurrences(length_of(loader.dataset), unique=not counts or sampling.yields_once, used=seeds)
-
-
-def name_of(key: Key) -> Key:
-    """What counts as the same key, as for its digest; keys that cannot be hashed go by what they look like."""
-    key = tuple(map(name_of, key)) if type(key) is tuple else plain_key(key)
-    try:
-        hash(key)
-    except TypeError:
-        return repr(key)
-    return key
 
 
 def _trimmed(bits: NDArray[np.uint8]) -> Plane:

@@ -14,11 +14,12 @@ microseconds, and always from then on. Trivial, uniform samples therefore leave 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from minato_gpu.samples import Key
 from minato_gpu.scheduling.history import Array, History, Keys, plain
 from minato_gpu.scheduling.regression import LogLinear
 
@@ -58,7 +59,7 @@ class LaneModel:
         self.history = History(length)
         self.learned, self.recalled = _Errors(), _Errors()
         self.pairs: list[tuple[float, float]] = []
-        self._keys: list[Hashable] = []
+        self._keys: list[Key] = []
         self._rows: list[Array] = []
         self._spent: list[float] = []
         self._kept, self._deviations = 0.8, 1.0  # sums whose ratio is the share that comes back

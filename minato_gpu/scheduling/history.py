@@ -2,22 +2,27 @@
 
 A cost is stored as its logarithm in steps of 0.05 %, from 0.1 microseconds to a day; 0 means not recorded. The
 array of a data set of known length comes from the system zeroed and is committed page by page as indices are
-written, so that 100 million indices take nothing until they are used. Keys that are not indices go to a dict.
+written, so that 100 million indices take nothing until they are used. Other keys go to a dict by their hash (two of one
+hash would share a cost, no more). It holds the last million of them, in some 100 MB: where keys are the lists of a
+shuffled batch sampler, none ever comes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.samples import Key, name_of
+
 Array = NDArray[np.float64]
-Keys = Sequence[Hashable] | NDArray[np.integer]
+Keys = Sequence[Key] | NDArray[np.integer]
 
 _LOWEST = log(1e-7)
 _STEP = (log(86400.0) - _LOWEST) / 65534
+MOST = 1 << 20
 
 
 def plain(keys: Keys) -> Keys:
@@ -37,7 +42,7 @@ class History:
 
     def __init__(self, length: int | None = None) -> None:
         self._codes = np.zeros(length or 0, dtype=np.uint16)
-        self._others: dict[Hashable, int] = {}
+        self._others: dict[int, int] = {}  # by the hash of the key
         self.recorded = 0
 
     def read(self, keys: Keys) -> Array:
@@ -68,20 +73,26 @@ class History:
             return self._codes[indices]
         return np.array([self._read_one(key) for key in keys], dtype=np.uint16)
 
-    def _read_one(self, key: Hashable) -> int:
+    def _read_one(self, key: Key) -> int:
         place = self._place(key)
-        return self._others.get(key, 0) if place is None else int(self._codes[place])
+        return self._others.get(hash(name_of(key)), 0) if place is None else int(self._codes[place])
 
     def _write_each(self, keys: Keys, codes: NDArray[np.uint16]) -> None:
         for key, code in zip(keys, codes.tolist(), strict=True):
             self.recorded += self._read_one(key) == 0
             place = self._place(key)
             if place is None:
-                self._others[key] = code
+                self._write_other(hash(name_of(key)), code)
             else:
                 self._codes[place] = code
 
-    def _place(self, key: Hashable) -> int | None:
+    def _write_other(self, name: int, code: int) -> None:
+        if len(self._others) == MOST and name not in self._others:
+            del self._others[next(iter(self._others))]
+            self.recorded -= 1
+        self._others[name] = code
+
+    def _place(self, key: Key) -> int | None:
         """The key as an index of the array, or None."""
         if not isinstance(key, (int, np.integer)) or isinstance(key, bool):
             return None

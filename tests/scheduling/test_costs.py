@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
+from minato_gpu.scheduling import history as history_module
 from minato_gpu.scheduling.costs import CostModel, LaneModel, rank_correlation
 from minato_gpu.scheduling.history import History
 from tests.alone import alone
@@ -111,13 +113,31 @@ def test_a_history_of_100_million_indices_takes_nothing_until_it_is_used() -> No
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
 
 
-@pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"]])
-def test_any_hashable_key_can_be_remembered(keys: list[object]) -> None:
+@pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"], [[3, 1], {"a": [2]}]])
+def test_any_key_can_be_remembered(keys: list[object]) -> None:
     history = History(5)
     history.write(keys, np.log([0.25, 4.0]))
     assert np.exp(history.read(keys)) == pytest.approx([0.25, 4.0], rel=1e-3)
     assert np.isnan(history.read(["other"])).all()
     assert history.recorded == 2
+
+
+def test_keys_that_never_come_again_take_no_more_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists of a shuffled batch sampler."""
+    monkeypatch.setattr(history_module, "MOST", 3)
+    history = History(5)
+    for key in range(6):
+        history.write([[key, key + 1], 4], np.log([1.0 + key, 9.0]))
+    assert history.recorded == 3 + 1
+    costs = np.exp(history.read([[key, key + 1] for key in range(6)]))
+    assert np.isnan(costs[:3]).all() and costs[3:] == pytest.approx([4.0, 5.0, 6.0], rel=1e-3)
+
+
+def test_a_tensor_is_remembered_by_what_it_holds() -> None:
+    """A sampler makes another object of it in each epoch."""
+    history = History(None)
+    history.write([torch.tensor([1, 2])], np.log([2.0]))
+    assert np.exp(history.read([torch.tensor([1, 2])])) == pytest.approx([2.0], rel=1e-3)
 
 
 def test_rank_correlation_is_spearmans() -> None:

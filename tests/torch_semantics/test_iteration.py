@@ -30,6 +30,24 @@ def test_protocol(loader_class: Any, num_workers: int) -> None:
     assert as_lists(loader) == [[0, 1], [2, 3], [4]]
 
 
+def test_a_subclass_whose_own_iteration_goes_on(loader_class: Any, num_workers: int) -> None:
+    """Published loaders that keep their workers begin anew by ``_get_iterator``, which does not ask ``__iter__``."""
+
+    class Endless(loader_class):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(2):
+                yield next(self.going)
+
+        def begin(self) -> None:
+            self.going = self._get_iterator()
+
+    loader = Endless(Numbers(6), 2, num_workers=num_workers)
+    for _ in range(2):
+        loader.begin()
+        assert as_lists(loader) == [[0, 1], [2, 3]]
+    del loader.going
+
+
 def test_construction_touches_nothing(loader_class: Any, num_workers: int) -> None:
     def make(index: int) -> Any:
         raise AssertionError("touched")

@@ -76,6 +76,17 @@ def test_pytorchs_batch_sampler(loader_class: Any, num_workers: int, drop_last: 
     assert as_lists(loader) == (expected[:2] if drop_last else expected)
 
 
+def test_the_keys_of_a_batch_for_one_read(loader_class: Any, num_workers: int) -> None:
+    """How PyTorch's page has a data set read a batch at once. The second epoch's are other lists."""
+    sampler = BatchSampler(RandomSampler(range(300), generator=torch.Generator().manual_seed(3)), 2, False)
+    data, kept = Made(300, lambda keys: torch.tensor(keys)), num_workers > 0
+    loader = loader_class(data, None, sampler=sampler, num_workers=num_workers, persistent_workers=kept)
+    for _ in range(2):
+        batches = list(loader)
+        assert [len(batch) for batch in batches] == [2] * 150
+        assert sorted(torch.cat(batches).tolist()) == list(range(300))
+
+
 class _TwoBatchSampler(BatchSampler):
     """A subclass with its own order: pairs from both ends."""
 
