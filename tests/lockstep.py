@@ -68,6 +68,7 @@ class Lockstep:
         self._starting = workers + 1  # threads that have not come to where they wait
         self._free = False
         self._threads: dict[int, _Thread] = {}
+        self._named: dict[str, tuple[list[_Thread], int]] = {}  # by the beginning of their names; of how many threads
         self._registered: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._back: LockType = allocate_lock()
         self._back.acquire()
@@ -90,7 +91,6 @@ class Lockstep:
             send(lane, task, *rest)
 
         patch.setattr(thread_lane.ThreadLane, "send", counted)
-        threading.setprofile(self._profile)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -109,7 +109,6 @@ class Lockstep:
     def release(self) -> None:
         """Let every thread run freely from now on, so that the loader can end."""
         self._free = True
-        threading.setprofile(None)
         for thread in self._threads.values():
             thread.door.release()
 
@@ -166,6 +165,7 @@ class Lockstep:
             thread.known = True
             self._registered.put(None)
         thread.door.acquire()
+        sys.setprofile(self._profile if self.counting else None)
 
     # --- called by the consumer --------------------------------------------------------------------------------------
 
@@ -208,7 +208,12 @@ class Lockstep:
         while self._starting:
             self._registered.get(timeout=30)
             self._starting -= 1
-        return sorted((each for each in self._threads.values() if each.name.startswith(name)), key=attrgetter("name"))
+        found, of = self._named.get(name, ([], 0))
+        if of != len(self._threads):
+            threads = (each for each in self._threads.values() if each.name.startswith(name))
+            found = sorted(threads, key=attrgetter("name"))
+            self._named[name] = found, len(self._threads)
+        return found
 
     def _let(self, thread: _Thread) -> None:
         """Let it run until it waits again."""
@@ -218,7 +223,7 @@ class Lockstep:
     # --- counting ----------------------------------------------------------------------------------------------------
 
     def _profile(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or not self.counting or "/tests/" in frame.f_code.co_filename:
+        if event != "call" or "/tests/" in frame.f_code.co_filename:
             return
         thread = self._threads.get(threading.get_ident())
         if thread is None:
