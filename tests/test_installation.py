@@ -86,11 +86,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     offline = ("--no-deps", "--no-index")
     subprocess.run([*PIP, "wheel", *offline, "--no-build-isolation", "-w", made, source], check=True)
     (wheel,) = made.iterdir()
+    target = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
+        archive.extractall(target)  # what installing does with pure Python
     assert {top for top in tops if not top.endswith(".dist-info")} == {"minato_gpu"}
-    target = tmp_path_factory.mktemp("installed")
-    subprocess.run([*PIP, "install", *offline, "--no-compile", "--target", target, wheel], check=True)
     return target
 
 

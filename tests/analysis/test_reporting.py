@@ -20,8 +20,8 @@ from .test_page import WHOLE
 
 SMALL = replace(
     WHOLE,
-    samples=64,
-    batch_size=8,
+    samples=32,
+    batch_size=4,
     prepare_s=WHOLE.prepare_s[:32],
     storage=Storage(bytes_per_s=1e8, latency_s=0.005, requests=1.0, nbytes=1e5, concurrency=2.0),
 )
