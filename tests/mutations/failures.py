@@ -122,4 +122,11 @@ FAULTS = (
         ("contracts/test_resume_errors.py", "contracts/test_bad_input.py", "torch_semantics/test_errors.py"),
         "3d72b01",
     ),
+    Fault(
+        "a child that somebody else has collected runs for ever",
+        "children.py",
+        "    if wait([end], 0.0):\n        _settle(process)\n",
+        "",
+        ("contracts/test_uncollected.py",),
+    ),
 )

@@ -243,4 +243,11 @@ FAULTS = (
         "            return min(count, max(",
         ("scheduling/test_pacing.py",),
     ),
+    Fault(
+        "what a key without a hash cost cannot be remembered",
+        "scheduling/history.py",
+        "return self._others.get(hash(name_of(key)), 0) if place",
+        "return self._others.get(hash(key), 0) if place",
+        ("scheduling/test_costs.py", "torch_semantics/test_samplers.py"),
+    ),
 )
