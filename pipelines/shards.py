@@ -35,7 +35,7 @@ class TarShards:
     ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
-    uncompressed tar archive or a sample that lacks its photograph or label, or has a link for it.
+    uncompressed tar archive or a sample that lacks its photograph or label, or has a link or a sparse file for it.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -100,6 +100,11 @@ def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, 
             raise ValueError(
                 f"{member.name!r} of {shard!r} is no file but a link to {member.linkname!r}; "
                 "write shards with the files themselves (tar --dereference --hard-dereference)"
+            )
+        if member.issparse():
+            raise ValueError(
+                f"{member.name!r} of {shard!r} is a sparse file, which does not lie in one piece; "
+                "write shards with all bytes of their files (tar without --sparse)"
             )
     file = archive.extractfile(label)
     assert file is not None

@@ -112,3 +112,27 @@ def test_a_link_is_no_photograph_and_no_label(tmp_path: Path, kind: bytes, linke
             archive.addfile(info, io.BytesIO(b"1"))
     with pytest.raises(ValueError, match=f"'{linked}' of .* is no file but a link to 'elsewhere'; write shards with"):
         TarShards(tmp_path / "one.tar")
+
+
+SPARSE = {  # one byte of data at the end of 4096, in both of GNU tar's ways to say so
+    "gnu": {"type": tarfile.GNUTYPE_SPARSE},
+    "posix": {"pax_headers": {"GNU.sparse.map": "4095,1", "GNU.sparse.size": "4096"}},
+}
+
+
+@pytest.mark.parametrize("sparse", ["a.jpg", "a.cls"])
+@pytest.mark.parametrize("way", SPARSE)
+def test_a_sparse_member_is_refused(tmp_path: Path, way: str, sparse: str) -> None:
+    """What lies in the archive is not what the file has."""
+    with tarfile.open(tmp_path / "one.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("a.jpg", "a.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name == sparse:
+                for field, value in SPARSE[way].items():
+                    setattr(info, field, value)
+            archive.addfile(info, io.BytesIO(b"1"))
+    with tarfile.open(tmp_path / "one.tar") as archive:
+        assert [member.name for member in archive if member.issparse()] == [sparse]
+    with pytest.raises(ValueError, match=f"'{sparse}' of .* is a sparse file, .*; write shards with all bytes"):
+        TarShards(tmp_path / "one.tar")
