@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.disk.filesystem import read_into
+from minato_gpu.sources.remote import asked_of
 from minato_gpu.sources.source import FIELDS, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
@@ -123,6 +124,5 @@ def _read_remote(source: Source) -> NDArray[np.uint8]:
     import fsspec
 
     file_system, path = fsspec.core.url_to_fs(source.path)
-    end = None if source.length is None else source.offset + source.length
-    data: Any = file_system.cat_file(path, start=source.offset or None, end=end)
+    data: Any = file_system.cat_file(path, **asked_of(source))
     return np.frombuffer(data, np.uint8).copy()
