@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ class TarShards:
     ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
-    uncompressed tar archive or a sample that lacks its photograph or label, or has a link for it.
+    uncompressed tar archive, is damaged or cut off; and for a sample that has two members of one kind, or lacks its
+    photograph or label, or has a link or a sparse file for it.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -75,9 +76,8 @@ def _samples(number: int, shard: str) -> Iterator[_Found]:
     """The samples of one shard, in its order."""
     try:
         with tarfile.open(shard, "r:") as archive:
-            files = (member for member in archive if not member.isdir())
-            for _, members in groupby(files, key=lambda member: _key_and_kind(member)[0]):
-                yield _sample(number, shard, archive, {_key_and_kind(member)[1]: member for member in members})
+            for _, members in groupby(_files(shard, archive), key=lambda member: _key_and_kind(member)[0]):
+                yield _sample(number, shard, archive, _by_kind(shard, members))
     except tarfile.TarError as error:
         raise ValueError(f"{shard!r} is no uncompressed tar archive, or is damaged: {error}") from error
 
@@ -86,6 +86,42 @@ def _key_and_kind(member: tarfile.TarInfo) -> tuple[str, str]:
     folder, slash, name = member.name.rpartition("/")
     stem, _, kind = name.partition(".")
     return folder + slash + stem, kind.lower()
+
+
+def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """All members but folders.
+
+    Where tarfile finds no more there must be zeros: a header that is damaged or cut off ends the archive for it, too,
+    unless it is the first. All that write archives write zeros at the end, as POSIX has it.
+    """
+    yield from (member for member in archive if not member.isdir())
+    file, at = archive.fileobj, archive.offset
+    assert file is not None
+    file.seek(at)
+    block = file.read(tarfile.BLOCKSIZE)
+    if not block:
+        raise ValueError(
+            f"{shard!r} ends at byte {at} without the zeros that end a tar archive: it was cut off, and must be copied "
+            "or written again; or its writer was not closed: if nothing is missing, end it by truncate --size=+1024"
+        )
+    if block != bytes(tarfile.BLOCKSIZE):
+        raise ValueError(
+            f"{shard!r} is damaged or cut off at byte {at}, where a member or the end of the archive should begin; "
+            "copy or write it again"
+        )
+
+
+def _by_kind(shard: str, members: Iterable[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
+    """The members of a sample."""
+    found: dict[str, tarfile.TarInfo] = {}
+    for member in members:
+        before = found.setdefault(_key_and_kind(member)[1], member)
+        if before is not member:
+            raise ValueError(
+                f"{member.name!r} of {shard!r} follows {before.name!r}, of the same kind, in one sample; "
+                "each sample needs a name of its own up to the first dot"
+            )
+    return found
 
 
 def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, tarfile.TarInfo]) -> _Found:
@@ -100,6 +136,11 @@ def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, 
             raise ValueError(
                 f"{member.name!r} of {shard!r} is no file but a link to {member.linkname!r}; "
                 "write shards with the files themselves (tar --dereference --hard-dereference)"
+            )
+        if member.issparse():
+            raise ValueError(
+                f"{member.name!r} of {shard!r} is a sparse file, which does not lie in one piece; "
+                "write shards with all bytes of their files (tar without --sparse)"
             )
     file = archive.extractfile(label)
     assert file is not None

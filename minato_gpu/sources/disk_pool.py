@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.disk.filesystem import tells_size
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
@@ -199,7 +200,7 @@ def name_of(key: Key) -> bytes:
 
 def version_of(source: Source) -> bytes:
     """What a copy is of: the version that is declared, and a file's size and time. Raises OSError where there is no
-    such file.
+    such file, or it does not tell its size: the time does not tell either, then, what is in it.
 
     Of a URL no more is known without asking the storage each time: what lies there is taken to stay as it is.
     """
@@ -207,6 +208,8 @@ def version_of(source: Source) -> bytes:
     if source.is_remote:
         return declared
     found = os.stat(source.file)  # noqa: PTH116  # a Path takes three times as long
+    if not tells_size(found):
+        raise OSError(f"{source} does not tell its size")
     return b"%d %d%s" % (found.st_size, found.st_mtime_ns, declared)
 
 

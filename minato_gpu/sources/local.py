@@ -22,7 +22,7 @@ from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.disk.files import OpenFile
-from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into
+from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into, read_to_end, tells_size
 from minato_gpu.sources.page_cache import PageCache
 from minato_gpu.sources.placing import Placing, Where
 from minato_gpu.sources.source import Source
@@ -165,8 +165,8 @@ class LocalReads:
     def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
         if source.length is None:
             return self._read_begun(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
-        file = self._files.opened(source.file)
-        return self._read_open(file.fd, source, where)
+        file, sized = self._files.opened(source.file)
+        return self._read_open(file.fd, source, where if sized else Where.BLOCK)
 
     def _read_begun(self, file: int, source: Source, where: Where) -> tuple[int, int]:
         try:
@@ -179,11 +179,20 @@ class LocalReads:
             brought = self._page_cache.bring_in(file, source)
             if brought is not None:
                 return IN_PAGE_CACHE, brought
-        length = source.length
-        nbytes = os.fstat(file).st_size - source.offset if length is None else length
+        nbytes = source.length
+        if nbytes is None:
+            found = os.fstat(file)
+            if not tells_size(found):
+                return self._lay_down(read_to_end(file, source.offset))
+            nbytes = found.st_size - source.offset
         if where is Where.UNCACHED and self._placing is not None and self._placing.is_open:
             self._placing.had(nbytes, cached_bytes(file, source.offset, nbytes))
         return self._fill(file, source, nbytes, where)
+
+    def _lay_down(self, data: bytes) -> tuple[int, int]:
+        block, view = self._blocks.allocate(len(data))
+        view[:] = data
+        return block, len(data)
 
     def _fill(self, file: int, source: Source, nbytes: int, where: Where) -> tuple[int, int]:
         if nbytes < 0:
@@ -238,19 +247,19 @@ class _OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, tuple[tuple[int, ...], OpenFile]] = OrderedDict()
 
-    def opened(self, path: str) -> OpenFile:
-        """The file, to be held while its ``fd`` is in use."""
+    def opened(self, path: str) -> tuple[OpenFile, bool]:
+        """The file, to be held while its ``fd`` is in use, and whether it tells its size."""
         found = Path(path).stat()
         version = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         with self._lock:
             before, file = self._files.get(path, (None, None))
             if file is not None and before == version:
                 self._files.move_to_end(path)
-                return file
+                return file, tells_size(found)
         file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))  # which may take its time
         with self._lock:
             self._files[path] = version, file
             self._files.move_to_end(path)
             if len(self._files) > _OPEN:
                 self._files.popitem(last=False)
-        return file
+        return file, tells_size(found)

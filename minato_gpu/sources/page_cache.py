@@ -16,13 +16,12 @@ import os
 from collections import deque
 from functools import cache
 from itertools import count
-from stat import S_ISREG
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.notices import LOGGER
-from minato_gpu.sources.disk.filesystem import read_into, remote_kind
+from minato_gpu.sources.disk.filesystem import read_into, remote_kind, tells_size
 from minato_gpu.sources.source import Source
 
 _MOST = 1 << 30  # bytes of one call
@@ -65,10 +64,10 @@ def bring_in(file: int, source: Source) -> int | None:
     """Have the page cache hold a source of this open file; returns how many bytes it has.
 
     None where that is of no use: of a network's file system, which asks the server again, and of what is no regular
-    file. Raises OSError, EOFError.
+    file, or does not tell its size. Raises OSError, EOFError.
     """
     found = os.fstat(file)
-    if not S_ISREG(found.st_mode) or not _is_local(found.st_dev, source):
+    if not tells_size(found) or not _is_local(found.st_dev, source):
         return None
     nbytes = max(0, found.st_size - source.offset) if source.length is None else source.length
     at = 0

@@ -7,6 +7,8 @@ its configuration or the environment.
 from __future__ import annotations
 
 import asyncio
+import io
+from functools import partial
 from typing import Any
 
 from minato_gpu.sources.source import Source
@@ -22,12 +24,11 @@ class RemoteReads:
         """The source's bytes. Raises what the file system does, and EOFError where there are fewer than declared."""
         system = self._system(source)
         path = system._strip_protocol(source.path)
-        start = source.offset or (None if source.length is None else 0)
-        end = None if source.length is None else source.offset + source.length
+        asked = asked_of(source)
         if system.async_impl:
-            data = await system._cat_file(path, start=start, end=end)
+            data = await system._cat_file(path, **asked)
         else:
-            data = await asyncio.to_thread(system.cat_file, path, start=start, end=end)
+            data = await asyncio.to_thread(system.cat_file, path, **asked)
         found = bytes(data) if not isinstance(data, bytes) else data
         if source.length is not None and len(found) != source.length:
             which = "fewer" if len(found) < source.length else "more"
@@ -64,6 +65,26 @@ class RemoteReads:
                 if asyncio.iscoroutine(closing):
                     await closing
         self._systems.clear()
+
+
+def asked_of(source: Source) -> dict[str, Any]:
+    """What fsspec's ``cat_file`` is asked for, besides the path."""
+    if source.length is not None:
+        return {"start": source.offset, "end": source.offset + source.length}
+    asked: dict[str, Any] = {"start": source.offset or None, "end": None}
+    if source.offset and _protocol(source) in ("http", "https"):
+        asked["raise_for_status"] = partial(_refuse_all, source)
+    return asked
+
+
+async def _refuse_all(source: Source, response: Any) -> None:
+    """A server that knows no ranges answers with all that there is, of which the number of bytes does not tell where
+    none is declared. It is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
+    if response.status == 200:
+        response.close()
+        raise io.UnsupportedOperation(
+            f"{source}: the server does not send parts, but all of it; declare a source without an offset"
+        )
 
 
 def _protocol(source: Source) -> str:

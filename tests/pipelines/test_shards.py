@@ -112,3 +112,90 @@ def test_a_link_is_no_photograph_and_no_label(tmp_path: Path, kind: bytes, linke
             archive.addfile(info, io.BytesIO(b"1"))
     with pytest.raises(ValueError, match=f"'{linked}' of .* is no file but a link to 'elsewhere'; write shards with"):
         TarShards(tmp_path / "one.tar")
+
+
+SPARSE: dict[str, dict[str, Any]] = {  # one byte of data at the end of 4096, in both of GNU tar's ways to say so
+    "gnu": {"type": tarfile.GNUTYPE_SPARSE},
+    "posix": {"pax_headers": {"GNU.sparse.map": "4095,1", "GNU.sparse.size": "4096"}},
+}
+
+
+@pytest.mark.parametrize("sparse", ["a.jpg", "a.cls"])
+@pytest.mark.parametrize("way", SPARSE)
+def test_a_sparse_member_is_refused(tmp_path: Path, way: str, sparse: str) -> None:
+    """What lies in the archive is not what the file has."""
+    with tarfile.open(tmp_path / "one.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in ("a.jpg", "a.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name == sparse:
+                for field, value in SPARSE[way].items():
+                    setattr(info, field, value)
+            archive.addfile(info, io.BytesIO(b"1"))
+    with tarfile.open(tmp_path / "one.tar") as archive:
+        assert [member.name for member in archive if member.issparse()] == [sparse]
+    with pytest.raises(ValueError, match=f"'{sparse}' of .* is a sparse file, .*; write shards with all bytes"):
+        TarShards(tmp_path / "one.tar")
+
+
+def many(path: Path) -> tuple[bytearray, list[int]]:
+    """A shard of ten samples, and where their members begin, and the end of the archive."""
+    shard(path, {f"{n}.{kind}": data for n in range(10) for kind, data in (("jpg", bytes(700)), ("cls", b"1"))})
+    with tarfile.open(path) as archive:
+        begins = [member.offset for member in archive if member.isfile()]
+    assert len(TarShards(path)) == 10
+    return bytearray(path.read_bytes()), [*begins, begins[-1] + 2 * tarfile.BLOCKSIZE]
+
+
+@pytest.mark.parametrize("member", [2, 11, 19])
+def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path, member: int) -> None:
+    data, begins = many(tmp_path / "one.tar")
+    data[begins[member] + 10] ^= 1
+    (tmp_path / "one.tar").write_bytes(data)
+    message = f"one.tar' is damaged or cut off at byte {begins[member]}, .*; copy or write it again"
+    with pytest.raises(ValueError, match=message):
+        TarShards(tmp_path / "one.tar")
+
+
+@pytest.mark.parametrize("more", [0, 100, 511])
+def test_a_shard_that_is_cut_off_between_two_members(tmp_path: Path, more: int) -> None:
+    """There, or within the next header."""
+    data, begins = many(tmp_path / "one.tar")
+    message = "ends at byte {} without the zeros .* truncate --size" if not more else "damaged or cut off at byte {},"
+    for at in (begins[10], begins[11], begins[-1]):
+        (tmp_path / "one.tar").write_bytes(data[: at + more])
+        with pytest.raises(ValueError, match=message.format(at)):
+            TarShards(tmp_path / "one.tar")
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_shard_may_end_with_as_few_zeros_as_it_likes(tmp_path: Path, blocks: int, tar_format: int) -> None:
+    """GNU tar and Python fill up 10,240 bytes, bsdtar writes two blocks, others one. Where the writer was not closed,
+    zeros may be added as the message says."""
+    path = tmp_path / "one.tar"
+    name = "long" * 30
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for kind in ("jpg", "cls"):
+            info = tarfile.TarInfo(f"{'folder' * 5}/{name[:90]}.{kind}")
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"1"))
+        end = archive.offset
+    path.write_bytes(path.read_bytes()[:end])
+    with pytest.raises(ValueError, match=f"ends at byte {end} without"):
+        TarShards(path)
+    with path.open("r+b") as file:
+        file.truncate(end + blocks * tarfile.BLOCKSIZE)
+    assert len(TarShards(path)) == 1
+
+
+@pytest.mark.parametrize("kind", ["jpg", "cls", "txt"])
+def test_two_members_of_one_kind_in_one_sample(tmp_path: Path, kind: str) -> None:
+    """Two samples of one name in a row: one of them would be missing without a word."""
+    with tarfile.open(tmp_path / "one.tar", "w") as archive:
+        for name in ("a.jpg", "a.cls", "a.txt", f"a.{kind.upper()}", "b.jpg", "b.cls"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"1"))
+    with pytest.raises(ValueError, match=f"'a.{kind.upper()}' of .*one.tar' follows 'a.{kind}', of the same kind"):
+        TarShards(tmp_path / "one.tar")

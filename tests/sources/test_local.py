@@ -131,3 +131,35 @@ async def test_large_files_and_those_that_threads_copy_have_a_thread_each(
             await reads.all([sources[number]])
             found.append(reads.pool._together)
         assert found == [2, 1]
+
+
+@pytest.mark.parametrize("where", Where, ids=lambda where: where.name)
+@in_a_loop
+async def test_files_that_do_not_tell_their_size(tmp_path: Path, where: Where) -> None:
+    """Those of /proc, devices and pipes, each opened once, come in blocks, wherever files are to go; and files are read
+    past the page cache as before."""
+    version = Path("/proc/version").read_bytes()
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    written = os.urandom(100_000)  # more than a pipe holds
+    wanted = [
+        (Source("/proc/version"), version),
+        (Source("/proc/version", 6), version[6:]),
+        (Source("/proc/version", 6, 7), version[6:13]),
+        (Source("/dev/zero", 5, 10), bytes(10)),
+        (Source(str(tmp_path / "empty")), b""),
+        (Source(str(tmp_path / "pipe")), written),
+        (Source(str(tmp_path / "pipe"), 0, len(written)), written),
+    ]
+    async with Reads(where) as reads:
+        blocks = Blocks(reads.arena)
+        for source, content in wanted:
+            reads.pool.submit(0, source)
+            if source.path.endswith("pipe"):
+                await asyncio.to_thread((tmp_path / "pipe").write_bytes, content)
+            _, _, block, nbytes, error = (await reads.told(1))[0]
+            assert error is None and block != IN_PAGE_CACHE, source
+            assert bytes(blocks.view(block, nbytes)) == content, source
+        assert reads.pool._uncached._dontcache
+        reads.pool.submit(0, Source(str(tmp_path / "empty"), 0, 7))
+        assert str((await reads.told(1))[0][4]).endswith("ends 7 bytes too early")

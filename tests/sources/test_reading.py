@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,32 @@ def test_keys_are_of_what_is_read_whatever_the_working_directory_becomes(
     assert read_bytes(Source.of(key)).tobytes() == b"ne"
     assert Source.of(key).key == key != Source("a", 1, 2, version="tag").key
     assert Source("memory://a").key == ("memory://a", 0, None)
+
+
+@pytest.mark.parametrize("part", [(0, None), (6, None), (0, 10), (6, 7)], ids=str)
+def test_files_that_do_not_tell_their_size(part: tuple[int, int | None]) -> None:
+    """One of /proc says that it has no bytes."""
+    whole, (begin, length) = Path("/proc/version").read_bytes(), part
+    assert len(whole) > 20
+    found = read_bytes(Source("/proc/version", *part))
+    assert found.tobytes() == whole[begin : None if length is None else begin + length] and found.flags.writeable
+
+
+def test_devices_pipes_and_what_has_no_bytes(tmp_path: Path) -> None:
+    assert read_bytes(Source("/dev/zero", 5, 10)).tobytes() == bytes(10)
+    assert len(read_bytes("/dev/null")) == 0
+    (tmp_path / "empty").touch()
+    assert len(read_bytes(tmp_path / "empty")) == len(read_bytes(Source(f"{tmp_path}/empty", 3))) == 0
+    for path, ends in (("/proc/version", 10**6 - len(Path("/proc/version").read_bytes())), (tmp_path / "empty", 10**6)):
+        with pytest.raises(EOFError, match=f"ends {ends} bytes too early"):
+            read_bytes(Source(str(path), 0, 10**6))
+    os.mkfifo(tmp_path / "pipe")
+    written = os.urandom(100_000)  # more than a pipe holds
+    with ThreadPoolExecutor() as threads:
+        for length, content in ((None, written), (None, b""), (len(written), written)):
+            write = threads.submit((tmp_path / "pipe").write_bytes, content)
+            assert read_bytes(Source(str(tmp_path / "pipe"), 0, length)).tobytes() == content
+            write.result()
 
 
 class Declares(Dataset[int]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Callable
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -14,6 +15,7 @@ _CACHESTAT = 451  # on every architecture
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FLUSH_BYTES = 8 << 20
+_READ_BYTES = 1 << 16  # what a pipe has at most
 # Memory maps and locks of an index are not coherent between hosts on these (Linux: magic numbers of statfs(2)).
 _REMOTE = {
     0x6969: "NFS",
@@ -53,9 +55,28 @@ def remote_kind(path: str | os.PathLike[str]) -> str | None:
 def read_into(fd: int, into: memoryview, offset: int, flags: int = 0) -> int:
     """Read from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError."""
     done = 0
-    while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done, flags)):
-        done += count
+    try:
+        while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done, flags)):
+            done += count
+    except OSError as error:
+        if error.errno != errno.ESPIPE or offset:
+            raise
+        while done < len(into) and (count := os.readv(fd, [into[done:]])):  # a pipe begins where it stands
+            done += count
     return done
+
+
+def tells_size(found: os.stat_result) -> bool:
+    """Whether a file has as many bytes as it says. Of pipes, devices and files of /proc, which are regular ones of no
+    bytes, only reading tells."""
+    return found.st_size > 0 and stat.S_ISREG(found.st_mode)
+
+
+def read_to_end(fd: int, offset: int) -> bytes:
+    """What a file that has just been opened, and does not tell its size, has from ``offset`` on. Raises OSError."""
+    if offset:
+        os.lseek(fd, offset, os.SEEK_SET)
+    return b"".join(iter(lambda: os.read(fd, _READ_BYTES), b""))
 
 
 class _Range(ctypes.Structure):
