@@ -152,6 +152,53 @@ class _Permuted(Unknown):
         return 40
 
 
+_SHUFFLES: dict[str, Callable[[Any], None]] = {"python": random.shuffle, "numpy": np.random.shuffle}
+
+
+class _ShuffledBy(Unknown):
+    """Of the user's own: it draws its order, as its first key is asked for, from a global generator but torch's."""
+
+    def __init__(self, drawn_from: str, own: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.shuffle = _SHUFFLES[drawn_from]
+        self.generator = own
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(40))
+        self.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return 40
+
+
+@pytest.mark.parametrize("drawn_from", _SHUFFLES)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_that_draws_from_pythons_or_numpys(drawn_from: str, workers: int, own: bool) -> None:
+    """It does so in the main process, with workers too; that it has a generator says nothing of what else it draws."""
+
+    def new() -> Any:
+        given = generator() if own else None
+        return loader_of(_ShuffledBy(drawn_from, given), num_workers=workers, generator=given)
+
+    seed(5)
+    loader = new()
+    reference = [values(loader) for _ in range(3)]
+    for stop in (0, 1, "end"):
+        seed(5)
+        loader = new()
+        first = values(loader)
+        iterator = iter(loader)
+        got = values(iterator) if stop == "end" else [next(iterator).tolist() for _ in range(int(stop))]
+        state = through_json(loader.state_dict())
+        seed(99)
+        resumed = new()
+        resumed.load_state_dict(state)
+        rest = [] if stop == "end" else values(resumed)
+        assert [first, got + rest, values(resumed)] == reference, stop
+
+
 def test_other_workers_after_the_resume() -> None:
     seed(5)
     reference, _ = trained(make(draws=False))
