@@ -44,6 +44,8 @@ class Cursor:
                 if 0 < below <= delivered.low:
                     out["digest"] = {"below": below, "crc": crc}
                     break
+            if self._sampling.uses_default_generator:  # anybody may have seeded that as it was before
+                out["order_drawn"] = source.order.begun_from is not None
             return {**out, "witness": source.witness, "gone": self._gone and self._gone.copy()}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)

@@ -112,6 +112,8 @@ class Resumption:
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
+            if source.get("order_drawn") is not None:
+                s.choice(source, "order_drawn", (True, False))
             self.gone = ranks.gone_of(source, self._sampling)
         else:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
@@ -174,7 +176,7 @@ class Resumption:
             source.streams = resumed_streams(saved, self.starts)
             return source
         replays = saved["way"] == REPLAY
-        order = self._replayed() if replays else self._from_state(saved)
+        order = self._replayed(saved) if replays else self._from_state(saved)
         begin: dict[str, int] = {} if replays else {name: saved[name] for name in ("place", "position")}
         occurrences = occurrences_of(loader)
         source = Source(number, seed, order, self._sampling, occurrences, delivered=self.delivered, **begin)
@@ -195,13 +197,15 @@ class Resumption:
             )
         return source
 
-    def _replayed(self) -> Order:
+    def _replayed(self, saved: Mapping[str, JSON]) -> Order:
         begun_from = dict(self.state["generators"])
         if self.gone is not None:
             keys = ranks.dealt(self._sampling.inner, self.gone)
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
-        return ways.replayed_order(self._sampling, default, begun_from)
+        drawn = saved.get("order_drawn")  # not said by earlier versions
+        drawn = self.delivered.top > 0 if drawn is None else drawn
+        return ways.replayed_order(self._sampling, default, begun_from, drawn=drawn)
 
     def _from_state(self, saved: Mapping[str, JSON]) -> Order:
         """What is stored, and after that what the sampler yields from its state."""

@@ -132,6 +132,7 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
         ({"progress": {"batches": 2, "below": 8, "above": "", "failed": -1}}, "'failed' must be a whole number"),
         ({"progress": {"batches": 2, "below": 8, "above": "", "failed": True}}, "'failed' must be a whole number"),
         ({"kind": "iterable"}, "of a data set of kind 'iterable'"),
+        ({"source": {**_STATES["replay"]["source"], "order_drawn": 1}}, "'order_drawn' must be one of"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:

@@ -152,6 +152,39 @@ class _Permuted(Unknown):
         return 40
 
 
+@pytest.mark.parametrize("kind", ["workers that stay", "own seeds"])
+@pytest.mark.parametrize(("stop", "old"), [(0, False), (1, False), (1, True)])
+def test_who_seeds_alike_before_an_epoch_and_before_a_save(kind: str, stop: int, old: bool) -> None:
+    """The generator is then as it was when the epoch began, whether its order has been drawn since or not. Of an
+    earlier version's state that is known by what was delivered."""
+    stay = kind == "workers that stay"
+    more: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if stay else {"generator": generator()}
+
+    def begun() -> tuple[Any, Iterator[Any]]:
+        torch.manual_seed(7)
+        loader = loader_of(RandomSampler(DATA), **more)
+        list(loader)  # workers that stay have their seed by now: nothing else is drawn as the next epoch begins
+        torch.manual_seed(42)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        torch.manual_seed(42)
+        return loader, iterator
+
+    def rest(loader: Any, iterator: Iterator[Any]) -> Any:
+        return [(batch.tolist(), torch.rand(()).item()) for batch in iterator], values(loader)
+
+    reference = rest(*begun())
+    state = through_json(begun()[0].state_dict())
+    assert state["source"]["order_drawn"] is (stay or stop > 0)
+    if old:
+        del state["source"]["order_drawn"]
+    torch.manual_seed(9)
+    resumed = loader_of(RandomSampler(DATA), **more)
+    resumed.load_state_dict(state)
+    assert rest(resumed, iter(resumed)) == reference
+
+
 _SHUFFLES: dict[str, Callable[[Any], None]] = {"python": random.shuffle, "numpy": np.random.shuffle}
 
 
