@@ -39,7 +39,10 @@ def begin_epoch(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
-        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.gone)
+        source = resumption.source(loader)
+        if source.streams is None and source.order.way != REPLAY:
+            resumption.globals.put_again()  # a sampler may draw as it is iterated, whether that is its order or not
+        progress = EpochProgress(loader, source, workers, resumption.gone)
         progress.globals_at_start = resumption.state["source"].get("global")
         return progress
     if not sampling.iterable:
@@ -166,6 +169,7 @@ class Resumption:
             return
         own = _own(s.mapping(self.state["source"], "state"))
         ways.load_ended(self._sampling, own, self.order_states())
+        self.globals.put_again()  # the sampler may have drawn as it was iterated
 
     def source(self, loader: Arguments) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
