@@ -220,7 +220,8 @@ class DataLoader(TorchDataLoader[T]):
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
         after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go
         on from it. Where later epochs come from torch's global generator, it holds how that stands now, or stood before
-        the batches of ``ahead`` were asked for; without workers also how Python's and NumPy's stand now.
+        the batches of ``ahead`` were asked for; without workers, or with a sampler of your own, which may draw from any
+        of them, also how Python's and NumPy's stand now.
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
         set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise

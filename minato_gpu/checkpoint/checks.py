@@ -55,7 +55,7 @@ def stored(
     if source.get("generators") is not None:
         s.generators(s.mapping(source, "generators"))
     following(source)
-    batches = _stored_batches(source) if source.get("drawn") is not None else []
+    batches = s.batches_of(source) if source.get("drawn") is not None else []
     _match_size(batches, sampling.size if sampling.batched else 1, short=ended and not sampling.drop_last)
     if ended:
         _match_stored(source, delivered, batches)
@@ -79,14 +79,6 @@ def _match_stored(source: Mapping[str, JSON], delivered: DeliveredPositions, sto
             f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order ends "
             f"after {batches} at {end}"
         )
-
-
-def _stored_batches(saved: Mapping[str, JSON]) -> list[list[Key]]:
-    """Keys that are stored batch by batch."""
-    batches = [s.sequence({"batch": keys}, "batch") for keys in s.sequence(saved, "drawn")]
-    if not all(batches):
-        raise ValueError("state: a batch of no keys")
-    return [[s.key_of(key) for key in keys] for keys in batches]
 
 
 def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> None:

@@ -44,6 +44,8 @@ class Cursor:
                 if 0 < below <= delivered.low:
                     out["digest"] = {"below": below, "crc": crc}
                     break
+            if self._sampling.uses_default_generator:  # anybody may have seeded that as it was before
+                out["order_drawn"] = source.order.begun_from is not None
             return {**out, "witness": source.witness, "gone": self._gone and self._gone.copy()}
         if source.order.way == KEYS:
             self._remaining = self._remaining or _Remaining(source)
@@ -77,7 +79,7 @@ def _state_of_sampler(source: Source, marks: list[Mark]) -> s.State:
         raise ValueError(f"this epoch cannot be saved: {own.error}")
     out: s.State = {"state": own.own.copy(), "ended": ended, **_plain_counts(source.saved(marks))}
     if drawn:
-        out["drawn"] = _plain(drawn)
+        out.update(_plain(drawn))
     generators = {role: packed_state(state) for role, state in own.generators.items()}
     if generators != order.begun_from:
         out["generators"] = generators
@@ -109,9 +111,9 @@ def _plain_counts(occurrences: Occurrences) -> s.State:
     return {"planes": [[ones, packed(plane)] for ones, plane in planes], "others": plain}
 
 
-def _plain(drawn: list[list[Key]]) -> list[list[Key]]:
+def _plain(drawn: list[list[Key]]) -> s.State:
     try:
-        return [s.plain_keys(keys) for keys in drawn]
+        return s.plain_batches(drawn)
     except ValueError as error:
         raise ValueError(
             "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
@@ -132,7 +134,8 @@ class _Remaining:
         batches = marked + [source.keys_of(item) for _, item in source.order.coming]
         before = source.occurrences.before([key for keys in marked for key in keys])
         self._place, self._position = first.place, first.position
-        self._batches = [s.plain_keys(keys) for keys in batches]
+        self._plain = s.plain_batches(batches)
+        self._batches = self._plain["drawn"]
         self._flat = not any(type(key) is list for keys in self._batches for key in keys)
         self._occurrences = before.count([key for keys in batches for key in keys]) or []
 
@@ -140,6 +143,7 @@ class _Remaining:
         """What comes from this batch on, as the caller's own: nothing that is done to it changes a later state."""
         batches = self._batches[place - self._place :]
         return {
+            **self._plain,
             "drawn": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
             "occurrences": self._occurrences[position - self._position :],
         }

@@ -1,9 +1,9 @@
 """The global generators of the main process, which a loader draws from where it is given no ``generator``.
 
-Torch's yields the seed of every epoch, and the order of samplers without a generator of their own. Without workers the
-data set draws there too, from whichever it likes: then Python's and NumPy's count as well. They are the user's all the
-same: a state takes down how they stand, and only who resumes has them moved, to there, unless they have moved since
-``load_state_dict``.
+Torch's yields the seed of every epoch, and the order of samplers without a generator of their own. A sampler of the
+user's always draws there, and without workers the data set does too, both from whichever they like: then Python's and
+NumPy's count as well. They are the user's all the same: a state takes down how they stand, and only who resumes has
+them moved, to there, unless they have moved since ``load_state_dict``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TWISTER = struct.Struct(f"<{_WORDS + 1}I?d")
 
 
 def concerning(loader: Arguments, sampling: Sampling) -> tuple[str, ...]:
-    """Which of them a loader, or the data set that it calls here, may draw from."""
-    if loader.num_workers == 0:
+    """Which of them a loader, or the data set or the sampler of unknown kind that it calls here, may draw from."""
+    if loader.num_workers == 0 or not (sampling.replays or sampling.iterable):
         return TORCH, PYTHON, NUMPY
-    own = sampling.generator is not None or (sampling.replays and not sampling.uses_default_generator)
+    own = sampling.replays and (sampling.generator is not None or not sampling.uses_default_generator)
     return () if loader.generator is not None and own else (TORCH,)
 
 

@@ -39,7 +39,10 @@ def begin_epoch(
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
-        progress = EpochProgress(loader, resumption.source(loader), workers, resumption.gone)
+        source = resumption.source(loader)
+        if source.streams is None and source.order.way != REPLAY:
+            resumption.globals.put_again()  # a sampler may draw as it is iterated, whether that is its order or not
+        progress = EpochProgress(loader, source, workers, resumption.gone)
         progress.globals_at_start = resumption.state["source"].get("global")
         return progress
     if not sampling.iterable:
@@ -112,6 +115,8 @@ class Resumption:
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))
+            if source.get("order_drawn") is not None:
+                s.choice(source, "order_drawn", (True, False))
             self.gone = ranks.gone_of(source, self._sampling)
         else:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)
@@ -164,6 +169,7 @@ class Resumption:
             return
         own = _own(s.mapping(self.state["source"], "state"))
         ways.load_ended(self._sampling, own, self.order_states())
+        self.globals.put_again()  # the sampler may have drawn as it was iterated
 
     def source(self, loader: Arguments) -> Source:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
@@ -174,7 +180,7 @@ class Resumption:
             source.streams = resumed_streams(saved, self.starts)
             return source
         replays = saved["way"] == REPLAY
-        order = self._replayed() if replays else self._from_state(saved)
+        order = self._replayed(saved) if replays else self._from_state(saved)
         begin: dict[str, int] = {} if replays else {name: saved[name] for name in ("place", "position")}
         occurrences = occurrences_of(loader)
         source = Source(number, seed, order, self._sampling, occurrences, delivered=self.delivered, **begin)
@@ -195,13 +201,15 @@ class Resumption:
             )
         return source
 
-    def _replayed(self) -> Order:
+    def _replayed(self, saved: Mapping[str, JSON]) -> Order:
         begun_from = dict(self.state["generators"])
         if self.gone is not None:
             keys = ranks.dealt(self._sampling.inner, self.gone)
             return Order(self._sampling.cut(keys), begun_from=begun_from)
         default = self.order_states().get("default") if self._sampling.uses_default_generator else None
-        return ways.replayed_order(self._sampling, default, begun_from)
+        drawn = saved.get("order_drawn")  # not said by earlier versions
+        drawn = self.delivered.top > 0 if drawn is None else drawn
+        return ways.replayed_order(self._sampling, default, begun_from, drawn=drawn)
 
     def _from_state(self, saved: Mapping[str, JSON]) -> Order:
         """What is stored, and after that what the sampler yields from its state."""

@@ -10,7 +10,8 @@ import base64
 import binascii
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,6 +26,15 @@ _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
 
 _AS_THEY_ARE = {int, str, bool, float, type(None)}  # keys that are plain data
+_NUMPYS: dict[str, type[np.generic]] = {
+    np.dtype(each).name: each
+    for each in (
+        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
+        *(np.float16, np.float32, np.float64),
+    )
+}
+"""Of NumPy's scalars those whose values are plain data, by the name of their dtype."""
+_NAMES: dict[type, str] = {each: np.dtype(each).name for each in (*_NUMPYS.values(), np.longlong, np.ulonglong)}
 
 State = dict[str, JSON]
 
@@ -154,8 +164,27 @@ def _bytes_of(value: JSON, name: str) -> bytes:
 # --- keys ---------------------------------------------------------------------------------------------------
 
 
-def plain_keys(keys: list[Key]) -> list[JSON]:
-    """``plain_key`` of each, as a new list."""
+def plain_batches(batches: list[list[Key]]) -> State:
+    """``plain_key`` of the keys of each batch, as new lists, by the name 'drawn'. Where all are scalars of NumPy of one
+    dtype, their values: its name is said once, as 'dtype', for an order of many keys."""
+    classes = set(map(type, chain.from_iterable(batches)))
+    if len(classes) == 1 and (name := _NAMES.get(classes.pop())) is not None:
+        return {"drawn": [[key.item() for key in keys] for keys in batches], "dtype": name}
+    return {"drawn": [_plain_keys(keys) for keys in batches]}
+
+
+def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
+    """What ``plain_batches`` made plain. Raises ValueError for anything else."""
+    batches = [sequence({"batch": keys}, "batch") for keys in sequence(data, "drawn")]
+    if not all(batches):
+        raise ValueError("state: a batch of no keys")
+    if data.get("dtype") is None:
+        return [[key_of(key) for key in keys] for keys in batches]
+    name = choice(data, "dtype", _NUMPYS)
+    return [_numpys(name, keys) for keys in batches]
+
+
+def _plain_keys(keys: list[Key]) -> list[JSON]:
     if _AS_THEY_ARE.issuperset(map(type, keys)):  # a window of them with every save
         return keys.copy()
     return [plain_key(key) for key in keys]
@@ -164,10 +193,12 @@ def plain_keys(keys: list[Key]) -> list[JSON]:
 def plain_key(key: Key) -> JSON:
     """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
 
-    Numbers and strings of other classes become Python's own, of the same ``key_digest``. Raises ValueError for a key
-    that cannot be stored.
+    NumPy's numbers are stored with their dtype. Other numbers and strings of classes that are not Python's own become
+    those, of the same ``key_digest``. Raises ValueError for a key that cannot be stored.
     """
     if isinstance(key, np.generic):
+        if (name := _NAMES.get(type(key))) is not None:
+            return [name, key.item()]
         key = key.item()
     if type(key) in _AS_THEY_ARE:
         return key
@@ -202,4 +233,15 @@ def key_of(plain: JSON, depth: int = 0) -> Key:
             return tuple(key_of(part, depth + 1) for part in parts)
         if word == "list":
             return [key_of(part, depth + 1) for part in parts]
+        if isinstance(word, str) and word in _NUMPYS and len(parts) == 1:
+            return _numpys(word, parts)[0]
     raise ValueError(f"state: not a key of a data set: {quoted(plain)}")
+
+
+def _numpys(name: str, values: list[JSON]) -> list[Key]:
+    """The scalars of that dtype with these values. Raises ValueError where it has none."""
+    kind = _NUMPYS[name]
+    if {type(kind().item())}.issuperset(map(type, values)):
+        with suppress(OverflowError), np.errstate(over="ignore"):
+            return list(np.array(values, kind))
+    raise ValueError(f"state: not keys of dtype {name}: {quoted(values)}")

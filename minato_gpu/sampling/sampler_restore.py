@@ -168,16 +168,18 @@ def _known_or_stored(
     return Order(sampling.cut(keys), way, parts=parts, generators=generators, begun_from=begun_from, known=known)
 
 
-def replayed_order(sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str]) -> Order:
+def replayed_order(
+    sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str], *, drawn: bool
+) -> Order:
     """The order of an epoch from its beginning once more; the generators are as they were then, but the global one.
 
     ``default_state``: that one's state then, for a sampler that draws from it; it is left as it is now, unless it is
-    still there: then the order had not been drawn. Torch's samplers draw when they yield their first key, so that is
-    done here, before anybody else can draw.
+    still there and the order had not been ``drawn`` yet (who had, may have seeded it alike since). Torch's samplers
+    draw when they yield their first key, so that is done here, before anybody else can draw.
     """
     batches = sampling.cut(sampling.inner)
     outside = torch.get_rng_state()
-    drawn = default_state is None or not torch.equal(outside, default_state)
+    drawn = drawn or default_state is None or not torch.equal(outside, default_state)
     try:
         if default_state is not None:
             torch.set_rng_state(default_state)

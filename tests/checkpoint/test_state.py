@@ -132,6 +132,7 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
         ({"progress": {"batches": 2, "below": 8, "above": "", "failed": -1}}, "'failed' must be a whole number"),
         ({"progress": {"batches": 2, "below": 8, "above": "", "failed": True}}, "'failed' must be a whole number"),
         ({"kind": "iterable"}, "of a data set of kind 'iterable'"),
+        ({"source": {**_STATES["replay"]["source"], "order_drawn": 1}}, "'order_drawn' must be one of"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], message: str) -> None:
@@ -312,7 +313,8 @@ class _Word(str):
     ids=repr,
 )
 def test_keys_of_other_classes(key: Any) -> None:
-    """They come back as Python's own, and a sample's draws, which derive from the digest, stay what they were."""
+    """NumPy's numbers come back as they were, others as Python's own; and a sample's draws, which derive from the
+    digest, stay what they were."""
     plain = s.plain_key(key)
     file = io.BytesIO()
     torch.save(plain, file)
@@ -320,6 +322,29 @@ def test_keys_of_other_classes(key: Any) -> None:
     assert torch.load(file, weights_only=True) == plain
     back = s.key_of(json.loads(json.dumps(plain)))
     assert back == key and key_digest(back) == key_digest(key)
+    assert type(back) is type(key) or isinstance(key, (str, bytes, IntEnum))
+    assert not isinstance(key, tuple) or [*map(type, back)] == [*map(type, key)]
+
+
+def test_an_order_of_numpys_numbers_is_no_larger_than_one_of_pythons() -> None:
+    """Their dtype is said once."""
+    batches = [list(np.arange(at, at + 4, dtype=np.int32)) for at in range(0, 4000, 4)]
+    plain = json.loads(json.dumps(s.plain_batches(batches)))
+    assert len(json.dumps(plain)) - len(json.dumps(s.plain_batches([list(map(int, keys)) for keys in batches]))) < 32
+    back = s.batches_of(plain)
+    assert back == batches and {type(key) for keys in back for key in keys} == {np.int32}
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [["int8", 300], ["uint8", -1], ["int8", True], ["bool", 1], ["float32", 1], ["int64", [1]], ["int64"], ["str_", 1]],
+    ids=str,
+)
+def test_what_is_no_number_of_numpys(plain: Any) -> None:
+    with pytest.raises(ValueError, match=r"state: not (a key of a data set|keys of dtype)"):
+        s.key_of(plain)
+    with pytest.raises(ValueError, match=r"state: ('dtype' must be one of|not keys of dtype|a batch of no keys)"):
+        s.batches_of({"drawn": [plain[1:]], "dtype": plain[0]})
 
 
 @pytest.mark.parametrize("key", [np.datetime64("2020-01-01"), np.longdouble(0.5), 1j, (1, {2})], ids=repr)

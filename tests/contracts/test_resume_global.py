@@ -152,6 +152,159 @@ class _Permuted(Unknown):
         return 40
 
 
+@pytest.mark.parametrize("kind", ["workers that stay", "own seeds"])
+@pytest.mark.parametrize(("stop", "old"), [(0, False), (1, False), (1, True)])
+def test_who_seeds_alike_before_an_epoch_and_before_a_save(kind: str, stop: int, old: bool) -> None:
+    """The generator is then as it was when the epoch began, whether its order has been drawn since or not. Of an
+    earlier version's state that is known by what was delivered."""
+    stay = kind == "workers that stay"
+    more: dict[str, Any] = {"num_workers": 1, "persistent_workers": True} if stay else {"generator": generator()}
+
+    def begun() -> tuple[Any, Iterator[Any]]:
+        torch.manual_seed(7)
+        loader = loader_of(RandomSampler(DATA), **more)
+        list(loader)  # workers that stay have their seed by now: nothing else is drawn as the next epoch begins
+        torch.manual_seed(42)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        torch.manual_seed(42)
+        return loader, iterator
+
+    def rest(loader: Any, iterator: Iterator[Any]) -> Any:
+        return [(batch.tolist(), torch.rand(()).item()) for batch in iterator], values(loader)
+
+    reference = rest(*begun())
+    state = through_json(begun()[0].state_dict())
+    assert state["source"]["order_drawn"] is (stay or stop > 0)
+    if old:
+        del state["source"]["order_drawn"]
+    torch.manual_seed(9)
+    resumed = loader_of(RandomSampler(DATA), **more)
+    resumed.load_state_dict(state)
+    assert rest(resumed, iter(resumed)) == reference
+
+
+_SHUFFLES: dict[str, Callable[[Any], None]] = {"python": random.shuffle, "numpy": np.random.shuffle}
+
+
+class _ShuffledBy(Unknown):
+    """Of the user's own: it draws its order, as its first key is asked for, from a global generator but torch's."""
+
+    def __init__(self, drawn_from: str, own: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.shuffle = _SHUFFLES[drawn_from]
+        self.generator = own
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(40))
+        self.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return 40
+
+
+@pytest.mark.parametrize("drawn_from", _SHUFFLES)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_that_draws_from_pythons_or_numpys(drawn_from: str, workers: int, own: bool) -> None:
+    """It does so in the main process, with workers too; that it has a generator says nothing of what else it draws."""
+
+    def new() -> Any:
+        given = generator() if own else None
+        return loader_of(_ShuffledBy(drawn_from, given), num_workers=workers, generator=given)
+
+    seed(5)
+    loader = new()
+    reference = [values(loader) for _ in range(3)]
+    for stop in (0, 1, "end"):
+        seed(5)
+        loader = new()
+        first = values(loader)
+        iterator = iter(loader)
+        got = values(iterator) if stop == "end" else [next(iterator).tolist() for _ in range(int(stop))]
+        state = through_json(loader.state_dict())
+        seed(99)
+        resumed = new()
+        resumed.load_state_dict(state)
+        rest = [] if stop == "end" else values(resumed)
+        assert [first, got + rest, values(resumed)] == reference, stop
+
+
+class _AtOnce:
+    """A batch sampler of the user's own that draws its order as it is iterated, from a global generator."""
+
+    def __init__(self, drawn_from: str) -> None:
+        self.drawn_from = drawn_from
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._order())
+
+    def _order(self) -> list[list[int]]:
+        order = list(range(20))
+        if self.drawn_from == "torch":
+            order = torch.randperm(20).tolist()
+        else:
+            _SHUFFLES[self.drawn_from](order)
+        return [order[at : at + 4] for at in range(0, 20, 4)]
+
+    def __len__(self) -> int:
+        return 5
+
+
+class _AtOnceWithState(_AtOnce):
+    """The same, that goes on with the order of its state: what it has drawn beside that is not used."""
+
+    left: list[list[int]] | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        drawn = self._order()
+        self.left = drawn if self.left is None else self.left
+        return self._rest()
+
+    def _rest(self) -> Iterator[list[int]]:
+        while self.left:
+            yield self.left.pop(0)
+        self.left = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left = state["left"]
+
+
+@pytest.mark.parametrize("sampler", [_AtOnce, _AtOnceWithState])
+@pytest.mark.parametrize("drawn_from", ["torch", *_SHUFFLES])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_what_a_sampler_draws_as_it_is_taken_up_leaves_no_trace(
+    sampler: Any, drawn_from: str, workers: int, own: bool
+) -> None:
+    """It is iterated for an order that had been drawn before the save. ``own``: seeds come from a generator."""
+
+    def new() -> Any:
+        more: dict[str, Any] = {"generator": generator()} if own else {}
+        return DataLoader(DATA, batch_sampler=sampler(drawn_from), num_workers=workers, **more)
+
+    seed(5)
+    loader = new()
+    reference = [values(loader) for _ in range(3)]
+    for stop in (0, 1, 5, "end"):
+        seed(5)
+        loader = new()
+        first = values(loader)
+        iterator = iter(loader)
+        got = values(iterator) if stop == "end" else [next(iterator).tolist() for _ in range(int(stop))]
+        state = through_json(loader.state_dict())
+        seed(99)
+        resumed = new()
+        resumed.load_state_dict(state)
+        rest = [] if stop == "end" else values(resumed)
+        assert [first, got + rest, values(resumed)] == reference, stop
+
+
 def test_other_workers_after_the_resume() -> None:
     seed(5)
     reference, _ = trained(make(draws=False))

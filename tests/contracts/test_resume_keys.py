@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,58 @@ def test_keys_of_other_classes_draw_the_same_after_a_resume(sampler: Any) -> Non
     resumed = make()
     resumed.load_state_dict(state)
     assert content(resumed) == reference[16:]
+
+
+class OwnKeys(KeepsPlace):
+    """Keys of any kind, and a state."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, super().__iter__())
+
+
+class OwnKeysWithoutState(Unknown):
+    """The same, stored."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, super().__iter__())
+
+
+_OWN_KEYS: dict[str, Callable[[int], Any]] = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "float32": np.float32,
+    "of two kinds": lambda index: np.int16(index) if index % 2 else index,
+    "pairs": lambda index: (np.int32(index), np.float32(0.5)),
+}
+
+
+@pytest.mark.parametrize("sampler", [OwnKeys, OwnKeysWithoutState])
+@pytest.mark.parametrize("kind", _OWN_KEYS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_is_given_numpys_numbers_as_such_after_a_resume(sampler: Any, kind: str, workers: int) -> None:
+    """A loader that returns them has batches of the same dtype. They are stored again and again."""
+
+    def make() -> Any:
+        data = Made(23, lambda key: (repr(key), key))
+        return DataLoader(data, 4, sampler=sampler(_OWN_KEYS[kind]), num_workers=workers, collate_fn=list)
+
+    reference = list(make())
+    state = after(make(), 1)
+    for batches in (1, 1, 2):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert list(resumed) == reference[state["progress"]["batches"] :]
+        resumed = make()
+        resumed.load_state_dict(state)
+        state = after(resumed, batches)
 
 
 class Away(Unknown):

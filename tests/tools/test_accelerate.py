@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,41 @@ def test_training_that_draws_goes_on(accelerator: Any) -> None:
     got, state = trained(stop=2)
     torch.manual_seed(9)
     assert got + trained(state) == reference
+
+
+def test_a_sampler_that_shuffles_by_pythons_generator_goes_on(accelerator: Any) -> None:
+    """Accelerate reads a batch ahead; the orders to come are those of the generator as it is."""
+    from minato_gpu.accelerated import prepare
+
+    def trained(state: Any = None, stop: int | None = None) -> Any:
+        data = Made(16, torch.tensor)
+        loader = prepare(accelerator, DataLoader(data, 4, sampler=_Shuffled(), num_workers=1))
+        if state is not None:
+            loader.load_state_dict(state)
+        got: list[Any] = []
+        for _ in range(2):
+            for batch in loader:
+                got.append(batch.tolist())
+                if len(got) == stop:
+                    return got, loader.state_dict()
+        return got
+
+    random.seed(3)
+    reference = trained()
+    random.seed(3)
+    got, state = trained(stop=2)
+    random.seed(9)
+    assert got + trained(state) == reference
+
+
+class _Shuffled:
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(16))
+        random.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return 16
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:
