@@ -2,7 +2,8 @@
 
 A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
 read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
-Of one that raised, what it had taken.
+They are read as they were: of a batch that raised, what it had taken; and a ``collate_fn`` of the user's gets those
+that it got, since it may draw from the generators that the stream draws from.
 
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
@@ -18,7 +19,8 @@ next pass one that yields nothing: see ``_Passes``.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
@@ -185,6 +187,8 @@ class Stream:
     """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
 
     ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
+    ``look`` tells how generators stand, by name, and ``drew`` which of them the stream has moved since the consumer had
+    the first of the batches that are read again: others may then have drawn in between.
 
     Raises ValueError where the stream has less than was delivered of it, or was broken off.
     """
@@ -195,7 +199,9 @@ class Stream:
         start: StreamState | None,
         samples: int,
         goes_on: Callable[[], bool] = lambda: True,
+        look: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
+        self.drew: set[str] = set()
         self.ended = False
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
@@ -208,29 +214,43 @@ class Stream:
         if start is not None and start.over and not start.batches:
             self.samples = _Passes(self, job.dataset, before)
         if start is not None:
-            self._go_on(start, samples, goes_on)
+            self._go_on(start, samples, goes_on, look)
 
-    def _go_on(self, start: StreamState, samples: int, goes_on: Callable[[], bool]) -> None:
+    def _go_on(
+        self,
+        start: StreamState,
+        samples: int,
+        goes_on: Callable[[], bool],
+        look: Callable[[], Mapping[str, bytes]],
+    ) -> None:
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
             if kind == "iterator" or start.within_itself:
                 self.samples.load_state_dict(state)  # type: ignore[union-attr]
-        failed, dropped = dict(start.failed), 0
+        failed, dropped, stood = dict(start.failed), 0, dict[str, bytes]()
         delivered = start.again * samples - sum(samples - took for took in failed.values())
         for number in range(start.again):
-            count, taken = failed.get(number, samples), 0
-            while taken < count:
+            data, count = list[Value](), failed.get(number, samples)
+            while len(data) < count:
                 try:
-                    next(self.samples)
+                    data.append(next(self.samples))
                 except StopIteration:
                     break
-                taken, dropped = taken + 1, dropped + 1
+                dropped += 1
                 if not goes_on():
                     raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
-            if taken < count:
+            if len(data) < count:
                 break
             if count < samples:
                 self._forgive()
+            elif self._job.own_collate:
+                self.drew |= _moved(stood, look)
+                with suppress(Exception) if number in failed else nullcontext():
+                    self._joined(data)
+                stood = dict(look())
+            if number == 0:
+                stood = dict(look())
+        self.drew |= _moved(stood, look)
         if delivered and dropped + samples <= delivered:
             raise ValueError(
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
@@ -296,3 +316,9 @@ class Stream:
             return StreamState(None, self.ended, _said(part, error))
         self._since = 0 if len(state) > LARGE else None
         return StreamState(state, self.ended)
+
+
+def _moved(stood: Mapping[str, bytes], look: Callable[[], Mapping[str, bytes]]) -> set[str]:
+    """Which generators no longer stand there."""
+    stand = look() if stood else {}
+    return {name for name, state in stood.items() if stand.get(name) != state}
