@@ -61,11 +61,11 @@ class InlineIterator(EpochIterator):
             if resumption is None:
                 source.streams.begin(session.streams_between(loader), session.left_here(loader))
             source.streams.share_seed(self._shared_seed, self._dataset)
-            batches = StreamHere(job, source.streams, loader.batch_size or 1, log)
+            batches = here = StreamHere(job, source.streams, loader.batch_size or 1, log)
             if at_start is not None:
                 progress.globals_at_start = process_generators.plain(at_start)
             elif resumption is not None:
-                resumption.globals.put_again()  # what was read again has drawn from them
+                resumption.globals.put_again(here.drew)  # what was read again has drawn from them
         session.progress = progress
         self._deliver(session.options, batches, progress)
 
@@ -76,7 +76,11 @@ class StreamHere(Batches):
     def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
         """``streams``: say where this only one begins, and are told where it stands; ``samples`` of a batch."""
         start = streams.starts[0] if streams.starts else None
-        self._stream = None if streams.left else Stream(job, start, samples)  # else the next epoch has its state
+        look = process_generators.every if start is not None and start.state is None else dict
+        # where it has ended the next epoch has its state
+        self._stream = stream = None if streams.left else Stream(job, start, samples, look=look)
+        # the generators that samples to come depend on, as they stand now
+        self.drew = set[str]() if stream is None or stream.ended else stream.drew
         self._streams = streams
         self._samples = samples
         self.log = log

@@ -84,7 +84,9 @@ class Waiting:
         saved, names = checked(state), concerning(loader, sampling)
         self._found = now(name for name in saved if name in names)
         self._saved = {name: saved[name] for name in self._found}
+        self._at_save = self._saved.copy()
         self._begun = checked(begun)
+        self._own: dict[str, bytes] = {}  # how the user's own stood before they were rewound
 
     def put(self) -> None:
         """Set the generators, but those that have moved since: these stay, which is said once."""
@@ -101,14 +103,28 @@ class Waiting:
                 )
 
     def rewind(self) -> bool:
-        """Set those that ``put`` set to where they stood as the epoch began. Returns whether that is known."""
-        begun = {name: state for name, state in self._begun.items() if name in self._saved}
-        put(begun)
-        return TORCH in begun
+        """Set them to where they stood as the epoch began, until ``put_again``; those that ``put`` left to the user,
+        too. Returns whether that is known of torch's."""
+        there = now(self._begun)
+        self._own = {name: state for name, state in there.items() if name not in self._saved}
+        put({name: self._begun[name] for name in there})
+        return TORCH in there
 
-    def put_again(self) -> None:
-        """What was done meanwhile to those that ``put`` set is undone."""
-        put(self._saved)
+    def put_again(self, drew: Iterable[str] = ()) -> None:
+        """What was done meanwhile to them is undone. ``drew``: those of which a stream has drawn while it was read
+        again. Raises ValueError where one of these came elsewhere than it was at the save: others had drawn from it
+        between the stream's batches, so that what was dropped need not be what was delivered (P1)."""
+        known = {name: state for name, state in now(drew).items() if name in self._begun and name in self._at_save}
+        put({**self._own, **self._saved})
+        for name, state in known.items():
+            if state != self._at_save[name]:
+                raise ValueError(
+                    "the state cannot be taken up: its iterable data set has no state of its own, so that what was "
+                    f"delivered of it is read again and dropped; it draws from {_SAID[name]} global generator, and so "
+                    "did others (training, say) between its batches. It may yield other samples now, and some would be "
+                    "lost and others come twice. Give the data set, or its iterator, state_dict() and "
+                    "load_state_dict(), or let it draw from a generator of its own"
+                )
 
 
 # --- each of them -------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 
 from minato_gpu.lanes.base import Extra, Failure, Item, Joined, Laid, NoSample, Piece, Task, Unshippable, failure
 from minato_gpu.lanes.produce import Job
@@ -28,9 +28,7 @@ class Placement:
         self._store = store
         self._who = who
         self._sends_all = job.auto_collation and job.collate_fn is default_collate
-        collate = job.collate_fn
-        # one that may draw, and keep samples; compared as objects: its own comparison is the user's code
-        self.own_collate = collate is not default_collate and collate is not default_convert
+        self.own_collate = job.own_collate
         self._seeder = seeder
         self._learned: bytes | None = None
 

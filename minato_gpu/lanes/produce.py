@@ -10,6 +10,7 @@ from itertools import chain
 from time import perf_counter
 
 from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate, default_convert
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
@@ -60,6 +61,12 @@ class Job:
         retries = loader.on_error == "retry"
         count = loader.num_workers if workers is None else workers
         return cls(*given, count, base_seed, seeds_samples, retries=retries, **more)
+
+    @property
+    def own_collate(self) -> bool:
+        """Whether the ``collate_fn`` is one of the user's: it may draw, and keep samples. Compared as objects: its own
+        comparison is the user's code."""
+        return self.collate_fn is not default_collate and self.collate_fn is not default_convert
 
 
 class KnownFailure(Exception):

@@ -2,6 +2,8 @@
 
 A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
 read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
+They are read as they were: of a batch that raised, what it had taken; and a ``collate_fn`` of the user's gets those
+that it got, since it may draw from the generators that the stream draws from.
 
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
@@ -17,12 +19,11 @@ next pass one that yields nothing: see ``_Passes``.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 import torch
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 from torch.utils.data.graph_settings import apply_random_seed
 
 from minato_gpu.lanes.produce import Job
@@ -49,7 +50,8 @@ class StreamState(NamedTuple):
     It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
     worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
     ``error``: what asking for the state raised; it matters to nobody but who saves. ``over``: the state is one of the
-    end of an epoch that had batches; the epoch after it begins, or has ended too.
+    end of an epoch that had batches; the epoch after it begins, or has ended too. ``failed``: of a stream that is read
+    again, the batches among those delivered that raised, by their numbers, and how many samples each had taken by then.
     """
 
     state: bytes | None
@@ -58,6 +60,7 @@ class StreamState(NamedTuple):
     since: int = 0
     over: bool = False
     batches: int = 0
+    failed: tuple[tuple[int, int], ...] = ()
 
     @property
     def next_epoch(self) -> StreamState | None:
@@ -121,22 +124,12 @@ def load_dataset(dataset: Value, state: bytes | None) -> bytes | None:
     return before
 
 
-def _rest(iterator: Iterator[Value]) -> Iterator[Value]:
-    """What is left of it. A ``for`` would call its ``__iter__``, which may begin anew."""
-    while True:
-        try:
-            sample = next(iterator)
-        except StopIteration:
-            return
-        yield sample
-
-
 def _said(part: Value, error: Exception) -> str:
     return f"{type(part).__name__}.state_dict(): {type(error).__name__}: {error}"
 
 
 class _Passes:
-    """In the place of a fetcher's iterator, up to the first sample of an epoch that begins from a state of the end of
+    """In the place of a stream's iterator, up to the first sample of an epoch that begins from a state of the end of
     the one before.
 
     Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is
@@ -145,9 +138,9 @@ class _Passes:
     for a batch.
     """
 
-    def __init__(self, fetcher: _IterableDatasetFetcher, before: bytes | None) -> None:
-        self.samples = fetcher.dataset_iter
-        self._fetcher, self._before = fetcher, before
+    def __init__(self, stream: Stream, dataset: Value, before: bytes | None) -> None:
+        self.samples = stream.samples
+        self._stream, self._dataset, self._before = stream, dataset, before
         self._empty = 0  # passes that had none
 
     def __next__(self) -> Value:
@@ -159,10 +152,34 @@ class _Passes:
                 if self._empty == 2:
                     raise
             if self._empty == 1:
-                load_dataset(self._fetcher.dataset, self._before)
+                load_dataset(self._dataset, self._before)
             self._empty += 1
-            self.samples = iter(self._fetcher.dataset)
-        self._fetcher.dataset_iter = self.samples
+            self.samples = iter(self._dataset)
+        self._stream.samples = self.samples
+        return sample
+
+
+class _Told:
+    """In the place of a stream's iterator, up to its next sample: so many ``errors`` that an earlier run was told of at
+    this place are not told again. They need not come: what failed may have been a network."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.samples = stream.samples
+        self.errors = 0
+        self._stream = stream
+
+    def __next__(self) -> Value:
+        while True:
+            try:
+                sample = next(self.samples)
+                break
+            except StopIteration:
+                raise
+            except Exception:
+                if self.errors == 0:
+                    raise
+                self.errors -= 1
+        self._stream.samples = self.samples
         return sample
 
 
@@ -170,6 +187,8 @@ class Stream:
     """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
 
     ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
+    ``look`` tells how generators stand, by name, and ``drew`` which of them the stream has moved since the consumer had
+    the first of the batches that are read again: others may then have drawn in between.
 
     Raises ValueError where the stream has less than was delivered of it, or was broken off.
     """
@@ -180,58 +199,112 @@ class Stream:
         start: StreamState | None,
         samples: int,
         goes_on: Callable[[], bool] = lambda: True,
+        look: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
-        self._dataset = job.dataset
+        self.drew: set[str] = set()
+        self.ended = False
+        self._job, self._dataset = job, job.dataset
+        self._collate = no_end(job.collate_fn, "collate_fn")
         self._since: int | None = None  # batches since a large state was told, the last one
+        self._failed: int | None = None  # samples that the last batch had taken when it raised
         before = None
         if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state)
-        arguments = job.dataset, job.auto_collation, no_end(job.collate_fn, "collate_fn"), job.drop_last
-        self.fetcher = _IterableDatasetFetcher(*arguments)
+        self.samples: Iterator[Value] | _Passes | _Told = iter(job.dataset)
         if start is not None and start.over and not start.batches:
-            self.fetcher.dataset_iter = _Passes(self.fetcher, before)
+            self.samples = _Passes(self, job.dataset, before)
         if start is not None:
-            self._go_on(start, samples, goes_on)
+            self._go_on(start, samples, goes_on, look)
 
-    def _go_on(self, start: StreamState, samples: int, goes_on: Callable[[], bool]) -> None:
-        iterator = self.fetcher.dataset_iter
+    def _go_on(
+        self,
+        start: StreamState,
+        samples: int,
+        goes_on: Callable[[], bool],
+        look: Callable[[], Mapping[str, bytes]],
+    ) -> None:
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
             if kind == "iterator" or start.within_itself:
-                iterator.load_state_dict(state)
-        delivered, dropped = start.again * samples, 0
-        for _ in islice(_rest(iterator), delivered):
-            dropped += 1
-            if not goes_on():
-                raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
+                self.samples.load_state_dict(state)  # type: ignore[union-attr]
+        failed, dropped, stood = dict(start.failed), 0, dict[str, bytes]()
+        delivered = start.again * samples - sum(samples - took for took in failed.values())
+        for number in range(start.again):
+            data, count = list[Value](), failed.get(number, samples)
+            while len(data) < count:
+                try:
+                    data.append(next(self.samples))
+                except StopIteration:
+                    break
+                dropped += 1
+                if not goes_on():
+                    raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
+            if len(data) < count:
+                break
+            if count < samples:
+                self._forgive()
+            elif self._job.own_collate:
+                self.drew |= _moved(stood, look)
+                with suppress(Exception) if number in failed else nullcontext():
+                    self._joined(data)
+                stood = dict(look())
+            if number == 0:
+                stood = dict(look())
+        self.drew |= _moved(stood, look)
         if delivered and dropped + samples <= delivered:
             raise ValueError(
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
             )
-        self.fetcher.ended = start.ended or dropped < delivered
+        self.ended = start.ended or dropped < delivered
+
+    def _forgive(self) -> None:
+        """The stream raised here, and the consumer went on."""
+        told = self.samples if isinstance(self.samples, _Told) else _Told(self)
+        told.errors += 1
+        self.samples = told
 
     def fetch(self, samples: int) -> Value:
-        """The next batch. Raises StopIteration at the end."""
-        return self.fetcher.fetch([None] * samples)
+        """The next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
+        self._failed = None
+        if self.ended:
+            raise StopIteration
+        data = list[Value]()
+        try:
+            try:
+                for _ in range(samples):
+                    data.append(next(self.samples))
+            except StopIteration:
+                self.ended = self._job.auto_collation
+            if not data or (self._job.drop_last and len(data) < samples):
+                raise StopIteration
+            return self._joined(data)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._failed = len(data)
+            raise
+
+    def _joined(self, data: list[Value]) -> Value:
+        return self._collate(data if self._job.auto_collation else data[0])
 
     def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
-        part, kind = self.fetcher.dataset_iter, "iterator"
-        if isinstance(part, _Passes):
+        part: Value = self.samples
+        kind = "iterator"
+        if isinstance(part, (_Passes, _Told)):
             part = part.samples
         if part is self._dataset:
             kind = ITSELF
         elif not is_stateful(part):
             part, kind = self._dataset, "dataset"
-        ended = bool(getattr(self.fetcher, "ended", False))
-        exactly = exactly or ended  # the next epoch may begin from here
+        exactly = exactly or self.ended  # the next epoch may begin from here
         if not is_stateful(part):
-            return StreamState(None, ended)
+            return StreamState(None, self.ended, failed=() if self._failed is None else ((0, self._failed),))
         if self._since is not None and self._since + 1 < EVERY and not exactly:
             self._since += 1
-            return StreamState(None, ended, since=self._since)
+            return StreamState(None, self.ended, since=self._since)
         self._since = None
         try:
             own, beside = part.state_dict(), None
@@ -240,6 +313,12 @@ class Stream:
                 beside = part.state_dict()
             state = dumps((kind, own, beside))
         except Exception as error:
-            return StreamState(None, ended, _said(part, error))
+            return StreamState(None, self.ended, _said(part, error))
         self._since = 0 if len(state) > LARGE else None
-        return StreamState(state, ended)
+        return StreamState(state, self.ended)
+
+
+def _moved(stood: Mapping[str, bytes], look: Callable[[], Mapping[str, bytes]]) -> set[str]:
+    """Which generators no longer stand there."""
+    stand = look() if stood else {}
+    return {name for name, state in stood.items() if stand.get(name) != state}

@@ -50,7 +50,9 @@ class WorkerStreams:
             self._kept -= self._recent.popleft()[1].nbytes
         self.batches += 1
         state = before.state if told.since else told.state
-        self._at[number] = told._replace(state=state, batches=before.batches + 1)
+        failed = tuple((before.batches + at, took) for at, took in told.failed)
+        failed = before.failed + failed if state is None else ()
+        self._at[number] = told._replace(state=state, batches=before.batches + 1, failed=failed)
         self.turn = (number + 1) % len(self._at)
         if not self.saves_come:
             self.on_saves(False)
@@ -114,5 +116,5 @@ class WorkerStreams:
             waiting.add(number)
         for number in self.ended - waiting:
             at = places[number]
-            places[number] = self._ends.get(number, at)._replace(batches=at.batches, ended=True)
+            places[number] = self._ends.get(number, at)._replace(batches=at.batches, failed=at.failed, ended=True)
         return turn, places
