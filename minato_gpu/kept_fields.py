@@ -95,7 +95,9 @@ class KeepableFields:
 
     def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
         """The sample's outputs, as ``Pipeline.run`` has them, without the work that is saved."""
-        pipeline, known = self._pipeline, dict(fields)
+        pipeline = self._pipeline
+        pipeline.check_given(fields)
+        known = dict(fields)
         for number in range(len(pipeline.stages)):
             if number in self._fixed:
                 known.update(kept.get(number, {}))

@@ -248,6 +248,20 @@ def test_errors_name_their_stage(run: str) -> None:
     assert caught.value.origin.path == "/a"
 
 
+@pytest.mark.parametrize("run", ["make", "run"])
+def test_what_the_data_set_gave_is_checked(run: str) -> None:
+    stages = stage("read", "a", "b"), stage("crop", "b", "z", drawn=True)
+    made_of = Pipeline(stages, outputs=("z", "label"), inputs={"a": ARRAY, "label": Field(np.int64)})
+    keepable, fields = KeepableFields(made_of), {**given(), "label": np.float64(0.5)}
+    act: Callable[[], Any] = (
+        (lambda: keepable.make(fields, 7, no_stage))
+        if run == "make"
+        else (lambda: keepable.run(fields, {0: {"b": np.zeros(3)}}, 7, no_stage))
+    )
+    with pytest.raises(StageError, match="the data set's field 'label' has dtype float64, declared int64"):
+        act()
+
+
 def test_fields_that_cannot_be_copied_are_not_kept() -> None:
     class Odd:
         def __deepcopy__(self, memo: Any) -> Any:
