@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,43 @@ def test_what_the_data_set_gave_is_told_apart() -> None:
     assert keepable.given({"a": np.zeros(1 << 16)}) is None, "it has been read already"
     assert keepable.given({}) is None
     assert keepable.given({"a": lambda: 0}) is None
+
+
+def times(fields: Fields, _: Params, *, by: dict[str, int]) -> Fields:
+    return {"b": fields["a"] * by["times"]}
+
+
+def test_what_makes_fields_is_told_apart() -> None:
+    """Settings of functions that draw change nothing of what is kept."""
+
+    def crop(fields: Fields, params: Params) -> Fields:
+        return {"z": fields["b"] * size["of crops"] + params["drawn"]}
+
+    size, by = {"of crops": 1}, {"times": 2}
+    draw = stage("crop", "b", "z", drawn=True).draw
+
+    def made_by(reads: str = "a", writes: str = "b") -> bytes | None:
+        first = Stage("times", (reads,), {writes: ARRAY}, partial(times, by=by))
+        last = Stage("crop", (writes,), {"z": ARRAY}, crop, draw=draw)
+        return KeepableFields(Pipeline((first, last), outputs=("z",))).made_by()
+
+    first = made_by()
+    assert first is not None
+    size["of crops"] = 2
+    assert made_by() == first
+    assert len({first, made_by(reads="other"), made_by(writes="c")}) == 3
+    by["times"] = 3
+    assert made_by() != first
+    by["times"] = 2
+    assert made_by() == first
+
+
+def test_what_makes_a_part_of_a_stage_is_told_apart() -> None:
+    def made_by(make: Callable[[Fields], Fields], cpu: Callable[[Fields, Params], Fields] = _crop) -> bytes | None:
+        keep = Keepable(("a",), {"whole": ARRAY}, make, cpu)
+        return KeepableFields(pipeline(stage("crop", "a b", "z", drawn=True, keep=keep))).made_by()
+
+    assert made_by(_whole) == made_by(_whole, lambda fields, _: {}) != made_by(lambda fields: {"whole": fields["a"]})
 
 
 @pytest.mark.parametrize("run", ["make", "run"])

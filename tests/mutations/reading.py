@@ -99,6 +99,13 @@ FAULTS = (
         ("contracts/test_kept_fields.py",),
     ),
     Fault(
+        "kept fields are used whatever has made them",
+        "sources/kept_memory.py",
+        "        if made_by == fields_made_by:\n",
+        "        if made_by is not None:\n",
+        ("contracts/test_kept_fields.py",),
+    ),
+    Fault(
         "raw bytes are kept beside the fields of their sample",
         "sources/memory_tier.py",
         "        if kept:\n            going +=",
