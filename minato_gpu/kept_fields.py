@@ -6,7 +6,8 @@ these fields that other stages read, or that are outputs: with them a run needs 
 
     read > decode > crop (drawn) > normalise        read and decode are fixed; kept is what decode writes
 
-Kept fields belong to what the data set has returned: where that has changed, they are not used (``given``).
+Kept fields belong to what the data set has returned: where that has changed, they are not used (``given``). And they
+belong to the stages that made them (``made_by``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
+from minato_gpu.fingerprints import fingerprint
 from minato_gpu.memory.gaps import exact_copies
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
@@ -83,6 +85,16 @@ class KeepableFields:
         self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
         self._given = tuple(sorted(given))
 
+    def made_by(self) -> bytes | None:
+        """A digest of what decides which fields are kept, and what is in them: it is another where a stage or a setting
+        of its function is. None where that cannot be told."""
+        stages, parts = self._pipeline.stages, sorted(self._parts.items())
+        fixed = [
+            (number, stages[number].reads, stages[number].writes, stages[number].cpu) for number in sorted(self._fixed)
+        ]
+        of_parts = [(number, part.reads, part.writes, part.make) for number, part in parts]
+        return fingerprint((fixed, of_parts, self._names, self._given))
+
     # --- runs ------------------------------------------------------------------------------------------------
 
     def given(self, fields: Fields) -> bytes | None:
@@ -95,7 +107,9 @@ class KeepableFields:
 
     def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
         """The sample's outputs, as ``Pipeline.run`` has them, without the work that is saved."""
-        pipeline, known = self._pipeline, dict(fields)
+        pipeline = self._pipeline
+        pipeline.check_given(fields)
+        known = dict(fields)
         for number in range(len(pipeline.stages)):
             if number in self._fixed:
                 known.update(kept.get(number, {}))

@@ -24,7 +24,7 @@ arguments
 scheduling caching
 spans sizes
 simulation
-memory
+fingerprints memory
 kept_fields
 sources
 lanes

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,6 +154,20 @@ def test_the_order_in_memory_stays(kind: type) -> None:
         assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
 
 
+def mapped(array: np.ndarray[Any, Any]) -> Any:
+    """The array, read-only in a file."""
+    with tempfile.NamedTemporaryFile() as file:
+        array.tofile(file.name)
+        return np.memmap(file.name, array.dtype, "r", shape=array.shape)
+
+
+@dataclass
+class Box:
+    """An object of the user's own."""
+
+    value: Any
+
+
 VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
     "a crop": lambda x: x[3:83, 5:105],
     "mirrored": lambda x: x[:, ::-1],
@@ -169,28 +187,47 @@ VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
     "tensor: spread out": lambda x: torch.from_numpy(x)[0, 0].expand(40, 3),
     "tensor: windows": lambda x: torch.from_numpy(x)[0, :, 0].unfold(0, 7, 1),
     "tensor: nothing of it": lambda x: torch.from_numpy(x)[5:5, ::2],
+    "tensor: a parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)),
+    "memory map": mapped,
+    "memory map: a crop, channels first": lambda x: mapped(x)[3:83, 5:105].transpose(2, 0, 1),
+    "memory map: mirrored": lambda x: mapped(x)[:, ::-1],
+    "objects": lambda x: np.array([None, x.tolist()], object),
+}
+
+
+def boxed(value: Any) -> Box:
+    objects = np.empty(2, object)
+    objects[1] = Box(value)
+    return Box(deque([objects]))
+
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "alone": (lambda value: value, lambda held: held),
+    "in a list": (lambda value: [{"x": value}], lambda held: held[0]["x"]),
+    "in objects": (boxed, lambda held: held.value[0][1].value),
 }
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["", "read-only"])
-@pytest.mark.parametrize("held", ["alone", "in a list"])
+@pytest.mark.parametrize("held", HOLDERS)
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_stay_what_they_are(view: str, held: str, read_only: bool) -> None:
     """What comes after would give other bits, or fail."""
-    alone = held == "alone"
+    hold, of = HOLDERS[held]
 
     def decode(fields: Fields, _: Params) -> Fields:
         picture = np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32)
         value = VIEWS[view](picture)
-        if read_only and isinstance(value, np.ndarray):
+        if read_only and isinstance(value, np.ndarray) and not value.dtype.hasobject:
             value.flags.writeable = False
-        return {"b": value if alone else [{"x": value}]}
+        return {"b": hold(value)}
 
     def norm(fields: Fields, _: Params) -> Fields:
-        value = fields["b"] if alone else fields["b"][0]["x"]
+        value = of(fields["b"])
         lies = [value.stride()] if isinstance(value, torch.Tensor) else [value.strides, value.flags.aligned]
         writeable = isinstance(value, torch.Tensor) or value.flags.writeable
-        return {"z": [value.dtype, value.shape, lies, writeable, value.tolist(), value.sum().tolist()]}
+        total = None if view == "objects" else value.sum().tolist()
+        return {"z": [type(value), value.dtype, value.shape, lies, writeable, value.tolist(), total]}
 
     last = Stage("norm", ("b",), {"z": Field(object)}, norm, draw=lambda rng, _: {})
     made_of = pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), last)
@@ -199,6 +236,44 @@ def test_views_stay_what_they_are(view: str, held: str, read_only: bool) -> None
     assert kept is not None
     found = blobs.load(np.frombuffer(b"".join(blobs.pieces(blobs.dump(kept))), np.uint8).copy())
     assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
+
+
+class Own(np.ndarray[Any, Any]):
+    """A class of arrays of the user's own."""
+
+
+def noted(tensor: torch.Tensor) -> torch.Tensor:
+    tensor.note = "of the user's"  # type: ignore[attr-defined]
+    return tensor
+
+
+INEXACT: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "own class": lambda x: x.view(Own),
+    "own class: a crop": lambda x: x[3:83].view(Own)[:, 5:105],
+    "masked": lambda x: np.ma.masked_array(x, np.broadcast_to(x[..., :1] > 0.5, x.shape)),
+    "objects: in steps": lambda x: x.astype(object)[::2],
+    "objects: read-only": lambda x: np.broadcast_to(np.array([None]), (1,)),
+    "text: in steps": lambda x: x[0, :, 0].astype(np.dtypes.StringDType())[::2],
+    "a crop in an object in objects": lambda x: boxed(x.astype(object)[::2]),
+    "tensor: conjugate": lambda x: torch.from_numpy(x).to(torch.complex64).conj(),
+    "tensor: negative": lambda x: torch.from_numpy(x).to(torch.complex64).conj().imag,
+    "tensor: a crop that requires grad": lambda x: torch.from_numpy(x)[:, 5:105].requires_grad_(),
+    "tensor: a crop as parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)[:, 5:105]),
+    "tensor: a crop with an attribute": lambda x: noted(torch.from_numpy(x)[:, 5:105]),
+    "tensor: sparse, of a crop": lambda x: torch.sparse_coo_tensor(torch.arange(55)[None], torch.from_numpy(x[0, ::2])),
+}
+
+
+@pytest.mark.parametrize("value", INEXACT)
+def test_what_no_copy_would_be_the_same_as_is_not_kept(value: str) -> None:
+    def decode(fields: Fields, _: Params) -> Fields:
+        return {"b": INEXACT[value](np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32))}
+
+    last = Stage("norm", ("b",), {"z": Field(object)}, lambda fields, _: {"z": 1}, draw=lambda rng, _: {})
+    made_of = pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), last)
+    made = KeepableFields(made_of).make(given(), 7, no_stage)
+    assert made.outputs == {"z": 1}
+    assert made.kept is None
 
 
 def equal(found: Fields, expected: Fields) -> None:
@@ -230,6 +305,43 @@ def test_what_the_data_set_gave_is_told_apart() -> None:
     assert keepable.given({"a": lambda: 0}) is None
 
 
+def times(fields: Fields, _: Params, *, by: dict[str, int]) -> Fields:
+    return {"b": fields["a"] * by["times"]}
+
+
+def test_what_makes_fields_is_told_apart() -> None:
+    """Settings of functions that draw change nothing of what is kept."""
+
+    def crop(fields: Fields, params: Params) -> Fields:
+        return {"z": fields["b"] * size["of crops"] + params["drawn"]}
+
+    size, by = {"of crops": 1}, {"times": 2}
+    draw = stage("crop", "b", "z", drawn=True).draw
+
+    def made_by(reads: str = "a", writes: str = "b") -> bytes | None:
+        first = Stage("times", (reads,), {writes: ARRAY}, partial(times, by=by))
+        last = Stage("crop", (writes,), {"z": ARRAY}, crop, draw=draw)
+        return KeepableFields(Pipeline((first, last), outputs=("z",))).made_by()
+
+    first = made_by()
+    assert first is not None
+    size["of crops"] = 2
+    assert made_by() == first
+    assert len({first, made_by(reads="other"), made_by(writes="c")}) == 3
+    by["times"] = 3
+    assert made_by() != first
+    by["times"] = 2
+    assert made_by() == first
+
+
+def test_what_makes_a_part_of_a_stage_is_told_apart() -> None:
+    def made_by(make: Callable[[Fields], Fields], cpu: Callable[[Fields, Params], Fields] = _crop) -> bytes | None:
+        keep = Keepable(("a",), {"whole": ARRAY}, make, cpu)
+        return KeepableFields(pipeline(stage("crop", "a b", "z", drawn=True, keep=keep))).made_by()
+
+    assert made_by(_whole) == made_by(_whole, lambda fields, _: {}) != made_by(lambda fields: {"whole": fields["a"]})
+
+
 @pytest.mark.parametrize("run", ["make", "run"])
 def test_errors_name_their_stage(run: str) -> None:
     def fail(fields: Fields, params: Params) -> Fields:
@@ -246,6 +358,20 @@ def test_errors_name_their_stage(run: str) -> None:
     with pytest.raises(StageError, match="stage 'fail' failed: ValueError: bad") as caught:
         act()
     assert caught.value.origin.path == "/a"
+
+
+@pytest.mark.parametrize("run", ["make", "run"])
+def test_what_the_data_set_gave_is_checked(run: str) -> None:
+    stages = stage("read", "a", "b"), stage("crop", "b", "z", drawn=True)
+    made_of = Pipeline(stages, outputs=("z", "label"), inputs={"a": ARRAY, "label": Field(np.int64)})
+    keepable, fields = KeepableFields(made_of), {**given(), "label": np.float64(0.5)}
+    act: Callable[[], Any] = (
+        (lambda: keepable.make(fields, 7, no_stage))
+        if run == "make"
+        else (lambda: keepable.run(fields, {0: {"b": np.zeros(3)}}, 7, no_stage))
+    )
+    with pytest.raises(StageError, match="the data set's field 'label' has dtype float64, declared int64"):
+        act()
 
 
 def test_fields_that_cannot_be_copied_are_not_kept() -> None:

@@ -190,6 +190,7 @@ class Plan:
             samples=length_of(self.loader.dataset) or 0,
             workers=self.loader.num_workers,
             table=None if kept is None else kept.table,
+            fields_made_by=(kept is not None and self.fields_made_by) or b"",
         )
         # a recorded order is not the sampler's; and on disk nothing follows orders in which keys come twice
         known = not self._replays
@@ -198,11 +199,15 @@ class Plan:
         reader, facts = start_reader(context, links, settings), self.records.facts
         return ReadAhead(reader, self.source_of, look_ahead, on_close, facts)
 
-    @property
-    def keeps_fields(self) -> bool:
-        """Whether there are fields that a cache may keep. A device lane makes its own: then raw bytes are kept."""
+    @cached_property
+    def fields_made_by(self) -> bytes | None:
+        """What makes the fields that a cache may keep (see KeepableFields); None where there are none, or that cannot
+        be told. A device lane makes its own: then raw bytes are kept."""
         pipeline = self.loader.pipeline
-        return pipeline is not None and self.options.lanes == ("cpu",) and bool(KeepableFields(pipeline))
+        if pipeline is None or self.options.lanes != ("cpu",):
+            return None
+        keepable = KeepableFields(pipeline)
+        return keepable.made_by() if keepable else None
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -259,7 +264,7 @@ def build_engine(
             window=plan.policy.window,
             fetched=fetched,
             active=loader.num_workers,
-            fields=field_transfer.pair() if kept is not None and plan.keeps_fields else None,
+            fields=field_transfer.pair() if kept is not None and plan.fields_made_by else None,
         )
         undo.callback(links.close)
         reads = plan.read_ahead(links, kept)

@@ -14,6 +14,7 @@ from multiprocessing import reduction
 
 from minato_gpu.memory.arena import Arena, round_up
 from minato_gpu.sources.memory_tier import Copy
+from minato_gpu.sources.source import FIELDS
 
 _LEAST = 1 << 36  # bytes of address space; memory is taken as it is written
 _SLACK = 1 << 30
@@ -61,18 +62,22 @@ class Table:
         """Whether there is something to take."""
         return os.pread(self.fd, 1, 0) == _WHOLE
 
-    def take(self) -> Left | None:
-        """What the last process has left; it is gone with that. None where there is nothing."""
+    def take(self, fields_made_by: bytes = b"") -> Left | None:
+        """What the last process has left; it is gone with that. None where there is nothing. Fields that something else
+        has made are left out, with what has been learned of them."""
         data = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         os.ftruncate(self.fd, 0)
         if data[:1] != _WHOLE:
             return None
-        parts, rows, learned = marshal.loads(data[1:])
-        return parts, [(item, Copy(*copy)) for item, copy in rows], learned
+        parts, rows, learned, made_by = marshal.loads(data[1:])
+        copies = [(item, Copy(*copy)) for item, copy in rows]
+        if made_by == fields_made_by:
+            return parts, copies, learned
+        return parts, [(item, copy) for item, copy in copies if copy.key[0] != FIELDS], ()
 
-    def leave(self, left: Left) -> None:
+    def leave(self, left: Left, fields_made_by: bytes = b"") -> None:
         """Write it all; its first byte says last that it is whole."""
-        data = marshal.dumps((left[0], [(item, tuple(copy)) for item, copy in left[1]], left[2]))
+        data = marshal.dumps((left[0], [(item, tuple(copy)) for item, copy in left[1]], left[2], fields_made_by))
         at = 0
         while at < len(data):
             at += os.pwrite(self.fd, data[at:], 1 + at)

@@ -42,7 +42,8 @@ class ReaderSettings:
     """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes``,
     ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
     ``directory``: of that on disk, for which ``run`` is a name of the loader. ``workers``: how many prepare samples.
-    ``table``: from the reader process before, and for the next.
+    ``table``: from the reader process before, and for the next; ``fields_made_by``: what makes fields now, b"" where
+    none are.
     """
 
     ahead_bytes: int = 256 << 20
@@ -53,6 +54,7 @@ class ReaderSettings:
     samples: int = 0
     workers: int = 1
     table: Table | None = None
+    fields_made_by: bytes = b""
 
 
 def main(
@@ -117,7 +119,7 @@ class _Link:
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
         self._memory = _taken_up(arena, settings)
-        self._table, self._arena = settings.table, arena
+        self._table, self._arena, self._fields_made_by = settings.table, arena, settings.fields_made_by
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
         self._disk: DiskPool | None = None
@@ -174,7 +176,7 @@ class _Link:
         if self._memory is not None and self._table is not None:
             if self._service.fields is not None:
                 self._service.fields.note()
-            self._table.leave(self._memory.left())
+            self._table.leave(self._memory.left(), self._fields_made_by)
         if self._disk is not None:
             self._disk.finish()
         if self._memory is not None:
@@ -229,7 +231,7 @@ def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:
     if not settings.memory_bytes:
         return None
     tier = MemoryTier(settings.memory_bytes, settings.samples)
-    left = None if settings.table is None else settings.table.take()
+    left = None if settings.table is None else settings.table.take(settings.fields_made_by)
     if left is not None:
         tier.take_up(*left)
         arena.occupy(_blocks_of(tier))

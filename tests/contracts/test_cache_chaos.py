@@ -50,5 +50,5 @@ def test_it_notices_memory_that_is_not_given_back(tmp_path: Path, monkeypatch: p
 
 
 def test_it_notices_copies_that_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_memory.Table, "take", lambda _: None)
+    monkeypatch.setattr(kept_memory.Table, "take", lambda *_: None)
     assert "reads of what was kept" in _broken(tmp_path, 13)

@@ -147,8 +147,8 @@ def test_a_disk_that_writes_everything_at_the_very_end(
         left.wait()
         return write(self, *arguments)
 
-    def leaves(self: Table, what: Any) -> None:
-        leave(self, what)
+    def leaves(self: Table, *what: Any) -> None:
+        leave(self, *what)
         left.set()
 
     monkeypatch.setattr(DiskTier, "write", late)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +141,44 @@ def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder
         data[0].more = data[1].more = more
         assert epoch(cached) == epoch(plain)
     assert of_tier(cached)["hits"] == SAMPLES, "the first ones are found again"
+
+
+def _brighter(fields: Fields, _: Fields, *, by: dict[str, int]) -> Fields:
+    return {"picture": np.sort(fields["data"]) + np.uint8(by["levels"]), "name": f"of {fields['key']}"}
+
+
+def _settings(by: dict[str, int]) -> Pipeline:
+    """Equal names, whatever the settings are."""
+    decode = Stage("decode", ("data", "more", "key"), _PICTURE, partial(_brighter, by=by))
+    return Pipeline((_READ, decode, APART.stages[2]), outputs=APART.outputs)
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("changes", ["the pipeline", "a setting of a function"])
+def test_what_a_stage_made_before_is_not_taken_for_what_it_makes_now(folder: Path, changes: str, mode: Mode) -> None:
+    by, hits = {"levels": 0}, []
+    more = {**dict(mode.arguments), "pipeline": _settings(by)}
+    plain, cached = loader_of(Photographs(folder), **more), loader_of(Photographs(folder), _ENOUGH, **more)
+    for levels in (0, 0, 0, 7, 7, 7):
+        if changes == "a setting of a function":
+            by["levels"] = levels
+        else:
+            plain.pipeline = cached.pipeline = _settings({"levels": levels})
+        assert epoch(cached) == epoch(plain)
+        hits.append(of_tier(cached)["hits"])
+    assert of_tier(cached)["fields"] > SAMPLES // 2
+    assert hits[2] == hits[5] == SAMPLES, "what is kept stays while nothing has changed"
+    assert hits[3] < SAMPLES
+
+
+def test_where_it_cannot_be_told_what_makes_fields_raw_bytes_are_kept(folder: Path) -> None:
+    by: Any = {"levels": 0, "lock": threading.Lock()}
+    plain, cached = (loader_of(Photographs(folder), cache, pipeline=_settings(by)) for cache in (None, _ENOUGH))
+    for levels in (0, 0, 7):
+        by["levels"] = levels
+        assert epoch(cached) == epoch(plain)
+    assert of_tier(cached)["fields"] == 0
+    assert of_tier(cached)["hits"] == SAMPLES
 
 
 def test_spawned_workers(folder: Path) -> None:

@@ -71,6 +71,13 @@ FAULTS = (
         ("test_kept_fields.py",),
     ),
     Fault(
+        "an array of a class of its own is kept as one of another",
+        "memory/gaps.py",
+        "    known = type(array) in (np.ndarray, np.memmap)\n",
+        "    known = True\n",
+        ("test_kept_fields.py",),
+    ),
+    Fault(
         "a relative path is looked up in another directory",
         "sources/source.py",
         'path = os.path.join(os.getcwd(), self.file.removeprefix("./"))',
@@ -96,6 +103,13 @@ FAULTS = (
         "lanes/keeping.py",
         "            if belongs_to == given:",
         "            if given is not None:",
+        ("contracts/test_kept_fields.py",),
+    ),
+    Fault(
+        "kept fields are used whatever has made them",
+        "sources/kept_memory.py",
+        "        if made_by == fields_made_by:\n",
+        "        if made_by is not None:\n",
         ("contracts/test_kept_fields.py",),
     ),
     Fault(

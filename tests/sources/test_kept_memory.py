@@ -13,6 +13,7 @@ import pytest
 from minato_gpu.sources.blocks import Blocks, copy, space_of
 from minato_gpu.sources.kept_memory import KeptMemory, Table
 from minato_gpu.sources.memory_tier import Copy
+from minato_gpu.sources.source import fields_key
 from tests.leaks import check_scenario
 
 _FORK = multiprocessing.get_context("fork")
@@ -47,6 +48,17 @@ def test_what_is_left_is_taken_up_once(table: Table) -> None:
         assert table.take() == left
         assert table.take() is None
     assert memory_of(table.fd) == 0
+
+
+def test_fields_that_something_else_has_made_are_not_taken_up(table: Table) -> None:
+    fields = [(3, Copy(fields_key(3), 8192, 10, 79, 0.5))]
+    for makers, found in (
+        (b"same", ((1, COPIES + fields, (0.5,)))),
+        (b"other", (1, COPIES, ())),
+        (b"", (1, COPIES, ())),
+    ):
+        table.leave((1, COPIES + fields, (0.5,)), b"same")
+        assert table.take(makers) == found
 
 
 @pytest.mark.parametrize("after", range(4))
