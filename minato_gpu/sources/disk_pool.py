@@ -18,7 +18,6 @@ from hashlib import blake2b
 from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.disk.filesystem import tells_size
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.local import Ended, LocalReads
@@ -28,6 +27,7 @@ from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
+_EMPTY = b"0 "  # how the version of a file begins that says that it has no bytes
 _TELL_S = 60.0  # after which others see what has been used
 _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
 
@@ -114,9 +114,12 @@ class DiskPool:
         self._writer.submit(self._tier.tell_uses)
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+        version = self._versions.pop(number)
         if error is None:
             self.following.read(nbytes)
-        self._done(number, block, nbytes, error, seconds, version=self._versions.pop(number))
+            if version is not None and version.startswith(_EMPTY) and nbytes:
+                version = None  # it does not tell its size, so its time does not tell either what is in it
+        self._done(number, block, nbytes, error, seconds, version=version)
 
     # --- writing ---------------------------------------------------------------------------------------------
 
@@ -200,7 +203,7 @@ def name_of(key: Key) -> bytes:
 
 def version_of(source: Source) -> bytes:
     """What a copy is of: the version that is declared, and a file's size and time. Raises OSError where there is no
-    such file, or it does not tell its size: the time does not tell either, then, what is in it.
+    such file.
 
     Of a URL no more is known without asking the storage each time: what lies there is taken to stay as it is.
     """
@@ -208,8 +211,6 @@ def version_of(source: Source) -> bytes:
     if source.is_remote:
         return declared
     found = os.stat(source.file)  # noqa: PTH116  # a Path takes three times as long
-    if not tells_size(found):
-        raise OSError(f"{source} does not tell its size")
     return b"%d %d%s" % (found.st_size, found.st_mtime_ns, declared)
 
 

@@ -195,6 +195,19 @@ def test_copies_of_any_size(tmp_path: Path, file: Path, source: Source, data: by
     on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
 
 
+@pytest.mark.parametrize("data", [b"", b"of /proc"])
+def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, source: Source, data: bytes) -> None:
+    """It says that it has no bytes, and may have others at the same time."""
+    file.write_bytes(b"")
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, data)
+        assert (found["version"] is None) == bool(data)
+
+    on_bench(FakeTier(), act)
+
+
 def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(
     tmp_path: Path, file: Path, source: Source
 ) -> None:

@@ -68,11 +68,3 @@ def test_what_tells_versions_apart(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"123")
     file = str(tmp_path / "file")
     assert version_of(Source(file, version="tag")) == version_of(Source(file)) + b"tag"
-
-
-def test_what_does_not_tell_its_size_has_no_version(tmp_path: Path) -> None:
-    """It may have other bytes at the same time, so that no copy of it is used."""
-    (tmp_path / "empty").touch()
-    for path in ("/proc/version", "/dev/zero", tmp_path / "empty"):
-        with pytest.raises(OSError, match=f"{path} does not tell its size"):
-            version_of(Source(str(path)))
