@@ -151,6 +151,8 @@ class EngineIterator(EpochIterator):
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return
+        if session.order_log is not None and not session.order_log.may_have(number):
+            return  # whoever asks for it hears of that
         ahead = Speculation(loader, draws_seed=not loader.persistent_workers)
         seed = ahead.seed
         if loader.persistent_workers:

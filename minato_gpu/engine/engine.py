@@ -253,7 +253,7 @@ class Engine(Batches):
         if self.pump.faults:
             self._minder.check_workers(self.log)
         if hangs is not None:
-            self._minder.look_for_hangs()
+            self._minder.look_for_hangs(self.log)
         if wake is not None and perf_counter() >= wake:
             self.pump.look()
 

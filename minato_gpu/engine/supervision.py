@@ -58,7 +58,7 @@ class WorkerSupervisor:
             if self._replaces:
                 self._pump.receive()
                 self.check_workers(log)
-            self.look_for_hangs()
+            self.look_for_hangs(log)
             if self._replaces:
                 self.check_workers(log)  # those that were told of meanwhile: nothing will say so again
         except (WorkerDied, WorkerHung) as error:
@@ -82,12 +82,13 @@ class WorkerSupervisor:
         while faults:
             lane, fault = faults.popleft()
             if fault.unborn or not self._replaces:
+                log.died(stuck=bool(fault.stuck))
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()
             LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
             self._pump.lost(lane, fault, log)
 
-    def look_for_hangs(self) -> None:
+    def look_for_hangs(self, log: Telemetry) -> None:
         """If it is time to: a worker that has hung is killed where it can be replaced; all else is an error."""
         now = perf_counter()
         if self._watchdog is None or now < self._watchdog.next_look(now):
@@ -97,5 +98,6 @@ class WorkerSupervisor:
             lane = self._pump.lanes[hung.lane]
             text = self._watchdog.words(hung, self._pump.run.told_of(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):
+                log.died(stuck=True)
                 raise WorkerHung(text + lane.advice)
             lane.kill(hung.worker, text)

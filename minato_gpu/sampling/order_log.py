@@ -33,6 +33,10 @@ class OrderLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
 
+    def may_have(self, epoch: int) -> bool:
+        """Whether the epoch can begin: it is recorded, or will be."""
+        return not self.replays or epoch in self._batches
+
     def record(self, epoch: int, spans: Sequence[Span]) -> None:
         """Append one delivered batch."""
         with self.path.open("a") as file:

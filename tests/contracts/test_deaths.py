@@ -60,6 +60,12 @@ def test_out_of_order(more: dict[str, Any]) -> None:
         check_all(rows(deadly_loader(Deadly(17, 1), BOUNDED_8, **more)), BOUNDED_8)
 
 
+def test_a_death_that_is_an_error_is_counted() -> None:
+    loader = DataLoader(Made(8, lambda index: os._exit(3)), 2, num_workers=1)
+    assert "exit code 3" in str(error_of(RuntimeError, list, loader))
+    assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 0}
+
+
 @pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.on_request), "forkserver"])
 def test_other_start_methods(method: str) -> None:
     """The context given starts the replacement."""

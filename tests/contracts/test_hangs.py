@@ -76,9 +76,11 @@ def test_it_raises_with_the_stack() -> None:
 @pytest.mark.parametrize("arguments", [{"on_worker_death": "raise"}, {"worker_kind": "thread"}], ids=str)
 def test_what_is_not_replaced_is_an_error(arguments: dict[str, Any]) -> None:
     gate = _Gate(9)
-    iterator = iter(_loader(gate, **arguments))
+    loader = _loader(gate, **arguments)
+    iterator = iter(loader)
     text = str(error_of(WorkerHung, lambda: list(iterator)))
     gate.event.set()
+    assert loader.stats()["workers"] == {"died": 0, "hung": 1, "replaced": 0}
     assert "has hung" in text and "stuck_in_here" in text and "It was not replaced" in text
 
 

@@ -23,6 +23,18 @@ def _loader(mode: Mode, log: Path, make: Any, workers: int = 2, length: int = 60
     return mode.loader(Made(length, make), 4, num_workers=workers, generator=generator, order_log=log, **extra)
 
 
+@pytest.mark.parametrize("stays", [{"persistent_workers": True}, {"epochs": 3}], ids=lambda stays: next(iter(stays)))
+def test_what_is_recorded_replays_whole_where_a_next_epoch_would_be_prepared(
+    tmp_path: Path, stays: dict[str, Any]
+) -> None:
+    """It is missed by who asks for it, not in the middle of the epoch before."""
+    log = tmp_path / "order.log"
+    recorded = [rows([batch]) for batch in _loader(BOUNDED_8, log, draw, **stays)]
+    loader = _loader(BOUNDED_8, log, draw, **stays)
+    assert [rows([batch]) for batch in loader] == recorded
+    assert "has no epoch 1" in str(error_of(ValueError, list, loader))
+
+
 class _Disordered:
     """Holds sample 7, the sampler's first, back until the consumer has seen as many batches as the lateness allows."""
 
