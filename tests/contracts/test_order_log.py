@@ -29,8 +29,9 @@ def test_what_is_recorded_replays_whole_where_a_next_epoch_would_be_prepared(
 ) -> None:
     """It is missed by who asks for it, not in the middle of the epoch before."""
     log = tmp_path / "order.log"
-    recorded = [rows([batch]) for batch in _loader(BOUNDED_8, log, draw, **stays)]
-    loader = _loader(BOUNDED_8, log, draw, **stays)
+    arguments = {**stays, "sampler": None, "shuffle": True}
+    recorded = [rows([batch]) for batch in _loader(BOUNDED_8, log, draw, **arguments)]
+    loader = _loader(BOUNDED_8, log, draw, **arguments)
     assert [rows([batch]) for batch in loader] == recorded
     assert "has no epoch 1" in str(error_of(ValueError, list, loader))
 
