@@ -24,6 +24,9 @@ Part = tuple[int, tuple[float, ...]]
 class NoSample:
     """The key of the only ticket of a batch for which the sampler yielded no keys at all."""
 
+    def __repr__(self) -> str:
+        return "no key"
+
 
 class Piece(NamedTuple):
     """Neighbouring tickets of one place: ``position`` to ``position + len(keys)`` of the epoch.
