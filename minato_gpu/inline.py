@@ -22,6 +22,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import process_generators
+from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
@@ -43,10 +44,26 @@ class InlineIterator(EpochIterator):
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
         at_start = process_generators.every() if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
-        known = begun and not (rewound and loader.generator is None)
-        super().__init__(loader, session.base_seed if known else None)
-        if loader.timeout != 0:
-            raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
+        try:
+            known = begun and not (rewound and loader.generator is None)
+            super().__init__(loader, session.base_seed if known else None)
+            if loader.timeout != 0:
+                raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
+            progress, batches = self._begin(loader, session, epoch, resumption)
+        except BaseException:
+            if resumption is not None and begun:
+                resumption.globals.put_again()
+            raise
+        if at_start is not None:
+            progress.globals_at_start = process_generators.plain(at_start)
+        elif resumption is not None and isinstance(batches, StreamHere):
+            resumption.globals.put_again(batches.drew)  # what was read again has drawn from them
+        session.progress = progress
+        self._deliver(session.options, batches, progress)
+
+    def _begin(
+        self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None
+    ) -> tuple[EpochProgress, Batches]:
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
         log = Telemetry(perf_counter(), epoch, session.facts)
@@ -56,18 +73,11 @@ class InlineIterator(EpochIterator):
         log.began(progress.expected, log.begin)
         job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
         if source.streams is None:
-            batches: Batches = SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
-        else:
-            if resumption is None:
-                source.streams.begin(session.streams_between(loader), session.left_here(loader))
-            source.streams.share_seed(self._shared_seed, self._dataset)
-            batches = here = StreamHere(job, source.streams, loader.batch_size or 1, log)
-            if at_start is not None:
-                progress.globals_at_start = process_generators.plain(at_start)
-            elif resumption is not None:
-                resumption.globals.put_again(here.drew)  # what was read again has drawn from them
-        session.progress = progress
-        self._deliver(session.options, batches, progress)
+            return progress, SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
+        if resumption is None:
+            source.streams.begin(session.streams_between(loader), session.left_here(loader))
+        source.streams.share_seed(self._shared_seed, self._dataset)
+        return progress, StreamHere(job, source.streams, loader.batch_size or 1, log)
 
 
 class StreamHere(Batches):

@@ -123,7 +123,8 @@ class Waiting:
                     f"delivered of it is read again and dropped; it draws from {_SAID[name]} global generator, and so "
                     "did others (training, say) between its batches. It may yield other samples now, and some would be "
                     "lost and others come twice. Give the data set, or its iterator, state_dict() and "
-                    "load_state_dict(), or let it draw from a generator of its own"
+                    "load_state_dict(), or let it draw from a generator of its own; where what it draws does not "
+                    "choose its samples (augmentation), the latter lets this state be taken up, too"
                 )
 
 

@@ -175,7 +175,9 @@ class Resumption:
         """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
         saved, number, seed = self.state["source"], self.number, self.state["seed"]
         if self.state["kind"] == "iterable":
-            tell_read_again(self.starts, self._sampling.size or 1)
+            later = self._persistent and number != self.state["workers_epoch"]
+            anew = loader.num_workers > 0 and (later or loader.worker_kind == "thread")
+            tell_read_again(self.starts, self._sampling.size or 1, draws_anew=anew)
             source = source_of(loader, number, seed, Order(iter(()), generators=self._sampling.generators))
             source.streams = resumed_streams(saved, self.starts)
             return source

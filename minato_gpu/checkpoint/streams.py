@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
-from minato_gpu.notices import LOGGER
+from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.snapshots import dumps
@@ -153,9 +153,16 @@ def check_read_again(places: Sequence[StreamState], samples: int) -> int:
     return sum(counts)
 
 
-def tell_read_again(places: Sequence[StreamState], samples: int) -> None:
-    """Say why the first batch will take its time."""
+def tell_read_again(places: Sequence[StreamState], samples: int, *, draws_anew: bool) -> None:
+    """Say why the first batch will take its time. ``draws_anew``: what streams draw is not what they drew."""
     count = check_read_again(places, samples)
+    if draws_anew and any(at.again and at.state is None for at in places):
+        say_once(
+            "An iterable data set without a state of its own is read again, and what it draws from global generators "
+            "in worker threads, or in workers that persist after their first epoch, is not what it drew. If that "
+            "chooses its samples (a shuffle buffer), some are lost now and others come twice. Give the data set, or "
+            "its iterator, state_dict() and load_state_dict(), or a generator of its own"
+        )
     if count >= _MANY:
         LOGGER.warning(
             "%d samples of the data set are read again and dropped before the first batch, as 'batches' of the state "

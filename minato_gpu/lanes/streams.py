@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -245,7 +245,7 @@ class Stream:
                 self._forgive()
             elif self._job.own_collate:
                 self.drew |= _moved(stood, look)
-                with suppress(Exception) if number in failed else nullcontext():
+                with suppress(Exception):  # only what it draws, and keeps, matters
                     self._joined(data)
                 stood = dict(look())
             if number == 0:
@@ -269,21 +269,20 @@ class Stream:
         self._failed = None
         if self.ended:
             raise StopIteration
-        data = list[Value]()
+        data: list[Value] = []
         try:
-            try:
-                for _ in range(samples):
+            for _ in range(samples):
+                try:
                     data.append(next(self.samples))
-            except StopIteration:
-                self.ended = self._job.auto_collation
-            if not data or (self._job.drop_last and len(data) < samples):
-                raise StopIteration
-            return self._joined(data)
-        except StopIteration:
-            raise
+                except StopIteration:
+                    self.ended = self._job.auto_collation
+                    break
+            if data and (len(data) == samples or not self._job.drop_last):
+                return self._collate(data if self._job.auto_collation else data[0])
         except BaseException:
             self._failed = len(data)
             raise
+        raise StopIteration
 
     def _joined(self, data: list[Value]) -> Value:
         return self._collate(data if self._job.auto_collation else data[0])

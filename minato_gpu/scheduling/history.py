@@ -9,6 +9,7 @@ shuffled batch sampler, none ever comes again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from math import log
 
@@ -42,7 +43,9 @@ class History:
 
     def __init__(self, length: int | None = None) -> None:
         self._codes = np.zeros(length or 0, dtype=np.uint16)
-        self._others: dict[int, int] = {}  # by the hash of the key
+        self._others: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # by the hash of the key; of a dict the first one takes long
         self.recorded = 0
 
     def read(self, keys: Keys) -> Array:
@@ -79,17 +82,19 @@ class History:
 
     def _write_each(self, keys: Keys, codes: NDArray[np.uint16]) -> None:
         for key, code in zip(keys, codes.tolist(), strict=True):
-            self.recorded += self._read_one(key) == 0
             place = self._place(key)
             if place is None:
                 self._write_other(hash(name_of(key)), code)
             else:
+                self.recorded += self._codes[place] == 0
                 self._codes[place] = code
 
     def _write_other(self, name: int, code: int) -> None:
-        if len(self._others) == MOST and name not in self._others:
-            del self._others[next(iter(self._others))]
-            self.recorded -= 1
+        if name not in self._others:
+            if len(self._others) < MOST:
+                self.recorded += 1
+            else:
+                self._others.popitem(last=False)
         self._others[name] = code
 
     def _place(self, key: Key) -> int | None:

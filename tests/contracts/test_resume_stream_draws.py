@@ -12,8 +12,10 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
+from minato_gpu.notices import say_once
 from tests.contracts.resume_global_program import seed
 from tests.contracts.resuming import through_json
+from tests.raising import error_of
 
 _DRAWS: dict[str, Callable[[int], int]] = {
     "python": random.randrange,
@@ -26,11 +28,11 @@ class Buffered(IterableDataset[Any]):
     """Numbers through a shuffle buffer."""
 
     def __init__(self, draw: Callable[[int], int]) -> None:
-        self.draw = draw
+        self.draw, self.numbers = draw, _ALL
 
     def __iter__(self) -> Iterator[int]:
         held: list[int] = []
-        for number in _ALL:
+        for number in self.numbers:
             held.append(number)
             if len(held) == 6:
                 yield held.pop(self.draw(6))
@@ -117,6 +119,67 @@ def test_training_that_draws_is_told_of(draw: str) -> None:
     for batches in (2, 4):
         with pytest.raises(ValueError, match=r"draws from (torch|Python)'s global generator"):
             _resumed(make, lambda: _DRAWS[draw](7), batches)
+
+
+def test_a_state_that_is_refused_leaves_generators_as_they_were() -> None:
+    """Those that the user had seeded since it was loaded: the stream was read again from where they stood before."""
+    loader = DataLoader(Buffered(_DRAWS["python"]), 4, collate_fn=list)
+    _trained(iter(loader), 6, lambda: None)
+    state = through_json(loader.state_dict())
+    dataset = Buffered(_DRAWS["python"])
+    resumed = DataLoader(dataset, 4, collate_fn=list)
+    resumed.load_state_dict(state)
+    dataset.numbers = _ALL[:9]
+    random.seed(7)
+    before = random.getstate()
+    assert "it yields only 9 samples" in str(error_of(ValueError, iter, resumed))
+    assert random.getstate() == before
+
+
+def test_a_collate_fn_may_fail_with_what_is_dropped() -> None:
+    """Only what it draws matters then."""
+    fails = False
+
+    def collate(samples: Any) -> Any:
+        random.random()
+        if fails:
+            raise OSError("a file is gone")
+        return samples
+
+    def make() -> Any:
+        return DataLoader(Buffered(_DRAWS["python"]), 4, collate_fn=collate)
+
+    loader = make()
+    first = _trained(iter(loader), 3, lambda: None)
+    resumed = make()
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    fails = True
+    iterator = iter(resumed)
+    fails = False
+    assert _once([*first, *iterator])
+
+
+@pytest.mark.parametrize(
+    ("worker_kind", "persistent", "epochs"),
+    [("process", False, 2), ("process", True, 1), ("process", True, 2), ("thread", False, 1)],
+)
+def test_workers_that_drew_before_are_told_of(
+    worker_kind: str, persistent: bool, epochs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make() -> Any:
+        arguments: Any = {"worker_kind": worker_kind, "persistent_workers": persistent}
+        return DataLoader(Buffered(_DRAWS["torch"]), 4, num_workers=1, collate_fn=list, **arguments)
+
+    loader = make()
+    for _ in range(epochs - 1):
+        list(loader)
+    _trained(iter(loader), 2, lambda: None)
+    resumed = make()
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    say_once.cache_clear()
+    next(iter(resumed))
+    told = worker_kind == "thread" or (persistent and epochs > 1)
+    assert ("some are lost now and others come twice" in caplog.text) == told
 
 
 _MAY: dict[str, Callable[[], Any]] = {
