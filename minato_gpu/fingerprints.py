@@ -1,18 +1,21 @@
 """Whether an object is what it was: a digest of what it holds, good within one process.
 
 It is made of the object's pickle, but functions are taken for what they do (their code, defaults and closures), not for
-their names: one may be defined anew under the same name, or not be a module's. What an object reads elsewhere as it is
-called is not looked at: global names, other modules, classes.
+their names: one may be defined anew under the same name, or not be a module's; so are those under ``lru_cache``. What
+an object reads elsewhere as it is called is not looked at: global names, other modules, classes.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from hashlib import blake2b
 from types import CodeType, FunctionType
 
 from minato_gpu.samples import Value
+
+_Cached = type(functools.cache(str))
 
 
 class _Pickler(pickle.Pickler):
@@ -24,7 +27,10 @@ class _Pickler(pickle.Pickler):
             return str, (obj.__qualname__,), (obj.__code__, obj.__defaults__, obj.__kwdefaults__, cells, obj.__dict__)
         if isinstance(obj, CodeType):
             names = obj.co_names, obj.co_varnames, obj.co_freevars
-            return str, (obj.co_name,), (obj.co_code, obj.co_exceptiontable, obj.co_consts, *names)
+            taken = obj.co_flags, obj.co_argcount, obj.co_posonlyargcount, obj.co_kwonlyargcount
+            return str, (obj.co_name,), (obj.co_code, obj.co_exceptiontable, obj.co_consts, *names, *taken)
+        if isinstance(obj, _Cached):  # else pickled by its name
+            return str, (), obj.__dict__  # with what it wraps
         return NotImplemented
 
 

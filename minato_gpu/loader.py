@@ -41,13 +41,15 @@ class DataLoader(TorchDataLoader[T]):
 
     pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
         a batch is a dict of stacked tensors of the pipeline's outputs.
-    device: where batches live (None: the CPU). Of several CUDA devices, given in a sequence, batch number k of the
-        epoch lives on number k modulo theirs, so that each *round* of as many batches has one for every device; device
-        stages of a sample run where its batch will live (out of order, on any). Without ``drop_last`` everything is
-        delivered, and the last round may be short: the first devices then get a batch more than the others. With
-        ``drop_last`` a last round that is not whole is dropped, as a last batch that is not full is: every device gets
-        as many batches, and ``len()`` says so (of an iterable data set, whose end nobody knows, no round is dropped).
-        An epoch that ``load_state_dict`` goes on with ends after the batches that had been delivered in part.
+    device: where batches live (None: the CPU). Tensors are looked for in mappings and sequences of any class, however
+        nested; those in other objects (a dataclass, say) stay on the CPU. Of several CUDA devices, given in a sequence,
+        batch number k of the epoch lives on number k modulo theirs, so that each *round* of as many batches has one for
+        every device; device stages of a sample run where its batch will live (out of order, on any). Without
+        ``drop_last`` everything is delivered, and the last round may be short: the first devices then get a batch more
+        than the others. With ``drop_last`` a last round that is not whole is dropped, as a last batch that is not full
+        is: every device gets as many batches, and ``len()`` says so (of an iterable data set, whose end nobody knows,
+        no round is dropped). An epoch that ``load_state_dict`` goes on with ends after the batches that had been
+        delivered in part.
     lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
         that has device stages and ``device`` is a GPU).
     max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's

@@ -23,6 +23,7 @@ from minato_gpu import Source
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"
+_PIECE = 1 << 20  # bytes read at a time
 
 _Found = tuple[int, int, int, int, str]  # shard, offset, bytes, label, member
 
@@ -35,8 +36,8 @@ class TarShards:
     ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
-    uncompressed tar archive, is damaged or cut off; and for a sample that has two members of one kind, or lacks its
-    photograph or label, or has a link or a sparse file for it.
+    uncompressed tar archive, is several in a row, is damaged or cut off; and for a sample that has two members of one
+    kind, or lacks its photograph or label, or has a link or a sparse file for it.
     """
 
     def __init__(self, shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
@@ -91,8 +92,9 @@ def _key_and_kind(member: tarfile.TarInfo) -> tuple[str, str]:
 def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """All members but folders.
 
-    Where tarfile finds no more there must be zeros: a header that is damaged or cut off ends the archive for it, too,
-    unless it is the first. All that write archives write zeros at the end, as POSIX has it.
+    Where tarfile finds no more there must be zeros, and nothing else in the file: a header that is damaged or cut off
+    ends the archive for it, too, unless it is the first. All that write archives write zeros at the end, as POSIX has
+    it; where one archive follows another, tarfile and GNU tar see the first alone.
     """
     yield from (member for member in archive if not member.isdir())
     file, at = archive.fileobj, archive.offset
@@ -109,6 +111,14 @@ def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
             f"{shard!r} is damaged or cut off at byte {at}, where a member or the end of the archive should begin; "
             "copy or write it again"
         )
+    while piece := file.read(_PIECE):
+        at = file.tell() - len(piece.lstrip(b"\0"))
+        if at < file.tell():
+            raise ValueError(
+                f"{shard!r} has more at byte {at}, behind the zeros that end a tar archive: archives that follow each "
+                "other must be shards of their own, or be joined by tar --concatenate; if it is one archive it is "
+                "damaged, and must be copied or written again"
+            )
 
 
 def _by_kind(shard: str, members: Iterable[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -108,6 +111,34 @@ def test_a_function_that_is_defined_anew_under_its_name_is_another() -> None:
     assert None not in found
     assert found[0] == found[-1]
     assert len(set(found)) == len(found) - 1
+
+
+@pytest.mark.parametrize("cached", ["lru_cache", "cache", "lru_cache(maxsize=2)"])
+def test_a_function_under_a_cache_that_is_defined_anew_is_another(cached: str) -> None:
+    """It is a module's, and pickled by its name."""
+    found, module = [], ModuleType("tests.defined_anew")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        for body in ("a + 1", "a + 2", "a - 1", "a + 1"):
+            exec(f"import functools\n@functools.{cached}\ndef same(a):\n    return {body}", module.__dict__)
+            assert pickle.loads(pickle.dumps(module.same)) is module.same
+            found.append(fingerprint(partial(module.same, 1)))
+            module.same(1)
+            assert fingerprint(partial(module.same, 1)) == found[-1]
+    assert None not in found
+    assert found[0] == found[-1]
+    assert len(set(found)) == len(found) - 1
+
+
+def test_functions_that_take_other_arguments_are_told_apart() -> None:
+    """The code of their bodies is the same."""
+    found = []
+    for arguments in ("a, b", "a, *b", "a, **b", "*a, b", "*, a, b", "a, *, b", "a, /, b", "a, b, /", "*b, **a"):
+        names: dict[str, Any] = {}
+        exec(f"def same({arguments}):\n    return 1", names)
+        found.append(fingerprint(names["same"]))
+    assert None not in found
+    assert len(set(found)) == len(found)
 
 
 def test_of_some_objects_it_cannot_be_told() -> None:

@@ -3,7 +3,8 @@
 A copy of such a view usually has no gaps. It has equal elements, but sums of it may have other last bits, since they
 are added in another order; and it can be written to. Here the elements are pickled without the gaps; what is loaded has
 the original's strides, its alignment and its flag, and reaches over as much memory as the original did. Arrays, memory
-maps and tensors are made so; of a few others there is no exact copy, and that is told.
+maps and tensors are made so; of a few others there is no exact copy, and that is told. What an object's own code copies
+or pickles (``__deepcopy__``, or views that ``__getstate__`` makes) is as that code and usual copies leave it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class _Exact:
 
 
 def exact_copies(value: Value) -> dict[int, Value]:
-    """Of what needs them of the arrays and tensors in a value, wherever they are in it: by ``id``, as ``copy.deepcopy``
-    takes them. They are good for pickling, and turn into arrays and tensors by that alone.
+    """Of what needs them of the arrays and tensors in a value, wherever pickling finds them: by ``id``, as
+    ``copy.deepcopy`` takes them. They are good for pickling, and turn into arrays and tensors by that alone.
 
     Raises TypeError where there is one of which neither they nor usual copies are exact: of a class of which nothing is
     known, say, or conjugated; and whatever pickling the value raises."""

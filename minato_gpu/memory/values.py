@@ -7,7 +7,10 @@ and so do a few neighbours of a long list: whoever keeps the labels does not kee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections import UserString
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -19,6 +22,19 @@ from minato_gpu.memory.loads import Load, Port
 from minato_gpu.memory.loans import is_small
 from minato_gpu.memory.staging import side_by_side
 from minato_gpu.samples import Value
+
+_NO_CONTAINERS = (
+    int,
+    float,
+    str,
+    bytes,
+    bytearray,
+    memoryview,
+    range,
+    UserString,
+    np.ndarray,
+)  # sequences, some of them
+_Items = list[tuple[Value, Value]]
 
 
 class ValueLoad(Load):
@@ -115,13 +131,45 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def mapped(value: Value, function: Callable[[torch.Tensor], torch.Tensor]) -> Value:
-    """A nested batch with ``function`` applied to its tensors; everything else as it is."""
+    """A nested batch with ``function`` applied to its tensors, in mappings and sequences of any class; everything else
+    as it is. ``value`` does not change."""
     if isinstance(value, torch.Tensor):
         return function(value)
-    if isinstance(value, dict):
-        return type(value)({key: mapped(item, function) for key, item in value.items()})
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, function) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(mapped(item, function) for item in value)
-    return value
+    if isinstance(value, _NO_CONTAINERS):
+        return value
+    if type(value) is dict:
+        return {key: mapped(item, function) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([mapped(item, function) for item in value])
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, Sequence):
+        items = list(enumerate(value))
+    else:
+        return value
+    after = [(key, mapped(item, function)) for key, item in items]
+    if all(new is old for (_, new), (_, old) in zip(after, items, strict=True)):
+        return value
+    return _like(value, items, after)
+
+
+def _like(value: Value, items: _Items, after: _Items) -> Value:
+    """A container like ``value``, of which these are the items, with others in their places: where it can be written to
+    a copy, which keeps its attributes; else what its class makes of them, or a plain dict or list."""
+    with suppress(Exception):  # runs code of its class
+        copied = copy.copy(value)
+        _put(copied, after)
+        if all(value[key] is item for key, item in items):
+            return copied
+        _put(value, items)  # the copy has no items of its own
+    new = dict(after) if isinstance(value, Mapping) else [item for _, item in after]
+    if isinstance(value, tuple):
+        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+    with suppress(Exception):
+        return type(value)(new)
+    return new
+
+
+def _put(container: Value, items: _Items) -> None:
+    for key, item in items:
+        container[key] = item

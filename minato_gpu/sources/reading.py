@@ -128,6 +128,8 @@ def _read_file(path: str, offset: int, length: int | None) -> NDArray[np.uint8]:
 
 
 def _read_remote(source: Source) -> NDArray[np.uint8]:
+    if source.length == 0:  # as in RemoteReads
+        return np.empty(0, np.uint8)
     import fsspec
 
     file_system, path = fsspec.core.url_to_fs(source.path)

@@ -21,7 +21,10 @@ class RemoteReads:
         self._systems: dict[str, Any] = {}
 
     async def read(self, source: Source) -> bytes:
-        """The source's bytes. Raises what the file system does, and EOFError where there are fewer than declared."""
+        """The source's bytes. Raises what the file system does, and EOFError where there are fewer than declared. For
+        none it is not asked: they are no range that every storage knows."""
+        if source.length == 0:
+            return b""
         system = self._system(source)
         path = system._strip_protocol(source.path)
         asked = asked_of(source)

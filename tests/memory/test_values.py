@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, namedtuple
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 import torch
 
 from minato_gpu.memory.copies import MOST
-from minato_gpu.memory.values import ValueLoad
+from minato_gpu.memory.values import ValueLoad, mapped
 from tests.fake_device import FakeDevice
 from tests.memory.bench import ORDERS, bench
 from tests.waiting import wait_until
@@ -69,3 +73,114 @@ def test_labels_do_not_keep_pictures() -> None:
         one.transfers.sweep()
         gc.collect()
         assert wait_until(lambda: one.device.used == labels.nbytes)
+
+
+class Encoding(UserDict[str, Any]):
+    """As transformers' BatchEncoding is."""
+
+
+class Named(dict[str, Any]):
+    def __init__(self, items: Any, name: str) -> None:
+        super().__init__(items)
+        self.name = name
+
+
+class Listed(list[Any]):
+    name = ""
+
+
+class Fixed(dict[str, Any]):
+    """As transformers' ModelOutput is, or more so."""
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("not to be changed")
+
+    def __setitem__(self, *_: Any) -> None:
+        raise RuntimeError("not to be changed")
+
+
+class Shallow(MutableMapping[str, Any]):
+    """A copy of it by ``copy.copy`` has the same items: a change of one is a change of the other."""
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self.items_of = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of[key]
+
+    def __setitem__(self, key: str, item: Any) -> None:
+        self.items_of[key] = item
+
+    def __delitem__(self, key: str) -> None:
+        del self.items_of[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+class Closed(Sequence[Any]):
+    """Neither to be written to nor to be made of a list."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.both = first, second
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.both[index]
+
+    def __len__(self) -> int:
+        return 2
+
+
+def _listed() -> Listed:
+    found = Listed([torch.ones(3), "x"])
+    found.name = "a"
+    return found
+
+
+Pair = namedtuple("Pair", "x y")
+
+CONTAINERS: dict[str, Callable[[], Any]] = {
+    "UserDict": lambda: Encoding(x=torch.ones(3), y="x"),
+    "defaultdict": lambda: defaultdict(list, x=torch.ones(3), y="x"),
+    "OrderedDict": lambda: OrderedDict(x=torch.ones(3), y="x"),
+    "subclass of dict": lambda: Named({"x": torch.ones(3), "y": "x"}, "a"),
+    "dict that refuses changes": lambda: Fixed(x=torch.ones(3), y="x"),
+    "mapping that cannot be changed": lambda: MappingProxyType({"x": torch.ones(3), "y": "x"}),
+    "mapping whose copies share": lambda: Shallow({"x": torch.ones(3), "y": "x"}),
+    "UserList": lambda: UserList([torch.ones(3), "x"]),
+    "subclass of list": _listed,
+    "named tuple": lambda: Pair(torch.ones(3), "x"),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
+    """They are the same but for their tensors."""
+    given = CONTAINERS[kind]()
+    with bench(FakeDevice()) as one:
+        load = ValueLoad(lambda: {"batch": [given]}, 48)
+        one.submit(load)
+        batch = one.take(load)["batch"][0]
+        assert type(batch) is type(given) and len(batch) == 2
+        first, second = ("x", "y") if isinstance(given, Mapping) else (0, 1)
+        assert one.device.owns(batch[first]) and batch[second] == "x"
+        assert getattr(batch, "name", None) == getattr(given, "name", None)
+        assert getattr(batch, "default_factory", None) is getattr(given, "default_factory", None)
+        one.device.finish()
+        assert batch[first].tolist() == [1, 1, 1]
+        assert not one.device.owns(given[first]), "what was given has not changed"
+
+
+def test_a_sequence_that_cannot_be_made_anew_is_a_list() -> None:
+    assert mapped(Closed(torch.ones(1), "x"), lambda tensor: tensor + 1) == [torch.full((1,), 2.0), "x"]
+
+
+NO_TENSORS = (UserString("text"), bytearray(b"ab"), range(10**12), torch.Size([1, 2]), MappingProxyType({"a": 1}))
+
+
+def test_what_has_no_tensors_is_left_alone() -> None:
+    for value, again in zip(NO_TENSORS, mapped(NO_TENSORS, copy.deepcopy), strict=True):
+        assert again is value

@@ -157,6 +157,26 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path, member: int) 
         TarShards(tmp_path / "one.tar")
 
 
+@pytest.mark.parametrize("member", [2, 11, 19])
+def test_a_header_of_zeros_is_not_taken_for_the_end(tmp_path: Path, member: int) -> None:
+    data, begins = many(tmp_path / "one.tar")
+    data[begins[member] : begins[member] + tarfile.BLOCKSIZE] = bytes(tarfile.BLOCKSIZE)
+    (tmp_path / "one.tar").write_bytes(data)
+    behind = begins[member] + tarfile.BLOCKSIZE if member % 2 else begins[member + 1]  # a photograph's bytes are zeros
+    with pytest.raises(ValueError, match=f"one.tar' has more at byte {behind}, .* damaged, and must be copied"):
+        TarShards(tmp_path / "one.tar")
+
+
+@pytest.mark.parametrize("zeros", [0, tarfile.BLOCKSIZE, 1 << 20])
+def test_archives_that_follow_each_other(tmp_path: Path, zeros: int) -> None:
+    """As ``cat`` makes them; the samples of all but the first would be missing."""
+    data, _ = many(tmp_path / "one.tar")
+    (tmp_path / "one.tar").write_bytes(data + bytes(zeros) + data)
+    message = f"has more at byte {len(data) + zeros}, .* be shards of their own, or be joined by tar --concatenate"
+    with pytest.raises(ValueError, match=message):
+        TarShards(tmp_path / "one.tar")
+
+
 @pytest.mark.parametrize("more", [0, 100, 511])
 def test_a_shard_that_is_cut_off_between_two_members(tmp_path: Path, more: int) -> None:
     """There, or within the next header."""

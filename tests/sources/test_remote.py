@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from minato_gpu import Source, read_bytes
+from minato_gpu.sources.remote import RemoteReads
 from tests import programs
 from tests.sources.ranges import CONTENT, PARTS
 
@@ -37,3 +40,10 @@ def test_a_server_that_knows_no_ranges_gives_no_other_bytes(said: dict[str, dict
             assert found.startswith("EOFError: "), (begin, length, found)
         else:
             assert found == expected
+
+
+def test_no_storage_is_asked_for_none_of_its_bytes() -> None:
+    """Those that are asked by ranges know none that is empty."""
+    source = Source("memory://absent/file", 0, 0)
+    assert asyncio.run(RemoteReads().read(source)) == b""
+    assert read_bytes(source).tobytes() == b""
