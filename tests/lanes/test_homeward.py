@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from minato_gpu.lanes.base import Local
+from minato_gpu.lanes.base import Blob, Handed, Local
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
@@ -100,3 +103,52 @@ def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.Mo
         assert isinstance(item, Local) and item.value["count"] == 3 and device.used == 0
         transfers.close()
         host.close()
+
+
+@dataclass
+class Boxes:
+    """An object with arrays in it."""
+
+    corners: Any
+
+
+def _passing() -> dict[str, Any]:
+    """A sample of which nothing is made by a device."""
+    named = np.empty(1, object)
+    named[0] = np.full(300, 7)
+    masked = np.ma.masked_array(np.full(300, 7), [True] + 299 * [False])
+    return {"list": [np.full(300, 7)], "boxes": Boxes(torch.full((300,), 7)), "objects": named, "masked": masked}
+
+
+def _bytes_read(sample: dict[str, Any]) -> list[bytes]:
+    parts = (sample["list"][0], sample["boxes"].corners.numpy(), sample["objects"][0], sample["masked"].data)
+    return [part.tobytes() for part in parts]
+
+
+def test_objects_that_pass_through_outlast_the_memory_of_their_worker() -> None:
+    with open_links(1) as links:
+        worker = Store(0, links, links.arenas[0])
+        store = Store(-1, links)
+        outlet = DeviceOutput(store, None)
+        for hands_over in (False, True):
+            blob = worker.put(_passing())
+            assert isinstance(blob, Blob)
+            source = Handed(blob, 1) if hands_over else blob
+            asked = task(piece(range(1), sources=[source]))
+            with outlet.working():
+                item = outlet.put(asked, asked.pieces[0], 0, store.get(blob), frozenset())
+            for offset, nbytes in blob.blocks:  # another sample comes to lie there
+                links.arenas[0].buffer[offset : offset + nbytes] = bytes(nbytes)
+            assert isinstance(item, Local) and type(item.value["masked"]) is np.ma.MaskedArray
+            assert _bytes_read(item.value) == _bytes_read(_passing())
+
+
+def test_objects_of_the_same_process_pass_through_as_they_are() -> None:
+    """They may be such as cannot be copied."""
+    with open_links(1) as links:
+        outlet = DeviceOutput(Store(-1, links), None)
+        fields = {"lock": threading.Lock()}
+        asked = task(piece(range(1), sources=[Local(fields, 0)]))
+        with outlet.working():
+            item = outlet.put(asked, asked.pieces[0], 0, fields, frozenset())
+        assert isinstance(item, Local) and item.value["lock"] is fields["lock"]
