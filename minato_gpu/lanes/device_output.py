@@ -26,7 +26,6 @@ import torch
 
 from minato_gpu.lanes.base import Extra, Handed, Item, Local, Piece, Resident, Task
 from minato_gpu.lanes.store import Store, approximate_bytes
-from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Event, Stream
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.memory.loads import Made, rows_bytes
@@ -185,7 +184,7 @@ class DeviceOutput:
         value = {
             name: self._adopted(item, lent) if name in made else _on_host(item, lent) for name, item in result.items()
         }
-        there = [(value, name, item) for name, item in value.items() if isinstance(item, torch.Tensor)]
+        there = [(value, name, value[name]) for name in made if self._is_there(value.get(name))]
         self._homeward += there
         if made:
             self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
@@ -203,6 +202,10 @@ class DeviceOutput:
         accelerator = self._transfers.accelerator
         stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
         return _on_host(value, lent) if stays else accelerator.adopt(value)
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether what was made lies on a device. Tensors that pass through stay on the host."""
+        return self._transfers is not None and isinstance(value, torch.Tensor)
 
     def _describe(self, value: dict[str, Value]) -> None:
         """The engine is told the layout of this sample."""
@@ -294,7 +297,8 @@ def _on_host(value: Value, lent: bool) -> Value:
     """The value, of which nothing lies in memory that is ``lent``."""
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return np.array(value)
-    if _is_array(value) and not isinstance(value, np.ndarray):
-        array = np.array(to_numpy(value))
-        return array if array.ndim else array[()]
-    return copy.deepcopy(value) if lent else value
+    if not lent:
+        return value
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value.clone()  # without the rest of its storage
+    return copy.deepcopy(value)

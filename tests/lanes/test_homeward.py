@@ -14,6 +14,7 @@ import torch
 from minato_gpu.lanes.base import Blob, Handed, Local
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
@@ -152,3 +153,39 @@ def test_objects_of_the_same_process_pass_through_as_they_are() -> None:
         with outlet.working():
             item = outlet.put(asked, asked.pieces[0], 0, fields, frozenset())
         assert isinstance(item, Local) and item.value["lock"] is fields["lock"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_tensors_that_pass_through_stay_tensors_of_the_host(dtype: torch.dtype, lent: bool, on_device: bool) -> None:
+    device = FakeDevice()
+    with open_links(1) as links:
+        host = Host(links.engine_arena, links.loans, device)
+        transfers = Transfers(device, host, DeviceBudget(None))
+        outlet = DeviceOutput(Store(-1, links), transfers if on_device else None)
+        fields = {"given": torch.full((2, 3), 7).to(dtype).t(), "scalar": torch.tensor(7)}
+        source = Store(0, links, links.arenas[0]).put(fields) if lent else Local(fields, 0)
+        asked = task(piece(range(1), sources=[source]), layout=b"")
+        with outlet.working():
+            result = {**_given(links, source), "image": np.full(2, 7, np.float32)}
+            item = outlet.put(asked, asked.pieces[0], 0, result, MADE)
+            issued = outlet.issued([item])
+        outlet.settle(issued)
+        assert isinstance(item, Local)
+        for name, wanted in fields.items():
+            got = item.value[name]
+            assert type(got) is torch.Tensor and got.dtype is wanted.dtype and torch.equal(got, wanted)
+            assert got.stride() == wanted.stride()
+        assert type(item.value["image"]) is np.ndarray
+        found: Any = Layout.of({**fields, "image": np.full(2, 7, np.float32)})
+        assert outlet.layout is not None and pickle.loads(outlet.layout) == found
+        del issued
+        transfers.close()
+        host.close()
+
+
+def _given(links: WorkerChannels, source: Any) -> dict[str, Any]:
+    """What the device lane is given of a sample."""
+    fields: dict[str, Any] = Store(-1, links).get(source)
+    return fields
