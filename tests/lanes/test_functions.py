@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
 from minato_gpu import Pipeline, Stage
+from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.staging import Upload
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.samples import StageError
 from tests.fake_device import LAZY_COPIES, FakeDevice
 
 
@@ -33,3 +37,46 @@ def test_a_gpus_torch_stage_does_not_wait_for_what_it_is_given() -> None:
     assert device.waited == []
     device.finish()
     assert [(one["x"].tolist(), int(one["n"])) for one in made] == [([float(n)] * 2, n) for n in range(4)]
+
+
+SHIFTS = np.arange(4, dtype=np.float32)  # the data set's own, whoever draws of them
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shifts": SHIFTS[1:]}
+
+
+def _sum(fields: Any, params: Any) -> Any:
+    """All that it is given, twice, and changed where it lies."""
+    row, (numbers, view), shifts = fields["row"], fields["parts"], params["shifts"]
+    for one in (row, view, shifts):
+        one *= 2
+    numbers.append(sum(numbers))
+    if float(row[0]) < 0:
+        raise ValueError("a negative value")
+    return {"sum": row + float(view.sum()) + float(shifts.sum()) + sum(numbers)}
+
+
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+@pytest.mark.parametrize("nested", ["array", "view"])
+def test_what_a_function_is_given_is_its_own(kind: str, nested: str) -> None:
+    """A micro-batch that failed runs once more, sample by sample; and what passes through is as it was."""
+    how = CupyFunction(lambda xp, fields, params: _sum(fields, params)) if kind == "cupy" else TorchFunction(_sum)
+    stage = Stage("sum", ("row", "parts"), {"sum": Field(np.float32, (3,))}, cpu=_sum, device=how, draw=_draw)
+    pipeline = Pipeline((stage,), outputs=("sum", "row", "parts"), name="tests")
+    whole = torch.arange(9.0).view(3, 3)  # a data set in memory, of whose rows samples are views
+    whole[1, 0] = -1
+    before, lists = whole.clone(), [[1, 2] for _ in range(3)]
+    parts: list[Any] = [whole[2] if nested == "view" else np.full(2, n) for n in range(3)]
+    samples = [{"row": whole[n], "parts": (lists[n], parts[n])} for n in range(3)]
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
+    results = executor.run([(sample, n) for n, sample in enumerate(samples)])
+    executor.close()
+    assert torch.equal(whole, before) and lists == [[1, 2]] * 3 and SHIFTS.tolist() == [0, 1, 2, 3]
+    assert isinstance(results[1], StageError)
+    for n in (0, 2):
+        result = results[n]
+        assert not isinstance(result, StageError)
+        wanted = 2 * before[n] + 2 * float(parts[n].sum()) + 12 + 6
+        assert np.array_equal(result["sum"], wanted)
+        assert result["row"] is samples[n]["row"] and result["parts"] is samples[n]["parts"]
