@@ -218,7 +218,7 @@ class DeviceOutput:
             return {}
         found = {}
         for name, number in layout.by_name.items():
-            if name in made and name in result:
+            if name in made and hasattr(result.get(name), "__dlpack__"):  # else it is an object, for the host's row
                 leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
                 if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
                     raise Mismatch

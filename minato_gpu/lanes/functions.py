@@ -56,7 +56,12 @@ class FunctionSegment(Segment):
                 raise ValueError(f"returned the fields {sorted(made)}, declared {sorted(stage.writes)}")
             known.update(made)
             results.update(made)
-        return {name: to_numpy(value) if self._device == "cpu" else value for name, value in results.items()}
+        return {name: self._left(name, value) for name, value in results.items()} if self._device == "cpu" else results
+
+    def _left(self, name: str, value: Value) -> Value:
+        """What a function on the CPU has made, as an array, unless it is declared to be an object and is no array."""
+        is_object = self.writes[name].dtype == np.dtype(object) and not hasattr(value, "__dlpack__")
+        return value if is_object else to_numpy(value)
 
     def _call(self, how: object, reads: Mapping[str, Value], params: Mapping[str, Value]) -> Mapping[str, Value]:
         if isinstance(how, CupyFunction):
