@@ -142,7 +142,11 @@ class DaliFragment:
 
 @dataclass(frozen=True)
 class CupyFunction:
-    """A device implementation over an array module: ``function(xp, fields, params)``, xp CuPy or NumPy."""
+    """A device implementation over an array module: ``function(xp, fields, params)``, xp CuPy or NumPy.
+
+    It gets copies of its parameters and of what the host read left, objects too, and may change those in place where no
+    later stage reads them, and it is not the stage's ``cpu`` as well.
+    """
 
     function: Callable[[ModuleType, Fields, Params], Fields]
     kind = "cupy"
@@ -154,7 +158,11 @@ class CupyFunction:
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """A device implementation on tensors of the lane's device: ``function(fields, params)``."""
+    """A device implementation on tensors of the lane's device: ``function(fields, params)``.
+
+    It gets copies of its parameters and of what the host read left, objects too, and may change those in place where no
+    later stage reads them, and it is not the stage's ``cpu`` as well.
+    """
 
     function: Callable[[Fields, Params], Fields]
     kind = "torch"

@@ -14,6 +14,7 @@ so is a whole micro-batch: a device is no use for single samples.
 
 from __future__ import annotations
 
+import copy
 import pickle
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from minato_gpu.lanes.base import Extra, Item, Local, Piece, Resident, Task
+from minato_gpu.lanes.base import Extra, Handed, Item, Local, Piece, Resident, Task
 from minato_gpu.lanes.store import Store, approximate_bytes
-from minato_gpu.lanes.values import to_numpy
 from minato_gpu.memory.accelerator import Event, Stream
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.memory.loads import Made, rows_bytes
@@ -180,9 +180,11 @@ class DeviceOutput:
                     self._placed.append((views, piece.row + at, item))
                     return item
                 return None if objects is None else Extra(objects)
-        # the fields lie in memory that goes back to its worker when this sample is reported
-        value = {name: self._adopted(item) if name in made else _on_host(item) for name, item in result.items()}
-        there = [(value, name, item) for name, item in value.items() if isinstance(item, torch.Tensor)]
+        lent = _is_lent(piece, at)
+        value = {
+            name: self._adopted(item, lent) if name in made else _on_host(item, lent) for name, item in result.items()
+        }
+        there = [(value, name, value[name]) for name in made if self._is_there(value.get(name))]
         self._homeward += there
         if made:
             self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
@@ -193,13 +195,17 @@ class DeviceOutput:
                 self._describe(value)
         return Local(value, approximate_bytes(value))
 
-    def _adopted(self, value: Value) -> Value:
+    def _adopted(self, value: Value, lent: bool) -> Value:
         """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
         if self._transfers is None or not _is_array(value):
-            return _on_host(value)
+            return _on_host(value, lent)
         accelerator = self._transfers.accelerator
         stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
-        return _on_host(value) if stays else accelerator.adopt(value)
+        return _on_host(value, lent) if stays else accelerator.adopt(value)
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether what was made lies on a device. Tensors that pass through stay on the host."""
+        return self._transfers is not None and isinstance(value, torch.Tensor)
 
     def _describe(self, value: dict[str, Value]) -> None:
         """The engine is told the layout of this sample."""
@@ -212,7 +218,7 @@ class DeviceOutput:
             return {}
         found = {}
         for name, number in layout.by_name.items():
-            if name in made and name in result:
+            if name in made and hasattr(result.get(name), "__dlpack__"):  # else it is an object, for the host's row
                 leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
                 if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
                     raise Mismatch
@@ -281,10 +287,18 @@ def _is_array(value: Value) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 
-def _on_host(value: Value) -> Value:
-    if isinstance(value, np.ndarray):
+def _is_lent(piece: Piece, at: int) -> bool:
+    """Whether the sample's fields lie in memory that goes back to its worker once the sample is reported."""
+    source = None if piece.sources is None else piece.sources[at]
+    return not isinstance(source.fields if isinstance(source, Handed) else source, Local)
+
+
+def _on_host(value: Value, lent: bool) -> Value:
+    """The value, of which nothing lies in memory that is ``lent``."""
+    if type(value) is np.ndarray and not value.dtype.hasobject:
         return np.array(value)
-    if _is_array(value):
-        array = np.array(to_numpy(value))
-        return array if array.ndim else array[()]
-    return value
+    if not lent:
+        return value
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value.clone()  # without the rest of its storage
+    return copy.deepcopy(value)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from minato_gpu.lanes.segments import Segment
-from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
+from minato_gpu.lanes.values import Batch, Drawn, as_tensor, own, to_numpy
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import Pipeline
@@ -50,12 +50,18 @@ class FunctionSegment(Segment):
         for number, stage in zip(self.stages, self._members, strict=True):
             self.at.enter(number, params)
             known.update((name, self._taken(name, fields[name])) for name in stage.reads if name not in known)
-            made = self._call(stage.device, {name: known[name] for name in stage.reads}, params[number])
+            given = {name: own(value) for name, value in params[number].items()}
+            made = self._call(stage.device, {name: known[name] for name in stage.reads}, given)
             if made.keys() != stage.writes.keys():
                 raise ValueError(f"returned the fields {sorted(made)}, declared {sorted(stage.writes)}")
             known.update(made)
             results.update(made)
-        return {name: to_numpy(value) if self._device == "cpu" else value for name, value in results.items()}
+        return {name: self._left(name, value) for name, value in results.items()} if self._device == "cpu" else results
+
+    def _left(self, name: str, value: Value) -> Value:
+        """What a function on the CPU has made, as an array, unless it is declared to be an object and is no array."""
+        is_object = self.writes[name].dtype == np.dtype(object) and not hasattr(value, "__dlpack__")
+        return value if is_object else to_numpy(value)
 
     def _call(self, how: object, reads: Mapping[str, Value], params: Mapping[str, Value]) -> Mapping[str, Value]:
         if isinstance(how, CupyFunction):
@@ -79,11 +85,17 @@ class FunctionSegment(Segment):
         return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
 
     def _taken(self, name: str, value: Value) -> Value:
-        """A field from outside, in the library's own type."""
+        """A field from outside, in the library's own type. What the host read left must stay as it is: a function may
+        work in place, and be tried again."""
+        lasts = name not in self._made
         if isinstance(self._members[0].device, CupyFunction):
-            return _on_device(self._xp(), value, copies=self._device == "cpu" and name not in self._made)
-        if self._device == "cpu" and name in self._made and _lendable(value):
+            return _on_device(self._xp(), value, lasts)
+        if self._device == "cpu" and not lasts and _lendable(value):
             return torch.utils.dlpack.from_dlpack(value)
+        if lasts and isinstance(value, torch.Tensor):
+            return value.to(self._device, copy=True)
+        if lasts and not isinstance(value, np.ndarray):
+            value = own(value)
         return as_tensor(value, self._device)
 
 
@@ -92,8 +104,11 @@ def _lendable(value: Value) -> bool:
     return isinstance(value, np.ndarray) and value.flags.writeable and all(stride >= 0 for stride in value.strides)
 
 
-def _on_device(xp: Value, value: Value, *, copies: bool) -> Value:
-    """``copies``: of memory that must stay as it is: a function may work in place, and be tried again."""
+def _on_device(xp: Value, value: Value, lasts: bool) -> Value:
+    """``lasts``: of a value that must stay as it is."""
     if isinstance(value, (np.ndarray, np.generic)):
-        return xp.array(value) if copies else xp.asarray(value)
-    return xp.from_dlpack(value) if hasattr(value, "__dlpack__") else value
+        return xp.array(value) if lasts else xp.asarray(value)
+    if hasattr(value, "__dlpack__"):
+        shared = xp.from_dlpack(value)
+        return xp.array(shared) if lasts else shared
+    return own(value) if lasts else value

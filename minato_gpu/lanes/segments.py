@@ -3,7 +3,7 @@
 With device "cpu" every segment returns NumPy arrays; on CUDA it returns what its library made (objects with
 ``__dlpack__``). DALI, CuPy and torch are imported by the first run. Between segments values are handed over by DLPack,
 which copies nothing: what an earlier segment has made belongs to nobody else. What the host read left is copied,
-because a function may work in place.
+because a function may work in place; so is what was drawn.
 """
 
 from __future__ import annotations

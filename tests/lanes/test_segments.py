@@ -208,10 +208,11 @@ def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> N
     def scale(fields: Fields, params: Params) -> Fields:
         return {"row": fields["row"] * weight, "weight": weight}
 
+    before = Stage("before", ("row",), {"row": ROW}, lambda f, p: f, CupyFunction(lambda xp, f, p: f))
     stage = Stage("scale", ("row",), {"row": ROW, "weight": ROW}, lambda f, p: f, TorchFunction(scale))
-    pipeline = Pipeline((stage,), outputs=("row", "weight"), inputs={"row": ROW})
-    (segment,) = segments(pipeline, range(1), device=device, max_batch=1, threads=1)
-    (made,) = segment.run([{"row": torch.ones(3)}], [{0: {}}])
+    pipeline = Pipeline((before, stage), outputs=("row", "weight"), inputs={"row": ROW})
+    _, segment = segments(pipeline, range(2), device=device, max_batch=1, threads=1)
+    (made,) = segment.run([{"row": torch.ones(3)}], [{1: {}}])  # of the device's: it is not brought there
     for value in made.values():
         assert not getattr(value, "requires_grad", False) and np.asarray(value).tolist() == [2.0] * 3
 
