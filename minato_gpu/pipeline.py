@@ -172,9 +172,7 @@ class Pipeline:
         pass through.
         """
         end = len(self.stages) if stop is None else stop
-        if start == 0:
-            self.check_given(fields)
-        known = dict(fields)
+        known = dict(self.check_given(fields) if start == 0 else fields)
         for number in range(start, end):
             if before_stage is not None:
                 before_stage(number)
@@ -194,14 +192,13 @@ class Pipeline:
         stage = self.stages[number]
         try:
             written = (cpu or stage.cpu)(fields, self.draw(number, fields, seed))
-            check_written(stage.writes if writes is None else writes, written)
+            return check_written(stage.writes if writes is None else writes, written)
         except Exception as error:
             raise stage_error(stage.name, "cpu", fields, error) from error
-        return written
 
-    def check_given(self, fields: Fields) -> None:
-        """Raise TypeError, or a StageError of a ValueError, unless the data set has returned what the stages need, as
-        declared."""
+    def check_given(self, fields: Fields) -> Fields:
+        """What the data set has returned, Python numbers in the declared type. Raises TypeError, or a StageError of a
+        ValueError, unless it is what the stages need, as declared."""
         given: object = fields
         if not isinstance(given, Mapping):
             names = ", ".join(map(repr, self.input_fields))
@@ -213,6 +210,8 @@ class Pipeline:
         if problem is not None:
             error = ValueError(problem)
             raise stage_error(None, "cpu", fields, error) from error
+        typed = {name: one.typed(fields[name]) for name, one in self._scalars if name in fields}
+        return {**fields, **typed} if typed else fields
 
     def _problem(self, fields: Fields) -> str | None:
         if not fields.keys() >= self._needed:
@@ -230,6 +229,10 @@ class Pipeline:
         return tuple((name, one) for name, one in (self.inputs or {}).items() if one.dtype != object)
 
     @cached_property
+    def _scalars(self) -> tuple[tuple[str, Field], ...]:
+        return tuple((name, one) for name, one in self._declared if one.shape == ())
+
+    @cached_property
     def _needed(self) -> frozenset[str]:
         return self.live(0)
 
@@ -244,17 +247,22 @@ def stage_error(stage: str | None, lane: str, fields: Fields, error: BaseExcepti
     )
 
 
-def check_written(declared: Mapping[str, Field], written: Fields) -> None:
-    """Raise ValueError unless ``written`` holds exactly the declared fields, as declared."""
+def check_written(declared: Mapping[str, Field], written: Fields) -> Fields:
+    """What a stage has written, Python numbers in the declared type. Raises ValueError unless ``written`` holds exactly
+    the declared fields, as declared."""
     found: object = written
     if not isinstance(found, Mapping):
         raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")
     if written.keys() != declared.keys():
         raise ValueError(f"returned the fields {sorted(written)}, declared {sorted(declared)}")
+    typed = {}
     for name, one in declared.items():
         problem = one.problem(written[name])
         if problem is not None:
             raise ValueError(f"field {name!r} {problem}")
+        if one.shape == ():
+            typed[name] = one.typed(written[name])
+    return {**written, **typed} if typed else written
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from minato_gpu import DataLoader
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params, Tolerance
@@ -216,6 +218,27 @@ class TestRun:
         with pytest.raises(StageError, match="the data set's field 'x' has dtype"):
             declared.run({"x": np.zeros(2)}, 0)
         assert "x" in declared.run({"x": np.zeros(2, np.float32)}, 0)
+
+    def test_python_numbers_become_numbers_of_the_declared_type(self) -> None:
+        def mean(fields: Fields, params: Params) -> Fields:
+            return {"mean": float(fields["x"]), "count": 3, "above": True, "any": 0.5, "array": np.zeros(2, np.float32)}
+
+        array = {"any": Field(object), "array": Field(np.float32, (2,))}
+        numbers = {"mean": NUMBER, "count": Field(np.int32), "above": Field(np.bool_)}
+        inputs = {"x": NUMBER, "label": Field(np.int64), "name": Field(object)}
+        stages = (stage("mean", cpu=mean, writes={**numbers, **array}),)
+        made = Pipeline(stages, outputs=(*inputs, *numbers, *array), inputs=inputs)
+        given = {"x": 0.1, "label": 7, "name": 5}
+        outputs = made.run(given, 0)
+        expected = {"x": np.float32, "label": np.int64, "name": int, "mean": np.float32, "count": np.int32}
+        expected |= {"above": np.bool_, "any": float, "array": np.ndarray}
+        assert {name: type(value) for name, value in outputs.items()} == expected
+        assert outputs["mean"] == np.float32(0.1) and outputs["label"] == 7
+        assert type(given["x"]) is float, "what the data set has returned stays as it is"
+        batch = next(iter(DataLoader(cast("Any", [given] * 2), batch_size=2, pipeline=made)))
+        found = {name: value.dtype for name, value in batch.items()}
+        assert (found["mean"], found["count"], found["above"]) == (torch.float32, torch.int32, torch.bool)
+        assert (found["x"], found["label"]) == (torch.float32, torch.int64)
 
     def test_the_stage_that_is_about_to_run_is_told(self) -> None:
         seen: list[int] = []
