@@ -151,6 +151,8 @@ def _check_directory(module: ModuleType, directory: str, device: str) -> ParityR
             skipped.append(f"{error.origin}: {error}")
         else:
             usable.append(sample)
+    if skipped and not usable:
+        raise ValueError(f"there is no usable sample to compare on; the first of {len(chosen)}: {skipped[0]}")
     results = check(pipeline, usable, device=device, draws=DRAWS)
     return ParityReport([{**asdict(result), "passed": result.passed} for result in results], skipped)
 
@@ -159,14 +161,17 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
 
     ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
-    the CPU cannot prepare a sample, ImportError where a device implementation's library is missing, and ValueError
-    where there is nothing to compare.
+    the CPU cannot prepare a sample or a stage's ``features`` fail, ImportError where a device implementation's
+    library is missing, and ValueError where there is nothing to compare.
     """
     if not samples:
         raise ValueError("there is no usable sample to compare on")
     if all(stage.device is None for stage in pipeline.stages):
         raise ValueError(f"pipeline {pipeline.name!r} has no stage with a device implementation")
     seeded = [(fields, sample_seed(0, epoch, n)) for n, fields in enumerate(samples) for epoch in range(draws)]
+    if pipeline.feature_names:
+        for fields, seed in seeded:
+            pipeline.features(pipeline.run(_copied(fields), seed, stop=pipeline.host_prefix))
     none = Tolerance()
     compared = [
         (stage.name, range(number, number + 1), stage.tolerance.get(_kind(device), none))

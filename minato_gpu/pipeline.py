@@ -7,12 +7,12 @@ importing this module imports neither DALI nor CuPy nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 
 from minato_gpu.lazily import cached_property
-from minato_gpu.samples import Origin, StageError, Value, stream
+from minato_gpu.samples import Origin, StageError, Value, add_note, stream
 from minato_gpu.stages import (
     CpuFunction,
     CupyFunction,
@@ -145,15 +145,18 @@ class Pipeline:
     def features(self, fields: Fields) -> tuple[float, ...]:
         """Numbers that predict the sample's cost, one for each of ``feature_names``.
 
-        ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``.
+        ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``. Raises StageError, whose
+        ``__cause__`` is what a stage's ``features`` raised, or says what is wrong with what it returned.
         """
         values: list[float] = []
         for stage in self.stages:
             if stage.features is not None:
-                found = [float(v) for v in stage.features(fields)]
-                if len(found) != len(stage.feature_names):
-                    raise ValueError(f"stage {stage.name!r} returned {len(found)} features for {stage.feature_names}")
-                values += found
+                try:
+                    values += _numbers(stage.features(fields), stage.feature_names)
+                except Exception as error:
+                    where = f"features of stage {stage.name!r} of pipeline {self.name!r}"
+                    add_note(error, f"in {where}")
+                    raise stage_error(stage.name, "cpu", fields, error, where) from error
         return tuple(values)
 
     def run(
@@ -237,10 +240,23 @@ class Pipeline:
         return self.live(0)
 
 
-def stage_error(stage: str | None, lane: str, fields: Fields, error: BaseException) -> StageError:
-    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``)."""
+def _numbers(found: object, names: Sequence[str]) -> list[float]:
+    """Raises TypeError or ValueError unless there is one for each name."""
+    if not isinstance(found, Iterable):
+        raise TypeError(f"returned a {type(found).__name__}, not a sequence of numbers for {tuple(names)}")
+    numbers = [float(value) for value in found]
+    if len(numbers) != len(names):
+        raise ValueError(f"returned {len(numbers)} features for {tuple(names)}")
+    return numbers
+
+
+def stage_error(
+    stage: str | None, lane: str, fields: Fields, error: BaseException, where: str | None = None
+) -> StageError:
+    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``). ``where``: not simply
+    the stage."""
     path = fields.get("path")
-    where = f"stage {stage!r}" if stage is not None else "the pipeline"
+    where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")
     return StageError(
         f"{where} failed: {type(error).__name__}: {error}",
         Origin(stage=stage, lane=lane, path=None if path is None else str(path)),

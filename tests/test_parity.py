@@ -15,6 +15,7 @@ import torch
 
 from minato_gpu import parity
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage
+from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
 from pipelines import image_classification, image_stages
 
@@ -300,6 +301,18 @@ def test_a_data_set_without_names_is_told_what_to_return() -> None:
         parity.check(Pipeline((same,), outputs=("x",)), samples)
 
 
+def test_features_that_fail_are_an_error() -> None:
+    features: dict[str, Any] = {"features": lambda fields: (1, 2), "feature_names": ("only",)}
+    device = CupyFunction(lambda xp, fields, params: {"x": fields["x"]})
+    same = Stage("same", ("x",), {"x": Field(object)}, _x, device=device, **features)
+    with pytest.raises(StageError, match=r"features of stage 'same' of pipeline 'alike' failed: .* 2 features"):
+        parity.check(Pipeline((same,), outputs=("x",), name="alike"), [{"x": 1}])
+
+
+def _x(fields: Fields, params: Params) -> Fields:
+    return {"x": fields["x"]}
+
+
 def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
     stage = Stage("host", ("path",), {"x": Field(object)}, cpu=image_stages.read)
     with pytest.raises(ValueError, match="no stage with a device implementation"):
@@ -329,6 +342,14 @@ class TestRunCheck:
         (skipped,) = report.skipped
         assert "empty.jpg" in skipped
         assert {row["samples"] for row in report.rows} == {parity.DRAWS}
+
+    def test_where_no_sample_is_usable_the_first_of_the_reasons_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "cat").mkdir()
+        (tmp_path / "cat" / "empty.jpg").touch()
+        (tmp_path / "cat" / "other.jpg").touch()
+        with pytest.raises(ValueError, match=r"no usable sample to compare on; the first of 2: .*/empty.jpg'") as found:
+            parity.run_check("pipelines.image_classification", str(tmp_path))
+        assert "stage 'read' failed: " in str(found.value)
 
     def test_a_module_without_the_functions(self) -> None:
         with pytest.raises(AttributeError, match=r"no function example_data\(\)"):

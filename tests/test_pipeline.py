@@ -250,10 +250,24 @@ class TestRun:
         assert pipeline.feature_names == ("read.characters",)
         assert pipeline.features(pipeline.run({"path": "400", "label": 1}, 5, stop=1)) == (3.0,)
 
-    def test_a_wrong_number_of_features_is_an_error(self) -> None:
-        pipeline = Pipeline((stage(features=lambda fields: (1, 2), feature_names=("only",)),), outputs=("x",))
-        with pytest.raises(ValueError, match="returned 2 features"):
-            pipeline.features({"x": 1})
+    @pytest.mark.parametrize(
+        ("features", "kind", "words"),
+        [
+            (lambda fields: (1, 2), ValueError, "ValueError: returned 2 features for ('only',)"),
+            (lambda fields: 1, TypeError, "TypeError: returned a int, not a sequence of numbers for ('only',)"),
+            (lambda fields: ("a",), ValueError, "ValueError: could not convert string to float: 'a'"),
+            (lambda fields: (fields["y"],), KeyError, "KeyError: 'y'"),
+        ],
+        ids=["too many", "no sequence", "no numbers", "raises"],
+    )
+    def test_wrong_features_are_an_error(self, features: Any, kind: type[Exception], words: str) -> None:
+        pipeline = Pipeline((stage(features=features, feature_names=("only",)),), outputs=("x",), name="doubling")
+        with pytest.raises(StageError) as found:
+            pipeline.features({"x": 1, "path": "4"})
+        assert str(found.value) == f"features of stage 'double' of pipeline 'doubling' failed: {words}"
+        assert (found.value.origin.stage, found.value.origin.path) == ("double", "4")
+        assert isinstance(found.value.__cause__, kind)
+        assert found.value.__cause__.__notes__ == ["in features of stage 'double' of pipeline 'doubling'"]
 
 
 def test_a_spawned_process_gets_the_same_sample() -> None:
