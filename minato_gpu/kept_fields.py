@@ -108,8 +108,7 @@ class KeepableFields:
     def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
         """The sample's outputs, as ``Pipeline.run`` has them, without the work that is saved."""
         pipeline = self._pipeline
-        pipeline.check_given(fields)
-        known = dict(fields)
+        known = dict(pipeline.check_given(fields))
         for number in range(len(pipeline.stages)):
             if number in self._fixed:
                 known.update(kept.get(number, {}))
@@ -124,9 +123,9 @@ class KeepableFields:
 
     def make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
         """The sample, prepared so that its fields can be kept, and these."""
-        pipeline, known, kept = self._pipeline, dict(fields), dict[int, Fields | None]()
+        pipeline, kept = self._pipeline, dict[int, Fields | None]()
         begin, saved_s, more_s = perf_counter(), 0.0, 0.0
-        pipeline.check_given(fields)
+        known = dict(pipeline.check_given(fields))
         for number in range(len(pipeline.stages)):
             before_stage(number)
             began = perf_counter()

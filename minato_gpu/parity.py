@@ -6,15 +6,23 @@ level is 1/255 of the picture's range (``Field.level``). A stage passes if no va
 than its ``tolerance``'s maximum and no sample's mean absolute deviation is above the tolerance's mean. The worst
 sample decides, not the average one, because routing by cost would turn an error that only large pictures have into
 a bias by size.
+
+Before that the dtype and the shape must be the same. Text, bytes and numbers in fields of dtype object must be equal,
+and arrays there are compared as elsewhere; of other objects nothing is said. The CPU gets copies, so that what it
+changes of its input in place shows where the field is looked at: in a later stage, or among the outputs.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
+import reprlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
+from numbers import Number
 from operator import add
 from types import ModuleType
 from typing import Any
@@ -26,12 +34,13 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.values import Result, to_numpy
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import JSON, StageError, sample_seed
+from minato_gpu.samples import JSON, StageError, Value, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance
 
 MAX_BATCH = 16
 DRAWS = 2  # how often run_check prepares each sample, each time with other drawn parameters
 MAX_SAMPLES = 200  # of the user's own data, spread evenly over it
+_COMPARED = (str, bytes, Number)  # of objects
 
 
 @dataclass
@@ -39,7 +48,8 @@ class StageParity:
     """One compared stage, or, with ``stage`` "split K", everything from split point K on.
 
     ``implementation``: such as "dali on cpu". ``max_deviation`` and ``mean_deviation`` (levels): of the worst
-    sample; infinite where shapes differ or the device implementation failed, and then ``problem`` says how.
+    sample; infinite where dtypes, shapes or what is no number differ or the device implementation failed, and then
+    ``problem`` says how.
     """
 
     stage: str
@@ -62,15 +72,28 @@ class StageParity:
             return self._fail(str(got))
         for name, reference in expected.items():
             if declared[name].dtype == np.dtype(object):
-                continue
-            value = to_numpy(got[name])
-            reference = np.asarray(reference)
-            if value.shape != reference.shape:
-                return self._fail(f"field {name!r} has shape {value.shape}, on the CPU {reference.shape}")
-            if value.size:
-                deviation = np.abs(value.astype(np.float64) - reference.astype(np.float64)) / declared[name].level
-                self.max_deviation = max(self.max_deviation, _no_nan(deviation.max()))
-                self.mean_deviation = max(self.mean_deviation, _no_nan(deviation.mean()))
+                self._add_object(name, reference, got[name])
+            else:
+                self._add_array(name, np.asarray(reference), to_numpy(got[name]), declared[name].level)
+        return None
+
+    def _add_object(self, name: str, reference: Value, value: Value) -> None:
+        if isinstance(reference, np.ndarray) and isinstance(value, np.ndarray) and reference.dtype != object:
+            return self._add_array(name, reference, value, 1.0)
+        reference, value = _plain(reference), _plain(value)
+        if isinstance(reference, _COMPARED) and isinstance(value, _COMPARED) and not _same(value, reference):
+            self._fail(f"field {name!r} is {reprlib.repr(value)}, on the CPU {reprlib.repr(reference)}")
+        return None
+
+    def _add_array(self, name: str, reference: Value, value: Value, level: float) -> None:
+        for what in ("dtype", "shape"):
+            here, there = getattr(value, what), getattr(reference, what)
+            if here != there:
+                return self._fail(f"field {name!r} has {what} {here}, on the CPU {there}")
+        if value.size:
+            deviation = _deviation(value, reference) / level
+            self.max_deviation = max(self.max_deviation, _no_nan(deviation.max()))
+            self.mean_deviation = max(self.mean_deviation, _no_nan(deviation.mean()))
         return None
 
     def _fail(self, problem: str) -> None:
@@ -123,11 +146,13 @@ def _check_directory(module: ModuleType, directory: str, device: str) -> ParityR
     for index in chosen:
         sample = data[index]
         try:
-            pipeline.run(sample, sample_seed(0, 0, index))
+            pipeline.run(_copied(sample), sample_seed(0, 0, index))
         except StageError as error:
             skipped.append(f"{error.origin}: {error}")
         else:
             usable.append(sample)
+    if skipped and not usable:
+        raise ValueError(f"there is no usable sample to compare on; the first of {len(chosen)}: {skipped[0]}")
     results = check(pipeline, usable, device=device, draws=DRAWS)
     return ParityReport([{**asdict(result), "passed": result.passed} for result in results], skipped)
 
@@ -136,14 +161,17 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
 
     ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
-    the CPU cannot prepare a sample, ImportError where a device implementation's library is missing, and ValueError
-    where there is nothing to compare.
+    the CPU cannot prepare a sample or a stage's ``features`` fail, ImportError where a device implementation's
+    library is missing, and ValueError where there is nothing to compare.
     """
     if not samples:
         raise ValueError("there is no usable sample to compare on")
     if all(stage.device is None for stage in pipeline.stages):
         raise ValueError(f"pipeline {pipeline.name!r} has no stage with a device implementation")
     seeded = [(fields, sample_seed(0, epoch, n)) for n, fields in enumerate(samples) for epoch in range(draws)]
+    if pipeline.feature_names:
+        for fields, seed in seeded:
+            pipeline.features(pipeline.run(_copied(fields), seed, stop=pipeline.host_prefix))
     none = Tolerance()
     compared = [
         (stage.name, range(number, number + 1), stage.tolerance.get(_kind(device), none))
@@ -183,6 +211,44 @@ def _no_nan(value: float) -> float:
     return float("inf") if np.isnan(value) else float(value)
 
 
+def _plain(value: Value) -> Value:
+    """A NumPy scalar, or an array of shape (), as Python has it."""
+    return value.item() if isinstance(value, (np.ndarray, np.generic)) and not value.shape else value
+
+
+def _same(value: Value, reference: Value) -> Value:
+    """Where they are equal, or both not a number (not a time)."""
+    return (value == reference) | ((value != value) & (reference != reference))
+
+
+def _deviation(value: Value, reference: Value) -> Value:
+    """How far two arrays of one dtype are apart, by element: exactly 0 where they are the same, and nowhere else."""
+    kind = reference.dtype.kind
+    if kind == "c":
+        return np.hypot(_deviation(value.real, reference.real), _deviation(value.imag, reference.imag))
+    if kind in "biu":
+        # Modulo 2**64 the difference of any two integers is right; float64 would round them first.
+        large, small = np.maximum(value, reference), np.minimum(value, reference)
+        return (large.astype(np.uint64) - small.astype(np.uint64)).astype(np.float64)
+    if kind == "f":
+        with np.errstate(invalid="ignore"):  # of infinities
+            apart = np.abs(value.astype(np.float64) - reference.astype(np.float64))
+        return np.where(_same(value, reference), 0.0, apart)
+    return np.where(_same(value, reference), 0.0, np.inf)
+
+
+def _copied(fields: Fields) -> Fields:
+    """Copies of the fields, what is shared among them still shared; what cannot be copied as it is."""
+    given: object = fields
+    if not isinstance(given, Mapping):
+        return fields  # the pipeline says so
+    copies, memo = dict(fields), dict[int, Any]()
+    for name, value in fields.items():
+        with suppress(Exception):
+            copies[name] = copy.deepcopy(value, memo)
+    return copies
+
+
 def _compare(
     pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, int]], device: str, into: StageParity
 ) -> None:
@@ -193,8 +259,9 @@ def _compare(
             executor.load()
         for first in range(0, len(seeded), MAX_BATCH):
             batch = seeded[first : first + MAX_BATCH]
-            items = [(pipeline.run(fields, seed, 0, stages.start), seed) for fields, seed in batch]
-            for (fields, seed), got in zip(items, _run(executor, items), strict=True):
+            items = [(pipeline.run(_copied(fields), seed, 0, stages.start), seed) for fields, seed in batch]
+            copies = [_copied(fields) for fields, _ in items]
+            for fields, (_, seed), got in zip(copies, items, _run(executor, items), strict=True):
                 known = pipeline.run(fields, seed, stages.start, stages.stop)
                 into.add({name: known[name] for name in executor.makes}, got, declared)
     finally:

@@ -7,12 +7,12 @@ importing this module imports neither DALI nor CuPy nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 
 from minato_gpu.lazily import cached_property
-from minato_gpu.samples import Origin, StageError, Value, stream
+from minato_gpu.samples import Origin, StageError, Value, add_note, stream
 from minato_gpu.stages import (
     CpuFunction,
     CupyFunction,
@@ -145,15 +145,18 @@ class Pipeline:
     def features(self, fields: Fields) -> tuple[float, ...]:
         """Numbers that predict the sample's cost, one for each of ``feature_names``.
 
-        ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``.
+        ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``. Raises StageError, whose
+        ``__cause__`` is what a stage's ``features`` raised, or says what is wrong with what it returned.
         """
         values: list[float] = []
         for stage in self.stages:
             if stage.features is not None:
-                found = [float(v) for v in stage.features(fields)]
-                if len(found) != len(stage.feature_names):
-                    raise ValueError(f"stage {stage.name!r} returned {len(found)} features for {stage.feature_names}")
-                values += found
+                try:
+                    values += _numbers(stage.features(fields), stage.feature_names)
+                except Exception as error:
+                    where = f"features of stage {stage.name!r} of pipeline {self.name!r}"
+                    add_note(error, f"in {where}")
+                    raise stage_error(stage.name, "cpu", fields, error, where) from error
         return tuple(values)
 
     def run(
@@ -172,9 +175,7 @@ class Pipeline:
         pass through.
         """
         end = len(self.stages) if stop is None else stop
-        if start == 0:
-            self.check_given(fields)
-        known = dict(fields)
+        known = dict(self.check_given(fields) if start == 0 else fields)
         for number in range(start, end):
             if before_stage is not None:
                 before_stage(number)
@@ -194,14 +195,13 @@ class Pipeline:
         stage = self.stages[number]
         try:
             written = (cpu or stage.cpu)(fields, self.draw(number, fields, seed))
-            check_written(stage.writes if writes is None else writes, written)
+            return check_written(stage.writes if writes is None else writes, written)
         except Exception as error:
             raise stage_error(stage.name, "cpu", fields, error) from error
-        return written
 
-    def check_given(self, fields: Fields) -> None:
-        """Raise TypeError, or a StageError of a ValueError, unless the data set has returned what the stages need, as
-        declared."""
+    def check_given(self, fields: Fields) -> Fields:
+        """What the data set has returned, Python numbers in the declared type. Raises TypeError, or a StageError of a
+        ValueError, unless it is what the stages need, as declared."""
         given: object = fields
         if not isinstance(given, Mapping):
             names = ", ".join(map(repr, self.input_fields))
@@ -213,6 +213,8 @@ class Pipeline:
         if problem is not None:
             error = ValueError(problem)
             raise stage_error(None, "cpu", fields, error) from error
+        typed = {name: one.typed(fields[name]) for name, one in self._scalars if name in fields}
+        return {**fields, **typed} if typed else fields
 
     def _problem(self, fields: Fields) -> str | None:
         if not fields.keys() >= self._needed:
@@ -230,31 +232,53 @@ class Pipeline:
         return tuple((name, one) for name, one in (self.inputs or {}).items() if one.dtype != object)
 
     @cached_property
+    def _scalars(self) -> tuple[tuple[str, Field], ...]:
+        return tuple((name, one) for name, one in self._declared if one.shape == ())
+
+    @cached_property
     def _needed(self) -> frozenset[str]:
         return self.live(0)
 
 
-def stage_error(stage: str | None, lane: str, fields: Fields, error: BaseException) -> StageError:
-    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``)."""
+def _numbers(found: object, names: Sequence[str]) -> list[float]:
+    """Raises TypeError or ValueError unless there is one for each name."""
+    if not isinstance(found, Iterable):
+        raise TypeError(f"returned a {type(found).__name__}, not a sequence of numbers for {tuple(names)}")
+    numbers = [float(value) for value in found]
+    if len(numbers) != len(names):
+        raise ValueError(f"returned {len(numbers)} features for {tuple(names)}")
+    return numbers
+
+
+def stage_error(
+    stage: str | None, lane: str, fields: Fields, error: BaseException, where: str | None = None
+) -> StageError:
+    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``). ``where``: not simply
+    the stage."""
     path = fields.get("path")
-    where = f"stage {stage!r}" if stage is not None else "the pipeline"
+    where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")
     return StageError(
         f"{where} failed: {type(error).__name__}: {error}",
         Origin(stage=stage, lane=lane, path=None if path is None else str(path)),
     )
 
 
-def check_written(declared: Mapping[str, Field], written: Fields) -> None:
-    """Raise ValueError unless ``written`` holds exactly the declared fields, as declared."""
+def check_written(declared: Mapping[str, Field], written: Fields) -> Fields:
+    """What a stage has written, Python numbers in the declared type. Raises ValueError unless ``written`` holds exactly
+    the declared fields, as declared."""
     found: object = written
     if not isinstance(found, Mapping):
         raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")
     if written.keys() != declared.keys():
         raise ValueError(f"returned the fields {sorted(written)}, declared {sorted(declared)}")
+    typed = {}
     for name, one in declared.items():
         problem = one.problem(written[name])
         if problem is not None:
             raise ValueError(f"field {name!r} {problem}")
+        if one.shape == ():
+            typed[name] = one.typed(written[name])
+    return {**written, **typed} if typed else written
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:

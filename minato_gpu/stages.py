@@ -25,6 +25,7 @@ Fields = Mapping[str, Value]
 Params = Mapping[str, Value]
 Draw = Callable[[np.random.Generator, Fields], Params]
 CpuFunction = Callable[[Fields, Params], Fields]
+_STACKED = frozenset(map(np.dtype, "?bhilqBHIefdFD"))  # of which torch's default_collate takes scalars: not uint64
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Field:
     ``layout``: names of the dimensions for DALI, such as "HWC"; needed where a DALI fragment depends on it.
     ``level``: the change of this field's values that means one grey level (1/255 of the range) of the picture;
     parity reports deviations in levels, so that one limit fits bytes and normalised floats alike.
+
+    A Python number is welcome where the shape is (), and becomes a NumPy scalar of the dtype (``numpy.float32(0.5)``):
+    later stages, ``draw``, ``features`` and a ``collate_fn`` get that. What a device has made has that dtype, too; it
+    may be an array of shape (). For uint64, of whose scalars PyTorch makes no batch, a Python number stays one.
 
     Raises TypeError or ValueError for a dtype, shape or maximum that makes no sense.
     """
@@ -86,12 +91,13 @@ class Field:
         return math.prod(n for n in sizes if n is not None) * np.dtype(self.dtype).itemsize
 
     def problem(self, value: Value) -> str | None:
-        """What is wrong with ``value`` as this field, or None. Python scalars are welcome where shape is ()."""
+        """What is wrong with ``value`` as this field, or None. Python numbers are welcome where shape is () and the
+        dtype has them: 2.5 is no integer, and 256 no uint8."""
         if self.dtype == np.dtype(object):
             return None
         if not isinstance(value, (np.ndarray, np.generic)):
             if self.shape == () and isinstance(value, (bool, int, float)):
-                return None
+                return None if self._has(value) else f"is {value!r}, which is no {self.dtype}"
             return f"is a {type(value).__name__}, not a NumPy array of {self.dtype}"
         if value.dtype != self.dtype:
             return f"has dtype {value.dtype}, declared {self.dtype}"
@@ -102,6 +108,24 @@ class Field:
         if self.maximum is not None and any(m > n for m, n in zip(value.shape, self.maximum, strict=True)):
             return f"has shape {value.shape}, over the declared maximum {self.maximum}"
         return None
+
+    def typed(self, value: Value) -> Value:
+        """``value``, which has no problem: a Python number as a NumPy scalar, if batches are made of such; all else as
+        it is."""
+        if self.shape or not isinstance(value, (bool, int, float)) or self.dtype not in _STACKED:
+            return value
+        return self._scalar(value)
+
+    def _scalar(self, number: float) -> Value:
+        make: Callable[[float], Value] = np.dtype(self.dtype).type
+        return make(number)
+
+    def _has(self, number: float) -> bool:
+        """Whether ``dtype`` has the number, for floats but for rounding."""
+        try:
+            return bool(self._scalar(number) == number) or np.dtype(self.dtype).kind in "fc"
+        except (TypeError, ValueError, OverflowError):
+            return False
 
 
 @dataclass(frozen=True)

@@ -374,6 +374,16 @@ def test_what_the_data_set_gave_is_checked(run: str) -> None:
         act()
 
 
+def test_a_python_number_of_the_data_sets_becomes_one_of_the_declared_type() -> None:
+    stages = stage("read", "a", "b"), stage("crop", "b", "z", drawn=True)
+    made_of = Pipeline(stages, outputs=("z", "label"), inputs={"a": ARRAY, "label": Field(np.int32)})
+    keepable, fields = KeepableFields(made_of), {**given(), "label": 3}
+    made = keepable.make(fields, 7, no_stage)
+    assert type(made.outputs["label"]) is np.int32
+    assert made.kept is not None
+    assert type(keepable.run(fields, made.kept, 7, no_stage)["label"]) is np.int32
+
+
 def test_fields_that_cannot_be_copied_are_not_kept() -> None:
     class Odd:
         def __deepcopy__(self, memo: Any) -> Any:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from minato_gpu import parity
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage
+from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
 from pipelines import image_classification, image_stages
 
@@ -182,6 +185,134 @@ def test_not_a_number_does_not_pass() -> None:
     assert not any(result.passed for result in results)
 
 
+def deviation(field: Field, reference: Any, value: Any) -> float:
+    """Of a stage whose CPU implementation makes one and whose device implementation, over NumPy, the other."""
+
+    def cpu(fields: Fields, params: Params) -> Fields:
+        return {"y": reference}
+
+    device = CupyFunction(lambda xp, fields, params: {"y": value})
+    made_of = Pipeline((Stage("make", ("x",), {"y": field}, cpu, device),), outputs=("y",))
+    found = parity.check(made_of, [{"x": 1}])
+    assert len({(result.passed, result.max_deviation) for result in found}) == 1
+    assert found[0].passed == (found[0].max_deviation == 0)
+    return found[0].max_deviation
+
+
+LARGE, SMALL = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+NAN, INF = float("nan"), float("inf")
+
+
+class TestValues:
+    @pytest.mark.parametrize(
+        ("dtype", "reference", "value", "apart"),
+        [
+            (np.complex64, [1 + 2j], [1 - 2j], 4),
+            (np.complex64, [3j, 4], [3j, 4], 0),
+            (np.complex64, [complex(NAN, 2)], [complex(NAN, 3)], 1),
+            (np.int64, [2**60], [2**60 + 1], 1),
+            (np.int64, [LARGE, 5], [SMALL, 5], 2.0**64),
+            (np.uint64, [2**64 - 1], [2**64 - 2], 1),
+            (np.int8, [-128], [127], 255),
+            (np.uint8, [3], [5], 2),
+            (np.bool_, [True], [False], 1),
+            (np.float32, [NAN, INF, -INF, 1], [NAN, INF, -INF, 1], 0),
+            (np.float32, [NAN], [1], INF),
+            (np.float32, [INF], [-INF], INF),
+            ("U5", ["abcde"], ["abcde"], 0),
+            ("U5", ["abcde"], ["abcdf"], INF),
+            ("M8[s]", ["NaT", "2020-01-01"], ["NaT", "2020-01-01"], 0),
+            ("M8[s]", ["2020-01-02"], ["2020-01-01"], INF),
+        ],
+        ids=str,
+    )
+    def test_of_every_kind_are_compared_exactly(self, dtype: Any, reference: Any, value: Any, apart: float) -> None:
+        arrays = np.array(reference, dtype), np.array(value, dtype)
+        assert deviation(Field(dtype, (len(reference),)), *arrays) == apart
+
+    @pytest.mark.parametrize(
+        ("reference", "value", "apart"),
+        [
+            ("a", "a", 0),
+            ("a", "b", INF),
+            ("a", "ab", INF),
+            (b"a", b"b", INF),
+            ("a", b"a", INF),
+            (1, 1.0, 0),
+            (1, 2, INF),
+            (NAN, NAN, 0),
+            (np.zeros(2), np.zeros(2), 0),
+            (np.zeros(2), np.ones(2), 1),
+            (np.zeros(2), np.zeros(3), INF),
+            ({1}, {2}, 0),
+        ],
+        ids=str,
+    )
+    def test_in_fields_of_objects_are_equal(self, reference: Any, value: Any, apart: float) -> None:
+        assert deviation(Field(object), reference, value) == apart
+
+    def test_have_the_same_dtype(self) -> None:
+        """On a GPU nobody else has looked at it."""
+        found = parity.StageParity("make", "torch on cuda")
+        found.add({"y": np.ones(3, np.float32)}, {"y": torch.ones(3).double()}, {"y": Field(np.float32, (3,))})
+        assert not found.passed
+        assert found.problem == "field 'y' has dtype float64, on the CPU float32"
+
+
+class TestInPlace:
+    def test_what_the_cpu_changes_of_its_input_is_seen(self) -> None:
+        def in_place(fields: Fields, params: Params) -> Fields:
+            changed = fields["x"]
+            changed += 1
+            return {"y": changed * 2}
+
+        device = CupyFunction(lambda xp, fields, params: {"y": (fields["x"] + 1) * 2})
+        stages = (Stage("change", ("x",), {"y": Field(np.int64, (2,))}, in_place, device),)
+        for inputs in (None, {"x": Field(np.int64, (2,))}):
+            sample = {"x": np.zeros(2, np.int64)}
+            results = parity.check(Pipeline(stages, outputs=("x", "y"), inputs=inputs), [sample], draws=2)
+            assert [result.max_deviation for result in results] == [1, 1]
+            assert sample["x"].tolist() == [0, 0], "the data set's own is left as it is"
+
+    def test_stages_before_get_what_the_data_set_has_returned(self) -> None:
+        def in_place(fields: Fields, params: Params) -> Fields:
+            fields["x"].append(1)
+            return {"y": np.int64(len(fields["x"]))}
+
+        def double(fields: Fields, params: Params) -> Fields:
+            return {"z": fields["y"] * 2 + len(fields["x"])}
+
+        device = CupyFunction(lambda xp, fields, params: double(fields, params))
+        number = Field(np.int64)
+        stages = (
+            Stage("read", ("x",), {"y": number}, in_place),
+            Stage("double", ("x", "y"), {"z": number}, double, device),
+        )
+        sample: Fields = {"x": [], "lock": threading.Lock()}  # which nobody can copy
+        assert all(result.passed for result in parity.check(Pipeline(stages, outputs=("z",)), [sample], draws=2))
+        assert sample["x"] == []
+
+
+def test_a_data_set_without_names_is_told_what_to_return() -> None:
+    device = CupyFunction(lambda xp, fields, params: {"x": fields["x"]})
+    same = Stage("same", ("x",), {"x": Field(object)}, cpu=lambda fields, params: dict(fields), device=device)
+    samples: Any = [(1, 2)]
+    with pytest.raises(TypeError, match=r"the data set returns .* it returned a tuple"):
+        parity.check(Pipeline((same,), outputs=("x",)), samples)
+
+
+def test_features_that_fail_are_an_error() -> None:
+    features: dict[str, Any] = {"features": lambda fields: (1, 2), "feature_names": ("only",)}
+    device = CupyFunction(lambda xp, fields, params: {"x": fields["x"]})
+    same = Stage("same", ("x",), {"x": Field(object)}, _x, device=device, **features)
+    with pytest.raises(StageError, match=r"features of stage 'same' of pipeline 'alike' failed: .* 2 features"):
+        parity.check(Pipeline((same,), outputs=("x",), name="alike"), [{"x": 1}])
+
+
+def _x(fields: Fields, params: Params) -> Fields:
+    return {"x": fields["x"]}
+
+
 def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
     stage = Stage("host", ("path",), {"x": Field(object)}, cpu=image_stages.read)
     with pytest.raises(ValueError, match="no stage with a device implementation"):
@@ -211,6 +342,14 @@ class TestRunCheck:
         (skipped,) = report.skipped
         assert "empty.jpg" in skipped
         assert {row["samples"] for row in report.rows} == {parity.DRAWS}
+
+    def test_where_no_sample_is_usable_the_first_of_the_reasons_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "cat").mkdir()
+        (tmp_path / "cat" / "empty.jpg").touch()
+        (tmp_path / "cat" / "other.jpg").touch()
+        with pytest.raises(ValueError, match=r"no usable sample to compare on; the first of 2: .*/empty.jpg'") as found:
+            parity.run_check("pipelines.image_classification", str(tmp_path))
+        assert "stage 'read' failed: " in str(found.value)
 
     def test_a_module_without_the_functions(self) -> None:
         with pytest.raises(AttributeError, match=r"no function example_data\(\)"):

@@ -10,7 +10,9 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from minato_gpu import DataLoader
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params, Tolerance
@@ -217,6 +219,27 @@ class TestRun:
             declared.run({"x": np.zeros(2)}, 0)
         assert "x" in declared.run({"x": np.zeros(2, np.float32)}, 0)
 
+    def test_python_numbers_become_numbers_of_the_declared_type(self) -> None:
+        def mean(fields: Fields, params: Params) -> Fields:
+            return {"mean": float(fields["x"]), "count": 3, "above": True, "any": 0.5, "array": np.zeros(2, np.float32)}
+
+        array = {"any": Field(object), "array": Field(np.float32, (2,))}
+        numbers = {"mean": NUMBER, "count": Field(np.int32), "above": Field(np.bool_)}
+        inputs = {"x": NUMBER, "label": Field(np.int64), "name": Field(object)}
+        stages = (stage("mean", cpu=mean, writes={**numbers, **array}),)
+        made = Pipeline(stages, outputs=(*inputs, *numbers, *array), inputs=inputs)
+        given = {"x": 0.1, "label": 7, "name": 5}
+        outputs = made.run(given, 0)
+        expected = {"x": np.float32, "label": np.int64, "name": int, "mean": np.float32, "count": np.int32}
+        expected |= {"above": np.bool_, "any": float, "array": np.ndarray}
+        assert {name: type(value) for name, value in outputs.items()} == expected
+        assert outputs["mean"] == np.float32(0.1) and outputs["label"] == 7
+        assert type(given["x"]) is float, "what the data set has returned stays as it is"
+        batch = next(iter(DataLoader(cast("Any", [given] * 2), batch_size=2, pipeline=made)))
+        found = {name: value.dtype for name, value in batch.items()}
+        assert (found["mean"], found["count"], found["above"]) == (torch.float32, torch.int32, torch.bool)
+        assert (found["x"], found["label"]) == (torch.float32, torch.int64)
+
     def test_the_stage_that_is_about_to_run_is_told(self) -> None:
         seen: list[int] = []
         three_stages().run({"path": "4", "label": 1}, 5, before_stage=seen.append)
@@ -227,10 +250,24 @@ class TestRun:
         assert pipeline.feature_names == ("read.characters",)
         assert pipeline.features(pipeline.run({"path": "400", "label": 1}, 5, stop=1)) == (3.0,)
 
-    def test_a_wrong_number_of_features_is_an_error(self) -> None:
-        pipeline = Pipeline((stage(features=lambda fields: (1, 2), feature_names=("only",)),), outputs=("x",))
-        with pytest.raises(ValueError, match="returned 2 features"):
-            pipeline.features({"x": 1})
+    @pytest.mark.parametrize(
+        ("features", "kind", "words"),
+        [
+            (lambda fields: (1, 2), ValueError, "ValueError: returned 2 features for ('only',)"),
+            (lambda fields: 1, TypeError, "TypeError: returned a int, not a sequence of numbers for ('only',)"),
+            (lambda fields: ("a",), ValueError, "ValueError: could not convert string to float: 'a'"),
+            (lambda fields: (fields["y"],), KeyError, "KeyError: 'y'"),
+        ],
+        ids=["too many", "no sequence", "no numbers", "raises"],
+    )
+    def test_wrong_features_are_an_error(self, features: Any, kind: type[Exception], words: str) -> None:
+        pipeline = Pipeline((stage(features=features, feature_names=("only",)),), outputs=("x",), name="doubling")
+        with pytest.raises(StageError) as found:
+            pipeline.features({"x": 1, "path": "4"})
+        assert str(found.value) == f"features of stage 'double' of pipeline 'doubling' failed: {words}"
+        assert (found.value.origin.stage, found.value.origin.path) == ("double", "4")
+        assert isinstance(found.value.__cause__, kind)
+        assert found.value.__cause__.__notes__ == ["in features of stage 'double' of pipeline 'doubling'"]
 
 
 def test_a_spawned_process_gets_the_same_sample() -> None:

@@ -74,6 +74,10 @@ class TestField:
             (Field(np.uint8, (None,)), np.zeros((3, 3), np.uint8), "shape"),
             (Field(np.uint8, (None,), maximum=(4,)), np.zeros(5, np.uint8), "over the declared maximum"),
             (Field(np.uint8, (2,)), [1, 2], "is a list"),
+            (Field(np.int32), 2.5, "is 2.5, which is no int32"),
+            (Field(np.int32), float("nan"), "is nan, which is no int32"),
+            (Field(np.uint8), 256, "is 256, which is no uint8"),
+            (Field(np.bool_), 2, "is 2, which is no bool"),
         ],
     )
     def test_problem_says_what_is_wrong(self, field: Field, value: Any, words: str) -> None:
@@ -85,7 +89,15 @@ class TestField:
     def test_no_problem(self) -> None:
         assert Field(np.uint8, (None, 2), maximum=(9, 2)).problem(np.zeros((9, 2), np.uint8)) is None
         assert Field(np.int64).problem(3) is None
+        assert Field(np.float32).problem(0.1) is None
+        assert Field(np.float32).problem(float("nan")) is None
+        assert Field(np.int64).problem(3.0) is None
         assert Field(object).problem("anything") is None
+
+    def test_python_numbers_stay_where_torch_makes_no_batch_of_scalars(self) -> None:
+        assert type(Field(np.uint32).typed(3)) is np.uint32
+        for dtype in (np.uint64, object, ">f4"):
+            assert type(Field(dtype).typed(3)) is int
 
 
 class TestStage:

@@ -26,7 +26,7 @@ from tests.waiting import wait_until
 
 X = Field(np.float32, (2,))
 SAMPLE_BYTES = 8  # of what a device makes of one
-SAMPLE = {"x": np.zeros(2, np.float32), "label": 0}
+SAMPLE = {"x": np.zeros(2, np.float32), "label": np.int64(0)}
 ROWS = 16
 
 
