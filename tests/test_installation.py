@@ -48,7 +48,8 @@ from pipelines import segmentation_3d
 
 if __name__ == "__main__":
     segmentation_3d.example_data(Path(sys.argv[1]))
-    data = segmentation_3d.dataset(sys.argv[1])
+    found = segmentation_3d.dataset(sys.argv[1])
+    data = [found[number] for number in range(len(found))]  # without a source: another process would read it ahead
     loader = DataLoader(
         data, 1, num_workers=1, multiprocessing_context="spawn", pipeline=segmentation_3d.pipeline(), lanes=("cpu",)
     )

@@ -51,11 +51,18 @@ def run_ranks(
 
 
 @pytest.mark.parametrize(
-    ("length", "lanes", "devices"), [(48, "cpu", 1), (48, "cpu+device", 1), (45, "device", 1), (45, "device", 2)]
+    ("length", "lanes", "devices", "torchrun"),
+    [
+        (48, "cpu", 1, False),
+        pytest.param(48, "cpu", 1, True, marks=pytest.mark.on_request),
+        (48, "cpu+device", 1, False),
+        (45, "device", 1, False),
+        (45, "device", 2, False),
+    ],
 )
-def test_ranks_share_an_epoch_out(tmp_path: Path, length: int, lanes: str, devices: int) -> None:
+def test_ranks_share_an_epoch_out(tmp_path: Path, length: int, lanes: str, devices: int, torchrun: bool) -> None:
     """Where ranks do not divide the data set, ``DistributedSampler`` repeats a sample or so to make counts equal."""
-    ranks = run_ranks(tmp_path, length, lanes, devices=devices, torchrun=lanes == "cpu")
+    ranks = run_ranks(tmp_path, length, lanes, devices=devices, torchrun=torchrun)
     assert len({rank["steps"] for rank in ranks}) == 1
     for epoch in range(ranks_program.EPOCHS):
         seen = Counter(label for rank in ranks for label in rank["seen"][epoch])
