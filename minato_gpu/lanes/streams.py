@@ -278,7 +278,7 @@ class Stream:
                     self.ended = self._job.auto_collation
                     break
             if data and (len(data) == samples or not self._job.drop_last):
-                return self._collate(data if self._job.auto_collation else data[0])
+                return self._joined(data)
         except BaseException:
             self._failed = len(data)
             raise

@@ -205,20 +205,12 @@ class _ShuffledBy(Unknown):
         return 40
 
 
-@pytest.mark.parametrize("drawn_from", _SHUFFLES)
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("own", [False, True])
-def test_a_sampler_that_draws_from_pythons_or_numpys(drawn_from: str, workers: int, own: bool) -> None:
-    """It does so in the main process, with workers too; that it has a generator says nothing of what else it draws."""
-
-    def new() -> Any:
-        given = generator() if own else None
-        return loader_of(_ShuffledBy(drawn_from, given), num_workers=workers, generator=given)
-
+def _goes_on_as_it_would_have(new: Callable[[], Any], *stops: int | str) -> None:
+    """Three epochs, saved in the second one after so many batches, or at its end."""
     seed(5)
     loader = new()
     reference = [values(loader) for _ in range(3)]
-    for stop in (0, 1, "end"):
+    for stop in stops:
         seed(5)
         loader = new()
         first = values(loader)
@@ -230,6 +222,19 @@ def test_a_sampler_that_draws_from_pythons_or_numpys(drawn_from: str, workers: i
         resumed.load_state_dict(state)
         rest = [] if stop == "end" else values(resumed)
         assert [first, got + rest, values(resumed)] == reference, stop
+
+
+@pytest.mark.parametrize("drawn_from", _SHUFFLES)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_sampler_that_draws_from_pythons_or_numpys(drawn_from: str, workers: int, own: bool) -> None:
+    """It does so in the main process, with workers too; that it has a generator says nothing of what else it draws."""
+
+    def new() -> Any:
+        given = generator() if own else None
+        return loader_of(_ShuffledBy(drawn_from, given), num_workers=workers, generator=given)
+
+    _goes_on_as_it_would_have(new, 0, 1, "end")
 
 
 class _AtOnce:
@@ -288,21 +293,7 @@ def test_what_a_sampler_draws_as_it_is_taken_up_leaves_no_trace(
         more: dict[str, Any] = {"generator": generator()} if own else {}
         return DataLoader(DATA, batch_sampler=sampler(drawn_from), num_workers=workers, **more)
 
-    seed(5)
-    loader = new()
-    reference = [values(loader) for _ in range(3)]
-    for stop in (0, 1, 5, "end"):
-        seed(5)
-        loader = new()
-        first = values(loader)
-        iterator = iter(loader)
-        got = values(iterator) if stop == "end" else [next(iterator).tolist() for _ in range(int(stop))]
-        state = through_json(loader.state_dict())
-        seed(99)
-        resumed = new()
-        resumed.load_state_dict(state)
-        rest = [] if stop == "end" else values(resumed)
-        assert [first, got + rest, values(resumed)] == reference, stop
+    _goes_on_as_it_would_have(new, 0, 1, 5, "end")
 
 
 def test_other_workers_after_the_resume() -> None:
