@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from benchmarks import datasets
 from benchmarks.cases import CASES, bursts, kits19, rare, scattered
 from benchmarks.datasets import Costly, WorkLog
 from benchmarks.isolate import MeasurementError, isolated, tree_peak_rss_bytes
@@ -51,18 +53,18 @@ def test_the_work_of_a_case_is_fixed(case: object) -> None:
     assert np.array_equal(case.operations(64, 2, 50.0), case.operations(64, 2, 50.0))  # type: ignore[attr-defined]
 
 
-def test_work_done_before_the_clock_is_counted() -> None:
+def test_work_done_before_the_clock_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    monkeypatch.setattr(datasets, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     log = WorkLog(samples=2, epochs=2)
     for index in (0, 1):
         log.end(index, log.begin(index))
-    between = time.monotonic()
-    assert log.done_before(between, first_epoch=1) == 0.0
+    assert log.done_before(10.0, first_epoch=1) == 0.0
     epoch = log.begin(0)
-    started = time.monotonic()
-    assert log.done_before(started + 1.0, first_epoch=1) == pytest.approx(1.0, abs=0.1)  # not ended yet
+    assert log.done_before(20.0, first_epoch=1) == 4.0  # not ended yet
     log.end(0, epoch)
-    assert log.done_before(time.monotonic() + 1.0, first_epoch=1) < 0.5
-    assert log.done_before(between, first_epoch=0) > 0.0
+    assert [log.done_before(moment, first_epoch=1) for moment in (10.0, 20.0, 40.0)] == [0.0, 4.0, 16.0]
+    assert log.done_before(10.0, first_epoch=0) == 5.0
 
 
 def test_the_log_is_seen_across_processes() -> None:
