@@ -134,4 +134,11 @@ FAULTS = (
         "        if True:\n",
         ("sources/disk/test_directory.py",),
     ),
+    Fault(
+        "who writes to the index on disk waits for LMDB's mutex",
+        _DISK + "index.py",
+        "            fcntl.flock(self._folder.fd, fcntl.LOCK_EX)\n",
+        "",
+        ("sources/disk/test_turns.py",),
+    ),
 )

@@ -3,16 +3,24 @@
 LMDB is written without fsync. A process that is killed loses nothing, since what it has written is the kernel's. When
 the machine loses power, the latest records may be lost, or the whole index be damaged: whoever opens the directory
 next has it checked (rebuild.py) and begins anew where it must. Either is a miss.
+
+Who writes holds a lock of the kernel's (flock) around LMDB's own, for which then nobody waits. LMDB's is a robust mutex
+in shared memory: who unlocks it wakes one of those that wait. If that one is killed before it runs, and another has
+come in between, nobody wakes the rest, and they sleep until somebody waits again (tests/sources/disk/test_turns.py).
+The kernel wakes all that wait for a lock of its own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar, cast
@@ -20,12 +28,13 @@ from typing import Generic, TypeVar, cast
 import lmdb
 
 from minato_gpu.sources.disk import rebuild
+from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.records import Entry, Record, Run, Segment, Total, seal, unseal
 
 R = TypeVar("R", bound=Record)
 
 _MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
-_MOST_READERS = 1024
+_MOST_READERS, _MOST_OF_ONE = 1024, 64  # transactions at a time, of all processes and of the threads of one
 _PAGE_HEADROOM = 64
 _RENEW_S = 300.0
 _AT_A_TIME = 4096
@@ -72,20 +81,24 @@ class Index:
     """
 
     def __init__(self, path: Path) -> None:
+        self._folder = OpenFile(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # its lock: whose turn it is to write
+        self._writing = threading.Lock()  # of one process, the same
         self._environment = lmdb.open(
             os.fspath(path),
             map_size=_MAP_BYTES,
             max_dbs=8,
             max_readers=_MOST_READERS,
+            max_spare_txns=_MOST_OF_ONE,
             mode=0o600,
             sync=False,
             readahead=False,
         )
-        self._environment.reader_check()  # slots of the dead
-        self.entries = Table(self._environment, b"entries", Entry)
-        self.segments = Table(self._environment, b"segments", Segment)
-        self.totals = Table(self._environment, b"totals", Total)
-        self.runs = Table(self._environment, b"runs", Run)
+        with self._turn():
+            self._environment.reader_check()  # slots of the dead
+            self.entries = Table(self._environment, b"entries", Entry)
+            self.segments = Table(self._environment, b"segments", Segment)
+            self.totals = Table(self._environment, b"totals", Total)
+            self.runs = Table(self._environment, b"runs", Run)
         self._page_bytes = int(self._environment.stat()["psize"])
 
     def find(self, key: bytes) -> Entry | None:
@@ -125,14 +138,30 @@ class Index:
         """A view of the index at one moment, as a context; short, because nothing that it sees can be reused."""
         return self._environment.begin()
 
-    def write(self) -> lmdb.Transaction:
-        """A transaction, as a context: all of it or, where it raises, nothing; one at a time among all processes."""
-        return self._environment.begin(write=True)
+    @contextmanager
+    def write(self) -> Iterator[lmdb.Transaction]:
+        """A transaction: all of it or, where it raises, nothing; one at a time among all processes."""
+        with self._turn(), self._environment.begin(write=True) as transaction:
+            yield transaction
 
     def close(self) -> None:
         """Hand the index to the disk and let go of it."""
         self._environment.sync(True)
         self._environment.close()
+        self._folder.close()
+
+    def forked(self) -> None:
+        """In a fork's copy: the lock is the parent's."""
+        self._folder.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._writing:
+            fcntl.flock(self._folder.fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._folder.fd, fcntl.LOCK_UN)
 
 
 def renew(path: Path) -> bool:

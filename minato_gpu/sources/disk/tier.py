@@ -242,6 +242,7 @@ class DiskTier:
         self._troubles.off = "it was opened before this process was forked"
         self._closed = True
         self._writer.abandon()
+        self._index.forked()
         self._directory.close()
 
     def _made_upkeep(self, run: tuple[str, int]) -> Upkeep:
