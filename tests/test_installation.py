@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from minato_gpu.cli import main
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = Path(np.__file__).parents[1]
@@ -170,11 +171,8 @@ def test_an_absent_package_is_told_of_with_its_extra() -> None:
         "scipy:benchmarks.data.volumes",
         "scipy:benchmarks.data.speech",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *asked], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for said, (absent, _) in zip(done.stdout.splitlines(), (each.split(":") for each in asked), strict=True):
+    lines = programs.run("tests.source", _WITHOUT, *asked).splitlines()
+    for said, (absent, _) in zip(lines, (each.split(":") for each in asked), strict=True):
         bring = "demo|bench" if absent == "PIL" else "pipelines|demo|bench"  # each brings what the one before brings
         named = rf"{absent} True No module named '{absent}': it comes with pip install 'minato-gpu\[({bring})\]'"
         assert re.fullmatch(named, said), said
