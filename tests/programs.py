@@ -235,10 +235,12 @@ def _leave() -> None:
 
 if __name__ == "__main__":
     atexit.register(_leave)  # what is registered first is done last
+    gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    gc.enable()
     become = _serve(socket.socket(fileno=int(sys.argv[1])))
     if become is None:
         _leaves_at_once(True)
