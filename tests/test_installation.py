@@ -40,22 +40,6 @@ for name in ("pipelines.mine", "pipelines.headers", "minato_gpu.pipelines.header
     except Exception as error:
         print(error)
 """
-# In a clone, from its folder. Whoever spawns runs this file again.
-_CLONE = """
-import sys
-from pathlib import Path
-from minato_gpu import DataLoader
-from pipelines import segmentation_3d
-
-if __name__ == "__main__":
-    segmentation_3d.example_data(Path(sys.argv[1]))
-    found = segmentation_3d.dataset(sys.argv[1])
-    data = [found[number] for number in range(len(found))]  # without a source: another process would read it ahead
-    loader = DataLoader(
-        data, 1, num_workers=1, multiprocessing_context="spawn", pipeline=segmentation_3d.pipeline(), lanes=("cpu",)
-    )
-    print(len(data), sum(1 for _ in loader))
-"""
 # Each module in turn, without one of the packages.
 _WITHOUT = """
 import importlib, sys
@@ -137,17 +121,7 @@ def test_both_names_in_a_clone_are_one_module() -> None:
 
 
 def test_spawned_workers_in_a_clone(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_CLONE)
-    done = subprocess.run(
-        [sys.executable, program, tmp_path / "data"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    samples, batches = done.stdout.split()
+    samples, batches = programs.run("tests.clone_program", str(tmp_path)).split()
     assert samples == batches
 
 
