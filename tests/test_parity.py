@@ -1,4 +1,4 @@
-"""The parity check passes on real photographs, and catches every mistake that it is there for."""
+"""The parity check catches every mistake that it is there for. (That it passes on real photographs: see test_cli.)"""
 
 from __future__ import annotations
 
@@ -81,20 +81,6 @@ def blue_first(dali: Any, fields: Fields, params: Params, device: str) -> Fields
         fields["image"], dtype=dali.types.FLOAT, output_layout="CHW", mean=list(mean[::-1]), std=list(std)
     )
     return {"image": image}
-
-
-def test_the_two_implementations_agree_on_real_photographs(samples: list[Fields]) -> None:
-    results = parity.check(image_classification.pipeline(), samples)
-    assert [result.stage for result in results] == [
-        *("decode", "resize", "flip", "normalise"),
-        *("split 2", "split 3", "split 4", "split 5"),
-    ]
-    for result in results:
-        assert result.passed, result
-        assert result.samples == len(samples)
-        # What the issue asks for; normalised floats are off by their channel's share of a level.
-        assert result.limit_max <= 2
-        assert result.limit_mean <= 0.25
 
 
 def test_the_photographs_are_as_awkward_as_they_should_be(samples: list[Fields]) -> None:
