@@ -49,7 +49,7 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "undrawn")
 @pytest.mark.timeout(240)
 def test_other_settings_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "compared", partial(questions.compared, draws=2))  # as it is about what is said

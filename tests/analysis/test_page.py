@@ -155,6 +155,7 @@ def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: 
     assert lacks not in write([profile], ()).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) -> None:
     rows = [{"epoch": "warm", "predicted, s": "12.1", "measured, s": "12.0"}]
     section = page.Section("Predicted against measured", "", tables=[("epochs", rows)])
