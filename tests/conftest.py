@@ -26,6 +26,7 @@ import hypothesis
 import pytest
 
 with warnings.catch_warnings():
+    gc.disable()  # until all is imported and collected (_freeze): nearly nothing of that is garbage
     # torch imports the deprecated pynvml where that is installed; not ours to mend.
     warnings.simplefilter("ignore")
     import torch
@@ -88,6 +89,12 @@ def is_minato(loader_class: Any) -> bool:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
     monkeypatch.setattr(running, "started", Forked)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of reports are made, but not written down, which takes most of the time: for what stands beside."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, out, **how: out.write("<svg></svg>"))
 
 
 @pytest.fixture
@@ -154,6 +161,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """In the process that hands tests out, which collects none."""
+    gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """All processes of xdist collect the same."""
     node.config.stash[_LEFT_OUT] = getattr(node, "workeroutput", {}).get("deselected", 0)
@@ -199,6 +212,7 @@ def _freeze(config: pytest.Config) -> None:
     """What was imported is not looked through for garbage again: that takes up to 0.3 s each time, many times."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     config.stash[_IMPORTED] = len(sys.modules)
 
 

@@ -3,7 +3,8 @@
 Importing torch takes seconds of a core, and many tests need a program that they can kill, interrupt, or start anew. So
 one process for each process of pytest imports it once and forks every program. From there on a program is as one that
 ``python -m MODULE ARGUMENT...`` started: its own session, standard streams, arguments and generators, and it leaves
-through the interpreter's own end. What an interpreter reads at its start (``PYTHONHASHSEED``, say) needs a real one.
+through the interpreter's own end. What an interpreter reads at its start needs a real one.
+Strings have other hashes than in this process.
 
 One of which only the results matter leaves ``at_once``: to take down an interpreter that has torch is a fifth of a
 second of a core, half of it the kernel's, which copies pages so that what is in them can be freed.
@@ -142,7 +143,8 @@ def _server() -> socket.socket:
     """The end that requests go to. The process behind it ends when this one does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-W", "ignore", "-m", "tests.programs", str(theirs.fileno())]
-    process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()], start_new_session=True)
+    environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # nobody waits for it, which is no leak
     server_pids.append(process.pid)
     theirs.close()
@@ -233,10 +235,12 @@ def _leave() -> None:
 
 if __name__ == "__main__":
     atexit.register(_leave)  # what is registered first is done last
+    gc.disable()
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
+    gc.enable()
     become = _serve(socket.socket(fileno=int(sys.argv[1])))
     if become is None:
         _leaves_at_once(True)

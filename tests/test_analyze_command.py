@@ -49,10 +49,10 @@ def test_a_script_is_analysed(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("forked", "undrawn")
 @pytest.mark.timeout(240)
 def test_other_settings_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "compared", partial(questions.compared, draws=2))  # as it is about what is said
+    monkeypatch.setattr(questions, "compared", partial(questions.compared, draws=1))  # as it is about what is said
     script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
     left, report = tmp_path / "out.json", tmp_path / "out.html"
     given = ("--seconds", "1", "--verify", "--json", str(left), "--report", str(report))

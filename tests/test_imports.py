@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import minato_gpu
+from tests import programs
 
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
@@ -64,7 +65,8 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
 """
 # An epoch with the parts of a loader that are imported late: workers, a budget, a log of events, statistics.
 PRODUCTION = """
-import sys
+import os, sys
+os.chdir(sys.argv[1])
 from minato_gpu import DataLoader
 loader = DataLoader(list(range(8)), 2, num_workers=2, host_memory_budget=1 << 20)
 loader.record_events("events.jsonl")
@@ -89,15 +91,7 @@ def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others
 
 
 def test_a_loader_at_work_does_not_load_the_simulation(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{PRODUCTION}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    loaded = done.stdout.split()
+    loaded = programs.run("tests.source", PRODUCTION, str(tmp_path)).split()
     assert "minato_gpu.scheduling.scheduler" in loaded
     assert [name for name in loaded if name.startswith("minato_gpu.simulation")] == []
 

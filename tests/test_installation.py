@@ -17,10 +17,17 @@ import pytest
 from click.testing import CliRunner
 
 from minato_gpu.cli import main
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = Path(np.__file__).parents[1]
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--no-input")
+# What pip asks for a wheel, in the folder with the source. Argument: a folder for it.
+_WHEEL = """
+import importlib, sys, tomllib
+with open("pyproject.toml", "rb") as file:
+    system = tomllib.load(file)["build-system"]
+importlib.import_module(system["build-backend"]).build_wheel(sys.argv[1])
+"""
 
 # In the folder of a user who has folders of these names, too.
 _BESIDE = """
@@ -38,22 +45,6 @@ for name in ("pipelines.mine", "pipelines.headers", "minato_gpu.pipelines.header
         main(["check", name], standalone_mode=False)
     except Exception as error:
         print(error)
-"""
-# In a clone, from its folder. Whoever spawns runs this file again.
-_CLONE = """
-import sys
-from pathlib import Path
-from minato_gpu import DataLoader
-from pipelines import segmentation_3d
-
-if __name__ == "__main__":
-    segmentation_3d.example_data(Path(sys.argv[1]))
-    found = segmentation_3d.dataset(sys.argv[1])
-    data = [found[number] for number in range(len(found))]  # without a source: another process would read it ahead
-    loader = DataLoader(
-        data, 1, num_workers=1, multiprocessing_context="spawn", pipeline=segmentation_3d.pipeline(), lanes=("cpu",)
-    )
-    print(len(data), sum(1 for _ in loader))
 """
 # Each module in turn, without one of the packages.
 _WITHOUT = """
@@ -84,8 +75,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     made = tmp_path_factory.mktemp("made")
-    offline = ("--no-deps", "--no-index")
-    subprocess.run([*PIP, "wheel", *offline, "--no-build-isolation", "-w", made, source], check=True)
+    subprocess.run([sys.executable, "-c", _WHEEL, made], cwd=source, check=True, capture_output=True)
     (wheel,) = made.iterdir()
     target = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(wheel) as archive:
@@ -136,17 +126,7 @@ def test_both_names_in_a_clone_are_one_module() -> None:
 
 
 def test_spawned_workers_in_a_clone(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_CLONE)
-    done = subprocess.run(
-        [sys.executable, program, tmp_path / "data"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    samples, batches = done.stdout.split()
+    samples, batches = programs.run("tests.clone_program", str(tmp_path)).split()
     assert samples == batches
 
 
@@ -170,11 +150,8 @@ def test_an_absent_package_is_told_of_with_its_extra() -> None:
         "scipy:benchmarks.data.volumes",
         "scipy:benchmarks.data.speech",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, *asked], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for said, (absent, _) in zip(done.stdout.splitlines(), (each.split(":") for each in asked), strict=True):
+    lines = programs.run("tests.source", _WITHOUT, *asked).splitlines()
+    for said, (absent, _) in zip(lines, (each.split(":") for each in asked), strict=True):
         bring = "demo|bench" if absent == "PIL" else "pipelines|demo|bench"  # each brings what the one before brings
         named = rf"{absent} True No module named '{absent}': it comes with pip install 'minato-gpu\[({bring})\]'"
         assert re.fullmatch(named, said), said

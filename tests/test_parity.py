@@ -1,4 +1,4 @@
-"""The parity check passes on real photographs, and catches every mistake that it is there for."""
+"""The parity check catches every mistake that it is there for. (That it passes on real photographs: see test_cli.)"""
 
 from __future__ import annotations
 
@@ -83,20 +83,6 @@ def blue_first(dali: Any, fields: Fields, params: Params, device: str) -> Fields
     return {"image": image}
 
 
-def test_the_two_implementations_agree_on_real_photographs(samples: list[Fields]) -> None:
-    results = parity.check(image_classification.pipeline(), samples)
-    assert [result.stage for result in results] == [
-        *("decode", "resize", "flip", "normalise"),
-        *("split 2", "split 3", "split 4", "split 5"),
-    ]
-    for result in results:
-        assert result.passed, result
-        assert result.samples == len(samples)
-        # What the issue asks for; normalised floats are off by their channel's share of a level.
-        assert result.limit_max <= 2
-        assert result.limit_mean <= 0.25
-
-
 def test_the_photographs_are_as_awkward_as_they_should_be(samples: list[Fields]) -> None:
     pipeline = image_classification.pipeline()
     read = [pipeline.run(fields, 0, stop=1) for fields in samples]
@@ -139,7 +125,7 @@ def _components(encoded: bytes) -> int:
     ],
 )
 def test_a_wrong_implementation_is_caught_where_it_is_wrong(samples: list[Fields], stage: str, build: Any) -> None:
-    results = parity.check(with_fragment(stage, build), samples[:15])
+    results = parity.check(with_fragment(stage, build), samples[:8])
     failed = {result.stage for result in results if not result.passed}
     stages = [s.name for s in image_classification.pipeline().stages]
     number = stages.index(stage)

@@ -95,6 +95,6 @@ def test_what_is_left_out_is_counted(pytestconfig: pytest.Config) -> None:
     assert config.stash[_LEFT_OUT] == 7
     file, named = "tests/torch_semantics/test_object.py", "test_every_argument_is_a_plain_attribute"
     for arguments, left_out in (((file, "--all"), False), ((file,), True), ((f"{file}::{named}",), False)):
-        program = Program("pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments)
+        program = Program("pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments, at_once=True)
         said, _ = program.communicate()
         assert ("deselected" in said) == left_out and ("--all runs" in said) == left_out, said

@@ -32,13 +32,20 @@ def rows(*arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_usual_questions(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "answer", partial(questions.answer, draws=2))  # as it is about what is asked
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One: for what is asked, not how sure the answers are."""
+    monkeypatch.setattr(questions, "answer", partial(questions.answer, draws=1))
+
+
+@pytest.mark.usefixtures("few_draws")
+def test_the_usual_questions(saved: Path) -> None:
     found = rows(str(saved))
     assert {"workers", "step, times", "batch size", "loader"} <= {row["question"] for row in found}
     assert all(row["epoch_s"] > 0 for row in found)
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_a_range_is_a_curve_and_one_value_holds_for_all(saved: Path) -> None:
     found = rows(str(saved), "--workers", "1-4", "--step-ms", "0.5")
     assert [(row["question"], row["setting"]) for row in found] == [

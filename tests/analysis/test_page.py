@@ -136,6 +136,7 @@ def _contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ranks_have_a_bar_each(write: Callable[..., Path]) -> None:
     ranks = [replace(WHOLE, rank=rank, ranks=2) for rank in range(2)]
     said = "".join(Seen(write(ranks).read_text(encoding="utf-8")).text)
@@ -151,10 +152,12 @@ def test_ranks_have_a_bar_each(write: Callable[..., Path]) -> None:
     ],
     ids=["nothing", "no costs", "no cold phase"],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: Profile, lacks: str) -> None:
     assert lacks not in write([profile], ()).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) -> None:
     rows = [{"epoch": "warm", "predicted, s": "12.1", "measured, s": "12.0"}]
     section = page.Section("Predicted against measured", "", tables=[("epochs", rows)])

@@ -47,6 +47,7 @@ def test_questions_with_numbers_have_curves_and_the_others_a_table(small_page: s
     assert "next-use" in table and "minato_gpu" in table and "as measured" in table
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
     answered = compared(
         SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
@@ -64,11 +65,13 @@ def test_the_model_is_beside_what_was_measured(small_page: str) -> None:
     assert "bytes in memory" in rows and "bytes in storage" in rows and "%" in rows
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_reads_nothing_is_said_of_storage(tmp_path: Path) -> None:
     text = page_of(tmp_path, replace(SMALL, storage=None))
     assert "storage latency" not in text and "bytes in storage" not in text and "<h3>workers</h3>" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_profile_without_samples_or_steps_predicts_nothing(tmp_path: Path) -> None:
     for profile in (replace(SMALL, prepare_s=(), scaling=()), replace(SMALL, step_s=())):
         assert "What if" not in page_of(tmp_path, profile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from benchmarks import verdicts
 from minato_gpu.analysis.verdict import Case
-from tests.programs import Program
+from minato_gpu.cli import main
 
 
 @pytest.mark.parametrize("name", verdicts.PLANTED)
@@ -26,16 +27,17 @@ def test_there_are_twelve() -> None:
     assert len(verdicts.PLANTED) == 12
 
 
-def _as_forked(command: list[str], **_: Any) -> SimpleNamespace:
-    """An interpreter that has what it would import already."""
-    program = Program(*command[2:], at_once=True)
-    stdout, stderr = program.communicate()
-    return SimpleNamespace(returncode=program.returncode, stdout=stdout, stderr=stderr)
+def _here(command: list[str], **_: Any) -> SimpleNamespace:
+    """The command in this process, which has what an interpreter would import already."""
+    assert command[:3] == [sys.executable, "-m", "minato_gpu"]
+    done = CliRunner().invoke(main, command[3:])
+    return SimpleNamespace(returncode=done.exit_code, stdout=done.stdout, stderr=done.stderr)
 
 
+@pytest.mark.usefixtures("forked")
 def test_it_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("benchmarks.verdicts.subprocess.run", _as_forked)
+    monkeypatch.setattr("benchmarks.verdicts.subprocess.run", _here)
     done = CliRunner().invoke(verdicts.main, ["--quick", "--case", "step-bound", "--json", "out.json"])
     assert done.exit_code == 0, done.output
     (row,) = json.loads(Path("out.json").read_text(encoding="utf-8"))["rows"]

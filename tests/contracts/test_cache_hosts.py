@@ -15,7 +15,7 @@ from minato_gpu.sampling.look_ahead import DistributedOrders
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.contracts.cached import Files, close, loader_of, of_tier, rows
 
-_SAMPLES, _NBYTES = 800, 20_480
+_SAMPLES, _NBYTES = 400, 40_960
 _HOSTS, _SHARE = 4, 0.25
 _EPOCHS, _STEADY = 10, 5
 _INDEX = 200_000  # bytes, by which that of so few copies grows

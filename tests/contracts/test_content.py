@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
+from tests import programs
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_1, BOUNDED_8, BY_PROCESSES, IN_ORDER, Mode
 
-_ROOT = Path(__file__).resolve().parents[2]
 _REFERENCE = 2  # workers of the run that the others are compared with, in order
 
 
@@ -192,17 +188,9 @@ print([row[1:] for row in rows(loader)])
 
 def test_keys_mean_the_same_in_another_interpreter() -> None:
     """Python salts the hash of a string in each interpreter; the content must not depend on it."""
-    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    program = subprocess.Popen(
-        [sys.executable, "-c", _SCRIPT],
-        cwd=_ROOT,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": str(_ROOT)},
-        text=True,
-    )
     with redirect_stdout(io.StringIO()) as here:
         exec(_SCRIPT, {})
-    there_hash, there = program.communicate()[0].splitlines()
+    there_hash, there = programs.run("tests.source", _SCRIPT).splitlines()
     here_hash, said = here.getvalue().splitlines()
     assert here_hash != there_hash
     assert said.startswith("[(") and said == there

@@ -191,7 +191,7 @@ def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str,
     parent.start()
     assert ready.poll(30)
     pids = ready.recv()
-    assert len(pids) == 2 and not any(gone(pid) for pid in pids)
+    assert pids and not any(gone(pid) for pid in pids)
     assert parent.pid is not None
     os.kill(parent.pid, signal.SIGKILL)
     parent.join()
@@ -203,8 +203,9 @@ def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str,
 
 def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
     lanes: list[Any] = []
-    links = WorkerChannels(2, addressed=False, arenas=True)
-    job = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
+    workers = 1 if method == "spawn" else 2  # each of those imports torch
+    links = WorkerChannels(workers, addressed=False, arenas=True)
+    job = Job(Sleeper(), default_collate, True, False, None, None, workers, 100, True)
     context = multiprocessing.get_context(method)
 
     def start() -> None:
@@ -216,9 +217,10 @@ def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
         starter.join()
     else:
         start()
-    for chunk in range(2):
+    for chunk in range(workers):
         lanes[0].send(task(piece([1]), chunk=chunk))
-    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(2)), 30)
+    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(workers)), 30)
+    assert len(lanes[0].pids) == workers
     pipe.send(lanes[0].pids)
     signal.pause()
 

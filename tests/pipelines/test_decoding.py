@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from PIL import Image
 
 from pipelines import decoding, example_photographs
 from pipelines.headers import read_header
+from tests import programs
 
 
 def whole_picture(encoded: Any) -> Any:
@@ -172,4 +171,4 @@ assert decoding.library.cache_info().currsize == 1, "forked workers share it"
 
 def test_the_training_process_imports_it_where_that_takes_nothing() -> None:
     """And importing a pipeline brings no device library at all."""
-    subprocess.run([sys.executable, "-c", _BUILT], check=True)
+    programs.run("tests.source", _BUILT)
