@@ -9,6 +9,7 @@ import socket
 import subprocess
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -16,12 +17,15 @@ from minato_gpu import DataLoader
 from minato_gpu.lanes import stacks
 from tests.contracts.datasets import Made
 from tests.raising import error_of
+from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 
 
-def _loader(gate: Any, kind: str, **more: Any) -> Any:
+def _loader(gate: Any, kind: str, begun: Any = None, **more: Any) -> Any:
     def stuck_in_here(index: int) -> Any:
+        if begun is not None:
+            begun[index] = 1
         if index == 2:
             gate.wait()
         return torch.tensor(index)
@@ -31,8 +35,10 @@ def _loader(gate: Any, kind: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_the_stack_of_the_stuck_sample(kind: str) -> None:
-    gate = _FORK.Event()
-    iterator = iter(_loader(gate, kind))
+    gate, begun = _FORK.Event(), _FORK.RawArray("b", 8)
+    iterator = iter(_loader(gate, kind, begun))
+    # the first batch is there when it is asked for, and one worker is stuck: 3 may be behind it
+    assert wait_until(lambda: all(begun[index] for index in range(8) if index != 3))
     assert next(iterator).tolist() == [0, 1]
     text = str(error_of(RuntimeError, lambda: list(iterator)))
     gate.set()
@@ -41,12 +47,14 @@ def test_the_stack_of_the_stuck_sample(kind: str) -> None:
 
 
 def test_a_worker_that_does_not_come_to_take_work() -> None:
-    gate = _FORK.Event()
+    gate, begun = _FORK.Event(), _FORK.RawArray("b", 2)
 
     def never_starts(worker: int) -> None:
+        begun[worker] = 1
         gate.wait()
 
     iterator = iter(_loader(gate, "process", worker_init_fn=never_starts))
+    assert wait_until(lambda: all(begun))
     text = str(error_of(RuntimeError, next, iterator))
     gate.set()
     assert "Worker 0 is at:" in text and "Worker 1 is at:" in text and "never_starts" in text
@@ -75,7 +83,9 @@ def test_a_worker_that_cannot_answer() -> None:
         os.kill(pid.value, signal.SIGSTOP)
         return torch.tensor(index)
 
-    text = str(error_of(RuntimeError, next, iter(DataLoader(Made(2, stops), num_workers=1, timeout=1.5))))
+    iterator = iter(DataLoader(Made(2, stops), num_workers=1, timeout=1.5))
+    assert wait_until(lambda: pid.value and psutil.Process(pid.value).status() == psutil.STATUS_STOPPED)
+    text = str(error_of(RuntimeError, next, iterator))
     assert text.endswith("Worker 0 is at:\n  (it does not answer)")
 
 
