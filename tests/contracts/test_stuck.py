@@ -89,6 +89,17 @@ def test_a_worker_that_cannot_answer() -> None:
     assert text.endswith("Worker 0 is at:\n  (it does not answer)")
 
 
+_could_run = stacks._could_run
+
+
+def _goes_on(pid: int) -> bool:
+    """In place of ``_could_run``: what was stopped, instead of having no core, goes on."""
+    if psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        return _could_run(pid)
+    os.kill(pid, signal.SIGCONT)
+    return True
+
+
 def test_a_worker_that_has_no_core_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for as long as it could run; what stands in for that is that it was stopped, and goes on."""
     ours, theirs = socket.socketpair()
@@ -99,17 +110,41 @@ def test_a_worker_that_has_no_core_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         gate.wait()
 
-    def goes_on(pid: int) -> bool:
-        os.kill(pid, signal.SIGCONT)
-        return True
-
     process = _FORK.Process(target=stuck_in_here)
     process.start()
     assert process.pid is not None
     os.waitpid(process.pid, os.WUNTRACED)
-    monkeypatch.setattr(stacks, "_could_run", goes_on)
+    monkeypatch.setattr(stacks, "_could_run", _goes_on)
     assert "stuck_in_here" in stacks.of_process(process.pid, ours)
     gate.set()
     process.join()
     ours.close()
     theirs.close()
+
+
+def test_a_worker_that_loses_its_core_while_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is waited for; here it stops in the middle of its answer, and goes on when it is looked at."""
+    ours, theirs = socket.socketpair()
+    gate, listens = _FORK.Event(), _FORK.Event()
+
+    def answer(number: int, frame: Any) -> None:
+        theirs.send(b"the beginning")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        theirs.send(b" and the end")
+
+    def waits() -> None:
+        signal.signal(stacks.SIGNAL, answer)
+        listens.set()
+        gate.wait()
+
+    process = _FORK.Process(target=waits)
+    process.start()
+    assert process.pid is not None and listens.wait(20)
+    monkeypatch.setattr(stacks, "_could_run", _goes_on)
+    try:
+        assert stacks.of_process(process.pid, ours) == "the beginning and the end"
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+        theirs.close()
