@@ -8,7 +8,8 @@ import math
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -107,25 +108,31 @@ def test_the_port_is_said_where_it_was_not_given(caplog: pytest.LogCaptureFixtur
     assert host == "127.0.0.1" and f"are at http://127.0.0.1:{port}/metrics" in caplog.text
 
 
-def _free(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+@contextmanager
+def _kept_free(host: str) -> Iterator[int]:
+    """A port that the kernel gives to nobody meanwhile, and that a server may have which names it."""
+    with socket.socket() as keeps:
+        keeps.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; it never listens
+        keeps.bind((host, 0))
+        yield int(keeps.getsockname()[1])
 
 
 def test_a_port_of_ones_own_for_whom_it_is_open() -> None:
-    port = _free("0.0.0.0")
-    loader = _loader(metrics_port=f"0.0.0.0:{port}")
-    list(loader)
-    assert loader.stats()["metrics"] == f"0.0.0.0:{port}"
-    assert _of(_scrape(("127.0.0.1", port)), "samples_total", loader="range-1") == 32
+    with _kept_free("0.0.0.0") as port:
+        loader = _loader(metrics_port=f"0.0.0.0:{port}")
+        list(loader)
+        assert loader.stats()["metrics"] == f"0.0.0.0:{port}"
+        assert _of(_scrape(("127.0.0.1", port)), "samples_total", loader="range-1") == 32
 
 
 def test_one_that_cannot_be_had() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"metrics_port: 127.0.0.1:{port} is in use, by another rank, say; pass"):
+    with _kept_free("127.0.0.1") as port:
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(ValueError, match=f"metrics_port: 127.0.0.1:{port} is in use, by another rank, say; pass"),
+        ):
             _loader(metrics_port=port)
-    list(_loader(metrics_port=port))
+        list(_loader(metrics_port=port))
     with pytest.raises(ValueError, match=r"metrics_port: 192\.0\.2\.1:0 cannot be had"):
         _loader(metrics_port="192.0.2.1:0")
 
