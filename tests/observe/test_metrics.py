@@ -8,8 +8,7 @@ import math
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from minato_gpu.observe.shared_service import Told
 from tests.leaks import check_scenario, open_links
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
+from tests.ports import kept_free
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "runtime")
@@ -108,17 +108,8 @@ def test_the_port_is_said_where_it_was_not_given(caplog: pytest.LogCaptureFixtur
     assert host == "127.0.0.1" and f"are at http://127.0.0.1:{port}/metrics" in caplog.text
 
 
-@contextmanager
-def _kept_free(host: str) -> Iterator[int]:
-    """A port that the kernel gives to nobody meanwhile, and that a server may have which names it."""
-    with socket.socket() as keeps:
-        keeps.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; it never listens
-        keeps.bind((host, 0))
-        yield int(keeps.getsockname()[1])
-
-
 def test_a_port_of_ones_own_for_whom_it_is_open() -> None:
-    with _kept_free("0.0.0.0") as port:
+    with kept_free("0.0.0.0") as port:
         loader = _loader(metrics_port=f"0.0.0.0:{port}")
         list(loader)
         assert loader.stats()["metrics"] == f"0.0.0.0:{port}"
@@ -126,7 +117,7 @@ def test_a_port_of_ones_own_for_whom_it_is_open() -> None:
 
 
 def test_one_that_cannot_be_had() -> None:
-    with _kept_free("127.0.0.1") as port:
+    with kept_free() as port:
         with (
             socket.create_server(("127.0.0.1", port)),
             pytest.raises(ValueError, match=f"metrics_port: 127.0.0.1:{port} is in use, by another rank, say; pass"),
