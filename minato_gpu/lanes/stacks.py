@@ -24,7 +24,8 @@ from time import monotonic
 SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
 _FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
 _RUNS_S = 10.0  # the same of one that could run, and has no core on a busy machine
-_NEXT_S = 0.25  # a dump that pauses for so long is over: there is no end mark
+_NEXT_S = 0.25  # a dump that pauses for so long is over, as there is no end mark; but not if it has had no core
+_LINE_S = 5e-3  # on a core, far more than the next line of a dump takes
 _MOST = 1 << 16
 _LAST = b"\0"  # before last words; no stack has it
 
@@ -63,11 +64,11 @@ def of_process(pid: int, end: socket.socket) -> str:
             pass
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, SIGNAL)
-    poll, out, wait, until = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S
+    poll, out, wait, until, ran = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S, 0.0
     poll.register(end, select.POLLIN)
     while len(out) < _MOST:
         if not poll.poll(1e3 * wait):
-            if out or monotonic() > until:
+            if monotonic() > until or (out and not _ran_s(pid) < ran + _LINE_S):
                 break
             if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, since the last look
                 break
@@ -75,7 +76,7 @@ def of_process(pid: int, end: socket.socket) -> str:
         data = end.recv(_MOST)
         if not data:
             break
-        out, wait = out + data, _NEXT_S
+        out, wait, ran = out + data, _NEXT_S, _ran_s(pid)
     return out.decode("utf-8", "replace").rstrip()
 
 
@@ -85,6 +86,14 @@ def _could_run(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D")
     except OSError:
         return False
+
+
+def _ran_s(pid: int) -> float:
+    """Seconds that the thread that answers has been on a core; infinite where the kernel does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) * 1e-9
+    except (OSError, IndexError):
+        return float("inf")
 
 
 def _listens(pid: int) -> bool:

@@ -120,6 +120,7 @@ class _Link:
         self._stats_at = 0.0
         self._memory = _taken_up(arena, settings)
         self._table, self._arena, self._fields_made_by = settings.table, arena, settings.fields_made_by
+        self._fields = fields
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
         self._disk: DiskPool | None = None
@@ -135,18 +136,19 @@ class _Link:
             self._loop.add_reader(fields.fileno(), self._take_fields, fields)
         self._loop.add_reader(end.fileno(), self._receive)
 
-    def _take_fields(self, end: socket.socket) -> None:
+    def _take_fields(self, end: socket.socket) -> bool:
+        """Those that have come next; whether any have."""
         try:
             found = field_transfer.receive(end)
         except OSError:
             self._loop.remove_reader(end.fileno())
-            return
-        if found is None or found.file < 0:
-            return
-        try:
-            self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
-        finally:
-            os.close(found.file)
+            return False
+        if found is not None and found.file >= 0:
+            try:
+                self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
+            finally:
+                os.close(found.file)
+        return found is not None
 
     def _receive(self) -> None:
         try:
@@ -174,7 +176,9 @@ class _Link:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
         await self._pool.close()
         if self._memory is not None and self._table is not None:
-            if self._service.fields is not None:
+            if self._fields is not None and self._service.fields is not None:
+                while self._take_fields(self._fields):  # what the last samples have left, where cores were busy
+                    pass
                 self._service.fields.note()
             self._table.leave(self._memory.left(), self._fields_made_by)
         if self._disk is not None:

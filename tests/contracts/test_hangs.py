@@ -5,20 +5,56 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 from minato_gpu import DataLoader, Field, Pipeline, Stage
-from minato_gpu.faults.watchdog import WorkerHung
+from minato_gpu.faults.watchdog import Hung, Watchdog, WorkerHung
+from minato_gpu.lanes.contract import AtWork
 from minato_gpu.pipeline import TorchFunction
 from tests.contracts.datasets import Made
 from tests.raising import error_of
 from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
+_DEVICE = -1  # in place of a worker's number
+_ages = _FORK.RawArray("b", 3)  # for which workers time passes, and the device lane
+
+
+@pytest.fixture(autouse=True)
+def _time_passes_for_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for a gate is at its sample for as long as the clock says, until it is found to hang. All others have
+    just begun whenever they are looked at: one that has no core for half a second does not hang."""
+    look = Watchdog.look
+    _ages[:] = [0] * len(_ages)
+
+    def looked(watchdog: Watchdog, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
+        at_work = {
+            lane: [each if _ages[_number(lane, each.worker)] else replace(each, since=now) for each in all_of_it]
+            for lane, all_of_it in told.items()
+        }
+        found = look(watchdog, now, at_work)
+        for hung in found:
+            _ages[_number(hung.lane, hung.worker)] = 0
+        return found
+
+    monkeypatch.setattr(Watchdog, "look", looked)
+
+
+def _number(lane: str, worker: int) -> int:
+    return worker if lane == "cpu" else _DEVICE
+
+
+def _own_number() -> int:
+    """Of the worker, a process or a thread, that prepares the sample."""
+    info = get_worker_info()
+    return int(threading.current_thread().name.rpartition("-")[2]) if info is None else info.id
 
 
 class _Gate:
@@ -31,6 +67,7 @@ class _Gate:
     def stuck_in_here(self, key: int) -> Any:
         if key == 5 and self.left.value:
             self.left.value -= 1
+            _ages[_own_number()] = 1
             self.event.wait()
         return torch.tensor(key)
 
@@ -100,6 +137,7 @@ def test_the_stage_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_slow_is_not_hung() -> None:
     """A limit that no sample reaches changes nothing, however long the epoch takes."""
+    _ages[:] = [1] * len(_ages)
     loader = DataLoader(Made(64, torch.tensor), 2, num_workers=2, on_worker_death="replace", hang_timeout=5.0)
     assert [key for batch in loader for key in batch.tolist()] == list(range(64))
     assert loader.stats()["workers"] == {"died": 0, "hung": 0, "replaced": 0}
@@ -116,6 +154,7 @@ class _Stuck:
     def waits_in_here(self, x: float) -> None:
         self.begun += 1
         if x == self.at:
+            _ages[_DEVICE] = 1
             self.gate.wait()
 
     def pipeline(self, *, fails: bool = False) -> Pipeline:
@@ -143,9 +182,8 @@ class _Stuck:
 
     def loader(self, *, fails: bool = False, **more: Any) -> Any:
         """On the device lane alone."""
-        dataset = Made(16, lambda key: {"x": key})
-        pipeline = self.pipeline(fails=fails)
-        return DataLoader(dataset, 4, num_workers=1, pipeline=pipeline, lanes=("device",), hang_timeout=0.4, **more)
+        arguments: dict[str, Any] = {"pipeline": self.pipeline(fails=fails), "hang_timeout": 0.4, **more}
+        return DataLoader(Made(16, lambda key: {"x": key}), 4, num_workers=1, lanes=("device",), **arguments)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["on the device", "when tried on the CPU"])
@@ -192,5 +230,6 @@ def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
 
 
 def test_a_device_lane_that_is_slow_does_not_hang() -> None:
+    _ages[:] = [1] * len(_ages)
     stuck = _Stuck(-1)
-    assert len(list(stuck.loader())) == 4 and stuck.begun == 16
+    assert len(list(stuck.loader(hang_timeout=5.0))) == 4 and stuck.begun == 16

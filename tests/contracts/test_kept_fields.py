@@ -15,7 +15,8 @@ import pytest
 
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
-from minato_gpu.sources import field_keeping
+from minato_gpu.sources import field_keeping, field_transfer
+from minato_gpu.sources.process import _Link
 from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, read, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 
@@ -97,8 +98,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few samples are enough to choose, and preparing is what takes time."""
+    """Few samples are enough to choose, preparing is what takes time, and no fields are dropped because the reader
+    process has no core to take those before."""
     monkeypatch.setattr(field_keeping, "LEARNED", 4)
+    monkeypatch.setattr(field_transfer, "_ROOM", 1 << 20)
     monkeypatch.setattr(field_keeping.FieldKeeping, "observe", _observe)
 
 
@@ -131,6 +134,26 @@ def test_samples_are_what_they_are_without(
     assert of_tier(cached)["fields"] > SAMPLES // 2
     assert cached.stats()["reads"]["by_workers"] == 0
     assert "fields of 100%" in str(of_tier(cached)["kept"])
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=lambda mode: mode.name)
+def test_fields_that_the_reader_process_comes_to_at_its_end_are_kept(
+    folder: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the last samples, say, which workers have sent just before the epoch's end."""
+    ends: list[bool] = []
+    receive, close = field_transfer.receive, _Link.close
+
+    async def closes(link: _Link) -> None:
+        ends.append(True)
+        await close(link)
+
+    monkeypatch.setattr(_Link, "close", closes)
+    monkeypatch.setattr(field_transfer, "receive", lambda end: receive(end) if ends else None)
+    loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, **dict(mode.arguments))
+    for _ in range(2):
+        epoch(loader)
+    assert of_tier(loader)["hits"] == of_tier(loader)["fields"] == SAMPLES
 
 
 def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contracts import ranks_program
+from tests.ports import kept_free
 from tests.programs import Program
 
 RANKS = 2
@@ -29,14 +29,13 @@ def results_of(folder: Path, program: Path, ranks: int, *arguments: str) -> list
 
 def results_without_torchrun(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
     """The same of a module that is told what torchrun, which takes long to start, would tell it."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    of_each = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
-    ranks = [Program(program, *arguments, environment=one, at_once=True) for one in of_each]
-    for rank in ranks:
-        _, errors = rank.communicate()
-        assert rank.returncode == 0, errors[-3000:]
+    with kept_free() as port:
+        common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        of_each = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
+        ranks = [Program(program, *arguments, environment=one, at_once=True) for one in of_each]
+        for rank in ranks:
+            _, errors = rank.communicate()
+            assert rank.returncode == 0, errors[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import threading
 from collections.abc import Iterator
-from time import sleep
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along
 from tests.waiting import wait_until
+
+_FORK = multiprocessing.get_context("fork")
 
 
 class Stateful(IterableDataset[Any]):
@@ -248,21 +250,32 @@ def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptur
 
 
 def test_a_stream_that_is_read_again_does_not_hang() -> None:
-    """Each of its samples has the limit for itself."""
+    """Each of its samples has the limit for itself: the watchdog is told since when the worker is at that one."""
+    reached, go_on = _FORK.RawValue("i", 0), _FORK.Semaphore(0)
 
-    class Waiting(Endless):
+    class Gated(Endless):
         def __iter__(self) -> Iterator[int]:
             for number in super().__iter__():
-                sleep(0.05)
+                if number in (10, 20):
+                    reached.value = number
+                    assert go_on.acquire(timeout=20)
                 yield number
 
     def make(dataset: Any) -> Any:
-        return DataLoader(dataset, 4, num_workers=1, hang_timeout=1.3)
+        return DataLoader(dataset, 4, num_workers=1, hang_timeout=60.0)
 
     loader = make(Endless())
     iterator = iter(loader)
     for _ in range(8):
         next(iterator)
-    resumed = make(Waiting())
+    resumed = make(Gated())
     resumed.load_state_dict(loader.state_dict())
-    assert next(iter(resumed)).tolist() == [33, 34, 35, 36]
+    again = iter(resumed)
+    begun = []
+    for number in (10, 20):
+        assert wait_until(lambda number=number: reached.value == number)  # type: ignore[misc]
+        [at] = again._engine.pump.lanes["cpu"].at_work()
+        begun.append(at.since)
+        go_on.release()
+    assert begun[0] < begun[1]
+    assert next(again).tolist() == [33, 34, 35, 36]

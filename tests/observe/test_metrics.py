@@ -22,6 +22,7 @@ from minato_gpu.observe.shared_service import Told
 from tests.leaks import check_scenario, open_links
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
+from tests.ports import kept_free
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "runtime")
@@ -107,25 +108,22 @@ def test_the_port_is_said_where_it_was_not_given(caplog: pytest.LogCaptureFixtur
     assert host == "127.0.0.1" and f"are at http://127.0.0.1:{port}/metrics" in caplog.text
 
 
-def _free(host: str = "127.0.0.1") -> int:
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_a_port_of_ones_own_for_whom_it_is_open() -> None:
-    port = _free("0.0.0.0")
-    loader = _loader(metrics_port=f"0.0.0.0:{port}")
-    list(loader)
-    assert loader.stats()["metrics"] == f"0.0.0.0:{port}"
-    assert _of(_scrape(("127.0.0.1", port)), "samples_total", loader="range-1") == 32
+    with kept_free("0.0.0.0") as port:
+        loader = _loader(metrics_port=f"0.0.0.0:{port}")
+        list(loader)
+        assert loader.stats()["metrics"] == f"0.0.0.0:{port}"
+        assert _of(_scrape(("127.0.0.1", port)), "samples_total", loader="range-1") == 32
 
 
 def test_one_that_cannot_be_had() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"metrics_port: 127.0.0.1:{port} is in use, by another rank, say; pass"):
+    with kept_free() as port:
+        with (
+            socket.create_server(("127.0.0.1", port)),
+            pytest.raises(ValueError, match=f"metrics_port: 127.0.0.1:{port} is in use, by another rank, say; pass"),
+        ):
             _loader(metrics_port=port)
-    list(_loader(metrics_port=port))
+        list(_loader(metrics_port=port))
     with pytest.raises(ValueError, match=r"metrics_port: 192\.0\.2\.1:0 cannot be had"):
         _loader(metrics_port="192.0.2.1:0")
 

@@ -73,6 +73,13 @@ class Reads:
         return {each[0]: each for each in found}
 
 
+@pytest.fixture
+def none_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes a thread that waits for a core for one that waits for a file, and adds another."""
+    monkeypatch.setattr(local, "_STUCK_S", 3600.0)
+
+
+@pytest.mark.usefixtures("none_is_stuck")
 @in_a_loop
 async def test_each_of_several_is_told_of(sources: list[Source]) -> None:
     async with Reads() as reads:
@@ -117,6 +124,7 @@ async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) ->
         assert sorted(found) == pipes
 
 
+@pytest.mark.usefixtures("none_is_stuck")
 @in_a_loop
 async def test_large_files_and_those_that_threads_copy_have_a_thread_each(
     sources: list[Source], monkeypatch: pytest.MonkeyPatch

@@ -110,14 +110,16 @@ def test_all_other_workers_end_too(loader_class: Any) -> None:
 
 
 def test_timeout(loader_class: Any) -> None:
-    gate = _FORK.Event()
+    gate, waits = _FORK.Event(), _FORK.Event()
 
     def make(index: int) -> Any:
         if index == 2:
+            waits.set()
             gate.wait()
         return torch.tensor(index)
 
     iterator = iter(loader_class(Made(4, make), 2, num_workers=1, timeout=1.5))
+    assert waits.wait(20)  # then the first batch is there when it is asked for
     assert next(iterator).tolist() == [0, 1]
     assert str(error_of(RuntimeError, next, iterator)).startswith("DataLoader timed out after 1.5 seconds")
     gate.set()
