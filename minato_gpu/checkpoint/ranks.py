@@ -66,6 +66,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
                     "ranks must be saved at the same step"
                 )
     undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    if first["kind"] == "merged" and all(state == first for state in all_):  # loaded, and saved before the next iter()
+        return first
     if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if len(all_) == 1 and (undealt or not first["begun"]):

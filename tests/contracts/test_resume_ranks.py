@@ -104,6 +104,18 @@ def test_changed_twice() -> None:
     _check(first + second + _rest(_loaders(2), state), 4)
 
 
+def test_saved_again_before_the_epoch_goes_on() -> None:
+    """Every rank then has the merged state itself."""
+    first, state = _some(_loaders(3), 2)
+    _, again = _some(_loaders(2), 0, state)
+    loaders = _loaders(2)
+    for loader in loaders:
+        loader.load_state_dict(again)
+    merged = merge_state_dicts([loader.state_dict() for loader in loaders])
+    assert merged == again
+    _check(first + _rest(_loaders(4), merged), 4)
+
+
 def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
     """The state of one of so many ranks, after large batches from a state on."""
     data: Any = range(300_000)
