@@ -38,7 +38,7 @@ class Cursor:
         """The way back to what comes after these. Raises ValueError where it cannot be told."""
         source = self._source
         out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._told_epoch}
-        out["rank"] = ranks.rank_of(self._sampling.inner)
+        out["rank"] = ranks.rank_of(self._sampling)
         if source.order.way == REPLAY:
             for below, crc in reversed(source.digests):
                 if 0 < below <= delivered.low:

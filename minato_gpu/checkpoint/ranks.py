@@ -23,16 +23,20 @@ from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
 _MOST_RANKS = 1 << 20
+_SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
-def rank_of(sampler: Value) -> s.State | None:
+def rank_of(sampling: Sampling) -> s.State | None:
     """Which share of the order a sampler has; None where it has all, as far as is known.
 
-    Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
+    All is known of torch's DistributedSampler; others say their share as its heirs do, or as Accelerate's batch
+    samplers do, or have a sampler in them that says it.
     """
+    sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        shares = (getattr(sampler, "num_processes", None), getattr(sampler, "process_index", None))
-        return {"replicas": shares[0], "rank": shares[1]} if all(type(number) is int for number in shares) else None
+        named = [[getattr(part, name, None) for name in names] for part in sampling.parts for names in _SHARES]
+        found = (shares for shares in named if all(type(number) is int for number in shares))
+        return next(({"replicas": replicas, "rank": rank} for replicas, rank in found), None)
     return {
         "replicas": sampler.num_replicas,
         "rank": sampler.rank,
@@ -119,7 +123,7 @@ def _share(state: s.State) -> Mapping[str, JSON]:
 
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
-    mine = rank_of(sampling.inner)
+    mine = rank_of(sampling)
     if state.get("globals") is not None:
         shares = s.sequence(state, "globals")
         as_many = mine is not None and len(shares) == mine["replicas"]
@@ -130,20 +134,20 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         return {**state, "global": None} if others else state
     if state["kind"] != "merged":
         saved = state["source"].get("rank") if state["kind"] == "map" else None
-        if saved is not None and mine is not None and saved != mine:
+        if saved is not None and mine is not None and _said(saved) != _said(mine):
+            advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
             raise ValueError(
-                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; merge the "
-                "states of all ranks with merge_state_dicts() to resume with other ranks"
+                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; "
+                f"{advice if 'seed' in mine else 'every rank resumes from its own state, with as many ranks'}"
             )
+        if isinstance(saved, Mapping) and mine is not None:
+            _match(saved, mine, mine)
         return state
     if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
     source = dict(s.mapping(state, "source"))
     share = s.mapping(source, "share")
-    for name in ("shuffle", "seed"):
-        if share.get(name) != mine[name]:
-            was = f"{name}={s.quoted(share.get(name))}"
-            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
+    _match(share, mine, ("shuffle", "seed"))
     gone, parts = gone_of(source, sampling), s.sequence(source, "parts")
     if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
         raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
@@ -156,6 +160,13 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         source["gone"] = _with_shares(gone, parts, len(whole))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:
+    for name in names:
+        if saved.get(name) != mine[name]:
+            was = f"{name}={s.quoted(saved.get(name))}"
+            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
 
 
 def _shared_out(count: int, share: Mapping[str, JSON]) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import positions
@@ -185,6 +186,58 @@ def test_what_cannot_be_merged() -> None:
         next(iter(loader))
     with pytest.raises(ValueError, match="every rank resumes from its own state"):
         merge_state_dicts([loader.state_dict() for loader in plain])
+
+
+class _Heir(DistributedSampler[int]):
+    pass
+
+
+class _Batches:
+    """A batch sampler of one's own over a sampler that has a rank's share."""
+
+    def __init__(self, data: Any, ranks: int, rank: int) -> None:
+        self.sampler: Any = DistributedSampler(data, ranks, rank)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 4, drop_last=False))
+
+
+def _share_of(kind: str, ranks: int, rank: int) -> Any:
+    data: Any = range(40)
+    if kind == "batches":
+        return DataLoader(data, batch_sampler=_Batches(data, ranks, rank))
+    if kind == "torchdata":
+        made: Any = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
+    else:
+        made = _Heir
+    return DataLoader(data, 4, sampler=made(data, ranks, rank))
+
+
+@pytest.mark.parametrize("kind", ["heir", "torchdata", "batches"])
+def test_another_ranks_state_is_refused(kind: str) -> None:
+    """Keys that are stored are those of the rank that saved them."""
+    loader = _share_of(kind, 2, 0)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for ranks, rank in ((2, 1), (3, 0)):
+        other = _share_of(kind, ranks, rank)
+        with pytest.raises(
+            ValueError, match=f"rank 0 of 2, .* rank {rank} of {ranks}; every rank resumes from its own"
+        ):
+            other.load_state_dict(state)
+    again = _share_of(kind, 2, 0)
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == torch.cat(list(iterator)).tolist()
+
+
+def test_what_differs_besides_the_rank_is_named() -> None:
+    data: Any = range(40)
+    loader: Any = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=3))
+    next(iter(loader))
+    other: Any = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=4))
+    with pytest.raises(ValueError, match="the state was saved with seed=3, this sampler has 4"):
+        other.load_state_dict(loader.state_dict())
 
 
 def _failing(ranks: int, limit: int | None) -> list[Any]:
