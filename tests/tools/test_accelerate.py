@@ -160,6 +160,45 @@ def test_a_sampler_that_shuffles_by_pythons_generator_goes_on(accelerator: Any) 
     assert got + trained(state) == reference
 
 
+def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
+    """Accelerate does not count them: its sampler draws the same order again, and a resume goes on in that."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from minato_gpu.accelerated import prepare
+
+    seedable: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+
+    def trained(steps: list[int], state: Any = None) -> Any:
+        loader = prepare(seedable, DataLoader(Made(16, torch.tensor), 2, shuffle=True))
+        if state is not None:
+            loader.load_state_dict(state)
+        got = []
+        for most in steps:
+            for step, batch in enumerate(loader, start=1):
+                got.append(batch.tolist())
+                state = loader.state_dict()
+                if step == most:
+                    break
+        return got, state
+
+    whole_epoch = 9  # one step more than there are, so that the loop comes to its end
+    cases = [
+        ([3, 2], [1, whole_epoch], [3, 3, whole_epoch]),
+        ([3, whole_epoch], [whole_epoch, 2], [3, whole_epoch, whole_epoch, 2]),
+        ([whole_epoch, 2], [6, whole_epoch], [whole_epoch, 8, whole_epoch]),
+    ]
+    for before, after, whole in cases:
+        torch.manual_seed(3)
+        reference, _ = trained(whole)
+        torch.manual_seed(3)
+        got, state = trained(before)
+        torch.manual_seed(3)
+        assert got + trained(after, state)[0] == reference
+    with pytest.raises(ValueError, match="'iteration' must be a whole number"):
+        trained([1], {**state, "iteration": "3"})
+
+
 @pytest.mark.parametrize("sampler", ["generator", "state"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_later_epochs_of_one_rank(sampler: str, workers: int) -> None:
