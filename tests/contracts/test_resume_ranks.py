@@ -163,6 +163,25 @@ def test_set_epoch_is_respected() -> None:
     assert fresh == list(resumed.sampler)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_set_epoch_after_iter(batches: int, workers: int) -> None:
+    """Without workers the order is drawn with the first batch, as by PyTorch; a state says of which epoch it is."""
+    data: Any = range(40)
+
+    def made() -> Any:
+        return DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=3), num_workers=workers)
+
+    loader, resumed = made(), made()
+    iterator = iter(loader)
+    loader.sampler.set_epoch(5)
+    for _ in range(batches):
+        next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    assert torch.cat(list(resumed)).tolist() == torch.cat(list(iterator)).tolist()
+    assert resumed.sampler.epoch == (0 if workers else 5)
+
+
 def test_what_cannot_be_merged() -> None:
     loaders = _loaders(2)
     iterators = [iter(loader) for loader in loaders]
