@@ -23,6 +23,7 @@ from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
 _MOST_RANKS = 1 << 20
+_SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
 _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
@@ -51,10 +52,10 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
-    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed. Each
-    rank goes on with its own count of failures (``max_failures``); another number of ranks shares out the sum of all.
-    The same number of ranks has each its own global generator back; another has it where all ranks' stood alike, else
-    the generators of its processes stay as they are.
+    delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
+    another number of ranks shares out the sum of all. The same number of ranks has each its own base seed and global
+    generator back. Of another number samples keep their content where the ranks had the same base seed; it has the
+    global generator where all ranks' stood alike, else the generators of its processes stay as they are.
 
     Raises ValueError for states that do not belong together, and where a rank is missing.
     """
@@ -78,7 +79,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
         return first
     if not first["begun"]:
         source = {name: value for name, value in first["source"].items() if name != "rank"}
-        return {**first, "source": source, **_globals_of(all_)}
+        return {**first, "source": source, **_of_each(all_)}
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]
     if sorted(share["rank"] for share in shares) != list(range(replicas)):
@@ -93,19 +94,22 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
     merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "parts": parts, "share": shares[0]}}
     del merged["progress"]
-    return {**merged, **_globals_of(all_)}
+    return {**merged, **_of_each(all_)}
 
 
-def _globals_of(states: list[s.State]) -> s.State:
-    """The global generators of all ranks: one for all where they stood alike, else rank by rank, as far as the ranks
-    are known."""
-    found = [state.get("global") for state in states]
-    if all(each == found[0] for each in found):
-        return {"global": found[0]}
+def _of_each(states: list[s.State]) -> s.State:
+    """The global generators and the seeds of all ranks: one for all where they were alike, else rank by rank, as far as
+    the ranks are known."""
     shares = [state["source"].get("rank") for state in states]
     ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
     known = sorted(map(repr, ranks)) == sorted(map(repr, range(len(states))))
-    return {"global": None, "globals": [found[ranks.index(rank)] for rank in range(len(states))] if known else None}
+    by_rank = [states[ranks.index(rank)] for rank in range(len(states))] if known else []
+    alike = all(state.get("global") == states[0].get("global") for state in states)
+    out = {"global": states[0].get("global") if alike else None}
+    if known and not alike:
+        out["globals"] = [state.get("global") for state in by_rank]
+    seeds = [{name: state[name] for name in _SEEDS} for state in by_rank]
+    return out if all(each == seeds[0] for each in seeds) else {**out, "seeds": seeds}
 
 
 def _share(state: s.State) -> Mapping[str, JSON]:
@@ -125,9 +129,9 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
     mine = rank_of(sampling)
     if state.get("globals") is not None:
-        shares = s.sequence(state, "globals")
-        as_many = mine is not None and len(shares) == mine["replicas"]
-        state = {**state, "global": shares[mine["rank"]] if mine is not None and as_many else None}
+        state = {**state, "global": _own(state, "globals", mine)}
+    if state.get("seeds") is not None and (own := _own(state, "seeds", mine)) is not None:
+        state = s.check({**state, **{name: s.mapping({"seeds": own}, "seeds").get(name) for name in _SEEDS}})
     if not state["begun"]:
         saved = state["source"].get("rank")
         others = saved is not None and mine is not None and _said(saved) != _said(mine)
@@ -160,6 +164,12 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         source["gone"] = _with_shares(gone, parts, len(whole))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def _own(state: s.State, name: str, mine: s.State | None) -> JSON:
+    """This rank's of what a merged state holds for each; None where there were more ranks, or fewer."""
+    each = s.sequence(state, name)
+    return each[mine["rank"]] if mine is not None and len(each) == mine["replicas"] else None
 
 
 def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:

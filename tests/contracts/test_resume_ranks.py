@@ -207,6 +207,34 @@ def test_what_cannot_be_merged() -> None:
         merge_state_dicts([loader.state_dict() for loader in plain])
 
 
+@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_base_seeds_of_ranks(persistent: bool, batches: int) -> None:
+    """As many ranks have theirs back, in the middle of an epoch and between two, in this one and in those to come."""
+
+    def made(rank: int, seed: int) -> Any:
+        data = Made(16, draw)
+        generator = torch.Generator().manual_seed(seed)
+        sampler: Any = DistributedSampler(data, 2, rank)
+        return DataLoader(data, 2, sampler=sampler, num_workers=1, persistent_workers=persistent, generator=generator)
+
+    references, states = [], []
+    for rank in range(2):
+        loader = made(rank, rank)
+        references.append([rows([batch]) for _ in range(3) for batch in loader])
+        iterator = iter(loader := made(rank, rank))
+        for _ in range(batches):
+            next(iterator)
+        assert batches < 4 or next(iterator, None) is None
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    merged = merge_state_dicts(states)
+    for rank, reference in enumerate(references):
+        loader = made(rank, 7)
+        loader.load_state_dict(json.loads(json.dumps(merged)))
+        rest = [rows([batch]) for _ in range(3 - batches // 4) for batch in loader]
+        assert rest == reference[batches:]
+
+
 class _Heir(DistributedSampler[int]):
     pass
 
