@@ -73,13 +73,10 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
     if first["kind"] == "merged" and all(state == first for state in all_):  # loaded, and saved before the next iter()
         return first
-    if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
-        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if len(all_) == 1 and (undealt or not first["begun"]):
         return first
     if not first["begun"]:
-        source = {name: value for name, value in first["source"].items() if name != "rank"}
-        return {**first, "source": source, **_of_each(all_)}
+        return _between(all_)
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]
     if sorted(share["rank"] for share in shares) != list(range(replicas)):
@@ -95,6 +92,21 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "parts": parts, "share": shares[0]}}
     del merged["progress"]
     return {**merged, **_of_each(all_)}
+
+
+def _between(states: list[s.State]) -> s.State:
+    """The same of ranks that are between two epochs. Raises ValueError where one rank's own state, of its sampler or
+    its streams, is not the others', too."""
+    source = {name: value for name, value in states[0]["source"].items() if name != "rank"}
+    if any(state["source"].get("streams") is not None for state in states):
+        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
+    try:
+        alike = all(state["source"].get("state") == source.get("state") for state in states)
+    except Exception:  # they may hold anything: tensors, say
+        alike = False
+    if not alike:
+        raise ValueError("merge_state_dicts(): the ranks' samplers have other states; every rank resumes from its own")
+    return {**states[0], "source": source, **_of_each(states)}
 
 
 def _of_each(states: list[s.State]) -> s.State:

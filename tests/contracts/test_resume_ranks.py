@@ -16,6 +16,7 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import positions
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
+from tests.contracts.samplers import Counting
 
 _SAMPLES = 61
 
@@ -276,6 +277,21 @@ def test_another_ranks_state_is_refused(kind: str) -> None:
     again = _share_of(kind, 2, 0)
     again.load_state_dict(state)
     assert torch.cat(list(again)).tolist() == torch.cat(list(iterator)).tolist()
+
+
+@pytest.mark.parametrize("own", [[3, 3], [3, 4], [torch.arange(3), torch.arange(3)]], ids=["alike", "other", "tensors"])
+def test_states_of_samplers_between_epochs(own: list[Any]) -> None:
+    """One rank's is not given to another, unless it is the same."""
+    states = []
+    for at in own:
+        sampler = Counting()
+        sampler.at = at
+        states.append(DataLoader(Made(20, torch.tensor), 4, sampler=sampler).state_dict())
+    if own[1] is own[0] == 3:
+        assert merge_state_dicts(states)["source"]["state"]["sampler"] == {"at": 3, "epoch": 0}
+        return
+    with pytest.raises(ValueError, match="samplers have other states; every rank resumes from its own"):
+        merge_state_dicts(states)
 
 
 def test_what_differs_besides_the_rank_is_named() -> None:
