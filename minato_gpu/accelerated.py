@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
 from minato_gpu.checkpoint import process_generators
+from minato_gpu.checkpoint.state import number
 from minato_gpu.loader import DataLoader, accelerating
 from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import Sampling
@@ -30,6 +31,7 @@ class PreparedLoader(DataLoaderShard):
 
     iteration: int
     _ahead = 0  # batches that have been read of the loader, and not been handed on
+    _counts = False  # the last batch has been handed on, and the epoch is no part of ``iteration`` yet
 
     @classmethod
     def around(cls, shard: Any, loader: DataLoader[Any]) -> PreparedLoader:
@@ -43,6 +45,12 @@ class PreparedLoader(DataLoaderShard):
     def _update_state_dict(self) -> None:
         """Called when one batch more than is handed on has been read: a state is only made when it is asked for."""
         self._ahead = 0 if self.end_of_dataloader else 1
+        self._counts = self.end_of_dataloader
+
+    def end(self) -> None:
+        """The loop is over, and the epoch has been counted if it came to its end."""
+        self._counts = False
+        super().end()
 
     def state_dict(self) -> dict[str, Value]:
         """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""
@@ -52,15 +60,15 @@ class PreparedLoader(DataLoaderShard):
             # training has used all batches but the one that is read ahead, and has drawn for them
             drawn_from = process_generators.concerning(loader, Sampling(loader))
             state["global"] = process_generators.plain(process_generators.now(drawn_from))
-        return state
+        return {**state, "iteration": self.iteration + self._counts}
 
     def load_state_dict(self, state_dict: dict[str, Value]) -> None:
         """Let the next epoch go on from there: see ``DataLoader.load_state_dict``."""
+        # Accelerate's own count of epochs, by which it shuffles: one that is left early is not counted
+        iteration = number(state_dict, "iteration") if "iteration" in state_dict else None
         self.base_dataloader.load_state_dict(state_dict)
-        self._ahead = 0
-        self.iteration = state_dict.get(
-            "epoch", self.iteration
-        )  # Accelerate's own count of epochs, by which it shuffles
+        self._ahead, self._counts = 0, False
+        self.iteration = state_dict.get("epoch", self.iteration) if iteration is None else iteration
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:

@@ -59,7 +59,7 @@ class DataLoader(TorchDataLoader[T]):
         device has three batches or so of it, more where they are small beside what is prepared there at once.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
     order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
-        that order is replayed exactly, of epochs that were recorded to their end.
+        that order is replayed exactly, of epochs that were recorded to their end. Each loader, and rank, has its own.
     epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a

@@ -31,14 +31,13 @@ class Cursor:
         self._sampling = sampling
         self._source = source
         self._gone = gone
-        self._told_epoch = sampling.told_epoch
         self._remaining: _Remaining | None = None
 
     def plain(self, delivered: DeliveredPositions) -> s.State:
         """The way back to what comes after these. Raises ValueError where it cannot be told."""
         source = self._source
-        out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": self._told_epoch}
-        out["rank"] = ranks.rank_of(self._sampling.inner)
+        out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": source.told_epoch}
+        out["rank"] = ranks.rank_of(self._sampling)
         if source.order.way == REPLAY:
             for below, crc in reversed(source.digests):
                 if 0 < below <= delivered.low:

@@ -138,7 +138,7 @@ def before_epoch(
         "progress": plain_positions(DeliveredPositions()),
         "source": {
             "state": {"iterator": None, **own},
-            "rank": ranks.rank_of(sampling.inner),
+            "rank": ranks.rank_of(sampling),
             **(between(streams) if sampling.iterable else {}),
         },
         **outside,

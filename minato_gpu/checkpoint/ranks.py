@@ -23,16 +23,21 @@ from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling
 
 _MOST_RANKS = 1 << 20
+_SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
+_SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
-def rank_of(sampler: Value) -> s.State | None:
+def rank_of(sampling: Sampling) -> s.State | None:
     """Which share of the order a sampler has; None where it has all, as far as is known.
 
-    Known are torch's DistributedSampler, and batch samplers that say it as Accelerate's do.
+    All is known of torch's DistributedSampler; others say their share as its heirs do, or as Accelerate's batch
+    samplers do, or have a sampler in them that says it.
     """
+    sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        shares = (getattr(sampler, "num_processes", None), getattr(sampler, "process_index", None))
-        return {"replicas": shares[0], "rank": shares[1]} if all(type(number) is int for number in shares) else None
+        named = [[getattr(part, name, None) for name in names] for part in sampling.parts for names in _SHARES]
+        found = (shares for shares in named if all(type(number) is int for number in shares))
+        return next(({"replicas": replicas, "rank": rank} for replicas, rank in found), None)
     return {
         "replicas": sampler.num_replicas,
         "rank": sampler.rank,
@@ -47,10 +52,10 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
-    delivered counts for all ranks together; samples keep their content where the ranks had the same base seed. Each
-    rank goes on with its own count of failures (``max_failures``); another number of ranks shares out the sum of all.
-    The same number of ranks has each its own global generator back; another has it where all ranks' stood alike, else
-    the generators of its processes stay as they are.
+    delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
+    another number of ranks shares out the sum of all. The same number of ranks has each its own base seed and global
+    generator back. Of another number samples keep their content where the ranks had the same base seed; it has the
+    global generator where all ranks' stood alike, else the generators of its processes stay as they are.
 
     Raises ValueError for states that do not belong together, and where a rank is missing.
     """
@@ -66,13 +71,12 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
                     "ranks must be saved at the same step"
                 )
     undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
-    if len(all_) > 1 and any(not state["begun"] and state["source"].get("streams") is not None for state in all_):
-        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
+    if first["kind"] == "merged" and all(state == first for state in all_):  # loaded, and saved before the next iter()
+        return first
     if len(all_) == 1 and (undealt or not first["begun"]):
         return first
     if not first["begun"]:
-        source = {name: value for name, value in first["source"].items() if name != "rank"}
-        return {**first, "source": source, **_globals_of(all_)}
+        return _between(all_)
     shares = [_share(state) for state in all_]
     replicas = shares[0]["replicas"]
     if sorted(share["rank"] for share in shares) != list(range(replicas)):
@@ -87,19 +91,37 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
     merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "parts": parts, "share": shares[0]}}
     del merged["progress"]
-    return {**merged, **_globals_of(all_)}
+    return {**merged, **_of_each(all_)}
 
 
-def _globals_of(states: list[s.State]) -> s.State:
-    """The global generators of all ranks: one for all where they stood alike, else rank by rank, as far as the ranks
-    are known."""
-    found = [state.get("global") for state in states]
-    if all(each == found[0] for each in found):
-        return {"global": found[0]}
+def _between(states: list[s.State]) -> s.State:
+    """The same of ranks that are between two epochs. Raises ValueError where one rank's own state, of its sampler or
+    its streams, is not the others', too."""
+    source = {name: value for name, value in states[0]["source"].items() if name != "rank"}
+    if any(state["source"].get("streams") is not None for state in states):
+        raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
+    try:
+        alike = all(state["source"].get("state") == source.get("state") for state in states)
+    except Exception:  # they may hold anything: tensors, say
+        alike = False
+    if not alike:
+        raise ValueError("merge_state_dicts(): the ranks' samplers have other states; every rank resumes from its own")
+    return {**states[0], "source": source, **_of_each(states)}
+
+
+def _of_each(states: list[s.State]) -> s.State:
+    """The global generators and the seeds of all ranks: one for all where they were alike, else rank by rank, as far as
+    the ranks are known."""
     shares = [state["source"].get("rank") for state in states]
     ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
     known = sorted(map(repr, ranks)) == sorted(map(repr, range(len(states))))
-    return {"global": None, "globals": [found[ranks.index(rank)] for rank in range(len(states))] if known else None}
+    by_rank = [states[ranks.index(rank)] for rank in range(len(states))] if known else []
+    alike = all(state.get("global") == states[0].get("global") for state in states)
+    out = {"global": states[0].get("global") if alike else None}
+    if known and not alike:
+        out["globals"] = [state.get("global") for state in by_rank]
+    seeds = [{name: state[name] for name in _SEEDS} for state in by_rank]
+    return out if all(each == seeds[0] for each in seeds) else {**out, "seeds": seeds}
 
 
 def _share(state: s.State) -> Mapping[str, JSON]:
@@ -117,31 +139,31 @@ def _share(state: s.State) -> Mapping[str, JSON]:
 
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
-    mine = rank_of(sampling.inner)
+    mine = rank_of(sampling)
     if state.get("globals") is not None:
-        shares = s.sequence(state, "globals")
-        as_many = mine is not None and len(shares) == mine["replicas"]
-        state = {**state, "global": shares[mine["rank"]] if mine is not None and as_many else None}
+        state = {**state, "global": _own(state, "globals", mine)}
+    if state.get("seeds") is not None and (own := _own(state, "seeds", mine)) is not None:
+        state = s.check({**state, **{name: s.mapping({"seeds": own}, "seeds").get(name) for name in _SEEDS}})
     if not state["begun"]:
         saved = state["source"].get("rank")
         others = saved is not None and mine is not None and _said(saved) != _said(mine)
         return {**state, "global": None} if others else state
     if state["kind"] != "merged":
         saved = state["source"].get("rank") if state["kind"] == "map" else None
-        if saved is not None and mine is not None and saved != mine:
+        if saved is not None and mine is not None and _said(saved) != _said(mine):
+            advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
             raise ValueError(
-                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; merge the "
-                "states of all ranks with merge_state_dicts() to resume with other ranks"
+                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; "
+                f"{advice if 'seed' in mine else 'every rank resumes from its own state, with as many ranks'}"
             )
+        if isinstance(saved, Mapping) and mine is not None:
+            _match(saved, mine, mine)
         return state
     if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
     source = dict(s.mapping(state, "source"))
     share = s.mapping(source, "share")
-    for name in ("shuffle", "seed"):
-        if share.get(name) != mine[name]:
-            was = f"{name}={s.quoted(share.get(name))}"
-            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
+    _match(share, mine, ("shuffle", "seed"))
     gone, parts = gone_of(source, sampling), s.sequence(source, "parts")
     if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
         raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
@@ -154,6 +176,19 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
         source["gone"] = _with_shares(gone, parts, len(whole))
     source.update(witness=progress.get("witness"), rank=mine)
     return {**state, "kind": "map", "source": source, "progress": progress}
+
+
+def _own(state: s.State, name: str, mine: s.State | None) -> JSON:
+    """This rank's of what a merged state holds for each; None where there were more ranks, or fewer."""
+    each = s.sequence(state, name)
+    return each[mine["rank"]] if mine is not None and len(each) == mine["replicas"] else None
+
+
+def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:
+    for name in names:
+        if saved.get(name) != mine[name]:
+            was = f"{name}={s.quoted(saved.get(name))}"
+            raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
 
 
 def _shared_out(count: int, share: Mapping[str, JSON]) -> int:

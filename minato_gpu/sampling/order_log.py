@@ -20,6 +20,7 @@ class OrderLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.replays = path.exists() and path.stat().st_size > 0
+        self._size = 0  # what this loader has recorded, in bytes
         self._batches: dict[int, list[list[Span]]] = {}
         if self.replays:
             for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -38,9 +39,15 @@ class OrderLog:
         return not self.replays or epoch in self._batches
 
     def record(self, epoch: int, spans: Sequence[Span]) -> None:
-        """Append one delivered batch."""
-        with self.path.open("a") as file:
-            file.write(json.dumps({"epoch": epoch, "positions": spans}) + "\n")
+        """Append one delivered batch. Raises ValueError where others record there, which no replay could follow."""
+        with self.path.open("ab") as file:
+            if file.tell() != self._size:
+                raise ValueError(
+                    f"order_log: another loader (another rank's, say) records to {self.path}, too; pass each a file of "
+                    "its own"
+                )
+            file.write(json.dumps({"epoch": epoch, "positions": spans}).encode() + b"\n")
+            self._size = file.tell()
 
     def replay(self, source: Source) -> Iterator[Drawn]:
         """The source's tickets in the recorded order and batches. Raises ValueError where they do not match."""

@@ -86,8 +86,15 @@ class Sampling:
     @property
     def nested(self) -> Value:
         """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
-        inside = getattr(self.inner, "sampler", None)
-        return inside if not is_stateful(self.inner) and is_stateful(inside) else None
+        return None if is_stateful(self.inner) else next(filter(is_stateful, self.parts), None)
+
+    @property
+    def parts(self) -> list[Value]:
+        """The sampler, and those that it is known to draw from: a batch sampler's own, or the one whose batches it
+        shares out (Accelerate's), and that one's."""
+        shared = getattr(self.inner, "batch_sampler", None)
+        inside = (getattr(each, "sampler", None) for each in (self.inner, shared))
+        return [each for each in (self.inner, shared, *inside) if each is not None]
 
     @property
     def _shares(self) -> bool:
@@ -97,7 +104,7 @@ class Sampling:
     @property
     def generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, as far as is known: a batch sampler's may be its sampler's."""
-        for sampler in (self.inner, getattr(self.inner, "sampler", None)):
+        for sampler in self.parts:
             if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
                 return generator
         return None

@@ -100,11 +100,19 @@ class Source:
         self._stores_keys = True  # as far as is known, keys that are drawn ahead can be part of a state
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._batched = sampling.batched
+        self._sampling = sampling
+        self._told_epoch = sampling.told_epoch
         self._whole = sampling.size is None  # batches are delivered as they are, none in parts
         self._gone = place  # batches drawn that an earlier run has delivered whole
         self._multiple = sampling.multiple
         self.length = sampling.expected  # samples, as the sampler says
         self._behind: tuple[int, Occurrences] | None = None  # at an earlier place; kept while saves come often
+
+    @property
+    def told_epoch(self) -> int | None:
+        """What ``set_epoch`` was last told before the order was drawn: of what is not cut here, before iter()."""
+        drawn = self._whole or self.place > 0 or self.order.coming
+        return self._told_epoch if drawn else self._sampling.told_epoch
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
@@ -147,6 +155,7 @@ class Source:
 
     def _fill(self) -> bool:
         """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
+        self._told_epoch = self.told_epoch
         coming, rest = self.order.coming, self._multiple - self.place % self._multiple
         often = self.place - self._saved < OFTEN
         if self.order.fill(rest, keep=often or not self._stores_keys):

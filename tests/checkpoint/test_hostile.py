@@ -173,6 +173,13 @@ def test_parts_of_a_merged_state(parts: Any) -> None:
         _loader("ranks").load_state_dict(state)
 
 
+@pytest.mark.parametrize("seeds", [3, [3, 3], [{}, {}], [{}, {"seed": -1}]])
+def test_seeds_of_a_merged_state(seeds: Any) -> None:
+    state = {**merge_state_dicts([_state("ranks", 0), _state("ranks", 1)]), "seeds": seeds}
+    with pytest.raises(ValueError, match=r"state: '(seeds|seed)' must be"):
+        _loader("ranks").load_state_dict(state)
+
+
 # --- states are the caller's own -----------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
@@ -34,6 +35,20 @@ def test_what_is_recorded_replays_whole_where_a_next_epoch_would_be_prepared(
     loader = _loader(BOUNDED_8, log, draw, **arguments)
     assert [rows([batch]) for batch in loader] == recorded
     assert "has no epoch 1" in str(error_of(ValueError, list, loader))
+
+
+def test_ranks_that_record_to_one_file_are_told(tmp_path: Path) -> None:
+    """Nobody could replay it."""
+    log = tmp_path / "order.log"
+    data = Made(40, draw)
+    ranks = [
+        BOUNDED_8.loader(data, 4, num_workers=1, sampler=DistributedSampler(data, 2, rank), order_log=log)
+        for rank in range(2)
+    ]
+    iterators = [iter(loader) for loader in ranks]
+    next(iterators[0])
+    assert "pass each a file of its own" in str(error_of(ValueError, next, iterators[1]))
+    assert len(list(iterators[0])) == 4
 
 
 class _Disordered:

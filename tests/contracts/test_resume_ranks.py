@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import positions
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
+from tests.contracts.samplers import Counting
 
 _SAMPLES = 61
 
@@ -104,6 +106,18 @@ def test_changed_twice() -> None:
     _check(first + second + _rest(_loaders(2), state), 4)
 
 
+def test_saved_again_before_the_epoch_goes_on() -> None:
+    """Every rank then has the merged state itself."""
+    first, state = _some(_loaders(3), 2)
+    _, again = _some(_loaders(2), 0, state)
+    loaders = _loaders(2)
+    for loader in loaders:
+        loader.load_state_dict(again)
+    merged = merge_state_dicts([loader.state_dict() for loader in loaders])
+    assert merged == again
+    _check(first + _rest(_loaders(4), merged), 4)
+
+
 def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
     """The state of one of so many ranks, after large batches from a state on."""
     data: Any = range(300_000)
@@ -150,6 +164,25 @@ def test_set_epoch_is_respected() -> None:
     assert fresh == list(resumed.sampler)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_set_epoch_after_iter(batches: int, workers: int) -> None:
+    """Without workers the order is drawn with the first batch, as by PyTorch; a state says of which epoch it is."""
+    data: Any = range(40)
+
+    def made() -> Any:
+        return DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=3), num_workers=workers)
+
+    loader, resumed = made(), made()
+    iterator = iter(loader)
+    loader.sampler.set_epoch(5)
+    for _ in range(batches):
+        next(iterator)
+    resumed.load_state_dict(loader.state_dict())
+    assert torch.cat(list(resumed)).tolist() == torch.cat(list(iterator)).tolist()
+    assert resumed.sampler.epoch == (0 if workers else 5)
+
+
 def test_what_cannot_be_merged() -> None:
     loaders = _loaders(2)
     iterators = [iter(loader) for loader in loaders]
@@ -173,6 +206,101 @@ def test_what_cannot_be_merged() -> None:
         next(iter(loader))
     with pytest.raises(ValueError, match="every rank resumes from its own state"):
         merge_state_dicts([loader.state_dict() for loader in plain])
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_base_seeds_of_ranks(persistent: bool, batches: int) -> None:
+    """As many ranks have theirs back, in the middle of an epoch and between two, in this one and in those to come."""
+
+    def made(rank: int, seed: int) -> Any:
+        data = Made(16, draw)
+        generator = torch.Generator().manual_seed(seed)
+        sampler: Any = DistributedSampler(data, 2, rank)
+        return DataLoader(data, 2, sampler=sampler, num_workers=1, persistent_workers=persistent, generator=generator)
+
+    references, states = [], []
+    for rank in range(2):
+        loader = made(rank, rank)
+        references.append([rows([batch]) for _ in range(3) for batch in loader])
+        iterator = iter(loader := made(rank, rank))
+        for _ in range(batches):
+            next(iterator)
+        assert batches < 4 or next(iterator, None) is None
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    merged = merge_state_dicts(states)
+    for rank, reference in enumerate(references):
+        loader = made(rank, 7)
+        loader.load_state_dict(json.loads(json.dumps(merged)))
+        rest = [rows([batch]) for _ in range(3 - batches // 4) for batch in loader]
+        assert rest == reference[batches:]
+
+
+class _Heir(DistributedSampler[int]):
+    pass
+
+
+class _Batches:
+    """A batch sampler of one's own over a sampler that has a rank's share."""
+
+    def __init__(self, data: Any, ranks: int, rank: int) -> None:
+        self.sampler: Any = DistributedSampler(data, ranks, rank)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 4, drop_last=False))
+
+
+def _share_of(kind: str, ranks: int, rank: int) -> Any:
+    data: Any = range(40)
+    if kind == "batches":
+        return DataLoader(data, batch_sampler=_Batches(data, ranks, rank))
+    if kind == "torchdata":
+        made: Any = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
+    else:
+        made = _Heir
+    return DataLoader(data, 4, sampler=made(data, ranks, rank))
+
+
+@pytest.mark.parametrize("kind", ["heir", "torchdata", "batches"])
+def test_another_ranks_state_is_refused(kind: str) -> None:
+    """Keys that are stored are those of the rank that saved them."""
+    loader = _share_of(kind, 2, 0)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for ranks, rank in ((2, 1), (3, 0)):
+        other = _share_of(kind, ranks, rank)
+        with pytest.raises(
+            ValueError, match=f"rank 0 of 2, .* rank {rank} of {ranks}; every rank resumes from its own"
+        ):
+            other.load_state_dict(state)
+    again = _share_of(kind, 2, 0)
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == torch.cat(list(iterator)).tolist()
+
+
+@pytest.mark.parametrize("own", [[3, 3], [3, 4], [torch.arange(3), torch.arange(3)]], ids=["alike", "other", "tensors"])
+def test_states_of_samplers_between_epochs(own: list[Any]) -> None:
+    """One rank's is not given to another, unless it is the same."""
+    states = []
+    for at in own:
+        sampler = Counting()
+        sampler.at = at
+        states.append(DataLoader(Made(20, torch.tensor), 4, sampler=sampler).state_dict())
+    if own[1] is own[0] == 3:
+        assert merge_state_dicts(states)["source"]["state"]["sampler"] == {"at": 3, "epoch": 0}
+        return
+    with pytest.raises(ValueError, match="samplers have other states; every rank resumes from its own"):
+        merge_state_dicts(states)
+
+
+def test_what_differs_besides_the_rank_is_named() -> None:
+    data: Any = range(40)
+    loader: Any = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=3))
+    next(iter(loader))
+    other: Any = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 0, seed=4))
+    with pytest.raises(ValueError, match="the state was saved with seed=3, this sampler has 4"):
+        other.load_state_dict(loader.state_dict())
 
 
 def _failing(ranks: int, limit: int | None) -> list[Any]:

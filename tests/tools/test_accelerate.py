@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
+from tests.contracts.samplers import Counting
 from tests.contracts.test_ranks import RANKS, results_without_torchrun
 
 
@@ -156,6 +158,72 @@ def test_a_sampler_that_shuffles_by_pythons_generator_goes_on(accelerator: Any) 
     got, state = trained(stop=2)
     random.seed(9)
     assert got + trained(state) == reference
+
+
+def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
+    """Accelerate does not count them: its sampler draws the same order again, and a resume goes on in that."""
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    from minato_gpu.accelerated import prepare
+
+    seedable: Any = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+
+    def trained(steps: list[int], state: Any = None) -> Any:
+        loader = prepare(seedable, DataLoader(Made(16, torch.tensor), 2, shuffle=True))
+        if state is not None:
+            loader.load_state_dict(state)
+        got = []
+        for most in steps:
+            for step, batch in enumerate(loader, start=1):
+                got.append(batch.tolist())
+                state = loader.state_dict()
+                if step == most:
+                    break
+        return got, state
+
+    whole_epoch = 9  # one step more than there are, so that the loop comes to its end
+    cases = [
+        ([3, 2], [1, whole_epoch], [3, 3, whole_epoch]),
+        ([3, whole_epoch], [whole_epoch, 2], [3, whole_epoch, whole_epoch, 2]),
+        ([whole_epoch, 2], [6, whole_epoch], [whole_epoch, 8, whole_epoch]),
+    ]
+    for before, after, whole in cases:
+        torch.manual_seed(3)
+        reference, _ = trained(whole)
+        torch.manual_seed(3)
+        got, state = trained(before)
+        torch.manual_seed(3)
+        assert got + trained(after, state)[0] == reference
+    with pytest.raises(ValueError, match="'iteration' must be a whole number"):
+        trained([1], {**state, "iteration": "3"})
+
+
+@pytest.mark.parametrize("sampler", ["generator", "state"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_later_epochs_of_one_rank(sampler: str, workers: int) -> None:
+    """Its batches are a share of those of another batch sampler, whose sampler has the generator, or the state."""
+    from accelerate.data_loader import BatchSamplerShard
+
+    def trained(state: Any = None, stop: int | None = None) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        keys: Any = Counting(16) if sampler == "state" else RandomSampler(range(16), generator=generator)
+        share = BatchSamplerShard(BatchSampler(keys, 2, drop_last=False), num_processes=2, process_index=1)
+        loader: Any = DataLoader(Made(16, torch.tensor), batch_sampler=share, num_workers=workers)
+        if state is not None:
+            loader.load_state_dict(state)
+        got: list[Any] = []
+        for _ in range(3):
+            for batch in loader:
+                got.append(batch.tolist())
+                if len(got) == stop:
+                    return got, loader.state_dict()
+        return got
+
+    reference = trained()
+    for stop in (2, 4, 6):  # in the first epoch, at its end, in the second
+        got, state = trained(stop=stop)
+        assert (got + trained(state))[: len(reference)] == reference
 
 
 class _Shuffled:
