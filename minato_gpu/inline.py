@@ -28,7 +28,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
-from minato_gpu.observe.telemetry import Telemetry, size_of
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
@@ -108,11 +108,13 @@ class StreamHere(Batches):
         except StopIteration:
             self.log.ended(perf_counter())
             raise EndOfEpoch from None
-        except BaseException:  # nobody knows how far into the batch
+        except BaseException as error:  # nobody knows how far into the batch
             self._taken(stream, exactly=True)
+            if isinstance(error, Exception):
+                self.log.lost(1, stream.size - 1)
             raise
         self._taken(stream, exactly=self._streams.saves_come)
-        self.log.inline(begin, perf_counter(), size_of(batch))
+        self.log.inline(begin, perf_counter(), stream.size)
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
