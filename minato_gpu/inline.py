@@ -114,7 +114,7 @@ class StreamHere(Batches):
                 self.log.lost(1, stream.size - 1)
             raise
         self._taken(stream, exactly=self._streams.saves_come)
-        self.log.inline(begin, perf_counter(), stream.size)
+        self.log.inline(begin, perf_counter(), self._streams.batches, stream.size)
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
@@ -160,7 +160,8 @@ class SamplesHere(Batches):
             if not samples:
                 return NOTHING
         batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
-        self.log.inline(begin, perf_counter(), len(piece.keys) - len(self.bad), positions=self.handed)
+        good = len(piece.keys) - len(self.bad)
+        self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.handed)
         return batch
 
     def _samples(self, piece: Piece) -> Value:
@@ -214,7 +215,7 @@ class SamplesHere(Batches):
             return NOTHING
         sample = self._again(ticket)
         batch = self._job.collate_fn([sample] if self._batched else sample)
-        self.log.inline(begin, perf_counter(), 0, padded=1)
+        self.log.inline(begin, perf_counter(), self._source.delivered.batches, 0, padded=1)
         return batch
 
     def _again(self, ticket: Ticket) -> Value:

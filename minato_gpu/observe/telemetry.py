@@ -136,8 +136,10 @@ class Telemetry:
         if self.facts.hearers:
             self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
 
-    def inline(self, begin: float, end: float, size: int, padded: int = 0, positions: Sequence[Span] = ()) -> None:
-        """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
+    def inline(
+        self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
+    ) -> None:
+        """Batch ``number``, of ``size`` samples and ``padded`` repeated ones, was prepared on the consumer's thread."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
@@ -147,7 +149,7 @@ class Telemetry:
         if self.facts.hearers:
             where = self._number, "cpu", 0, positions, size
             self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
-        self.delivered(end, self.batches, size, end - begin, (0,), padded, positions)
+        self.delivered(end, number, size, end - begin, (0,), padded, positions)
 
     def stalled(self, cause: str, begin: float, end: float) -> None:
         """The consumer waited for this cause."""

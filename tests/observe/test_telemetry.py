@@ -102,8 +102,8 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
 def test_work_on_the_consumers_own_thread() -> None:
     log = Telemetry(0.0)
     log.lanes["cpu"].slots = 1
-    log.inline(1.0, 2.0, 3)
-    log.inline(2.0, 4.0, 2)
+    log.inline(1.0, 2.0, 0, 3)
+    log.inline(2.0, 4.0, 1, 2)
     stats = log.stats(4.0)
     assert (stats["samples_delivered"], stats["lanes"]["cpu"]["samples"], stats["wait_s"]["total"]) == (5, 5, 3.0)
     assert stats["lanes"]["cpu"]["busy_share"] == 0.75
