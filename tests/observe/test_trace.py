@@ -202,6 +202,7 @@ def test_packets_larger_than_a_byte_can_say_are_written(tmp_path: Path) -> None:
         ({"bytes": 3}, ValueError, "name 'path'"),
         ({"path": "run", "size": 3}, ValueError, "name 'path'"),
         ({"path": "run", "bytes": 0}, ValueError, "trace must be at least 1 byte"),
+        ({"path": "run", "bytes": 300}, ValueError, "trace: a file takes at least 4000 bytes, got 300; pass more"),
         ({"path": "run", "bytes": "many"}, ValueError, "trace='many' is no number of bytes"),
         ("/nowhere/run.pftrace", ValueError, "cannot be written"),
         (".", ValueError, "cannot be written"),
