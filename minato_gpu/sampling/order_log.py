@@ -22,7 +22,7 @@ class OrderLog:
         self.replays = path.exists() and path.stat().st_size > 0
         self._batches: dict[int, list[list[Span]]] = {}
         if self.replays:
-            for number, line in enumerate(path.read_text().splitlines(), start=1):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
                 try:
                     entry = json.loads(line)
                     spans = [(int(lo), int(hi)) for lo, hi in entry["positions"]]
