@@ -66,6 +66,10 @@ class Telemetry:
         if self.facts.hearers:
             self.facts.tell(f.Ended(self._number, now))
 
+    def left(self) -> None:
+        """The consumer has let go of it, perhaps in the middle: no more time passes in it."""
+        self.end = self.end or perf_counter()
+
     def worked(
         self, lane: str, report: Report, positions: Sequence[Span], sent: float, *, prepared: bool, handed: int = 0
     ) -> None:
