@@ -138,7 +138,7 @@ def replay(out: Output, log: Path) -> None:
     """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
     from minato_gpu.scheduling.replay import verify
 
-    with log.open(encoding="utf-8") as lines:
+    with log.open(encoding="utf-8", errors="replace") as lines:
         events = verify(lines)
     out.console.print(f"{events} events: the same instructions as recorded")
     out.leave_rows({"command": "replay"}, [{"log": str(log), "events": events}])

@@ -5,6 +5,7 @@ The same with workers and without; only where batches come from differs, see win
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence, Sized
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -77,6 +78,7 @@ class EpochIterator(_BaseDataLoaderIter):
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
         self.view = EpochView(batches.log, self._failures, memory)
+        weakref.finalize(self, batches.log.left)
 
     def __len__(self) -> int:
         """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""

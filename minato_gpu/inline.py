@@ -28,7 +28,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
-from minato_gpu.observe.telemetry import Telemetry, size_of
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Drawn, Source
@@ -108,11 +108,13 @@ class StreamHere(Batches):
         except StopIteration:
             self.log.ended(perf_counter())
             raise EndOfEpoch from None
-        except BaseException:  # nobody knows how far into the batch
+        except BaseException as error:  # nobody knows how far into the batch
             self._taken(stream, exactly=True)
+            if isinstance(error, Exception):
+                self.log.lost(1, stream.size - 1)
             raise
         self._taken(stream, exactly=self._streams.saves_come)
-        self.log.inline(begin, perf_counter(), size_of(batch))
+        self.log.inline(begin, perf_counter(), self._streams.batches, stream.size)
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
@@ -158,7 +160,8 @@ class SamplesHere(Batches):
             if not samples:
                 return NOTHING
         batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
-        self.log.inline(begin, perf_counter(), len(piece.keys) - len(self.bad), positions=self.handed)
+        good = len(piece.keys) - len(self.bad)
+        self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.handed)
         return batch
 
     def _samples(self, piece: Piece) -> Value:
@@ -212,7 +215,7 @@ class SamplesHere(Batches):
             return NOTHING
         sample = self._again(ticket)
         batch = self._job.collate_fn([sample] if self._batched else sample)
-        self.log.inline(begin, perf_counter(), 0, padded=1)
+        self.log.inline(begin, perf_counter(), self._source.delivered.batches, 0, padded=1)
         return batch
 
     def _again(self, ticket: Ticket) -> Value:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
@@ -128,6 +129,10 @@ def _check_order_log(loader: Arguments) -> None:
         return
     if not isinstance(loader.order_log, (str, os.PathLike)):
         raise TypeError(f"order_log must be a path or None, got {loader.order_log!r}")
+    if Path(loader.order_log).is_dir():  # so is ""
+        raise ValueError(
+            f"order_log={str(loader.order_log)!r} is a directory; name a file in it, such as 'order.jsonl'"
+        )
     if loader.in_order or loader.num_workers == 0 or isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             "order_log records or replays the order in which workers deliver a sampler's samples; it needs "

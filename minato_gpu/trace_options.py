@@ -13,6 +13,7 @@ from minato_gpu.extras import from_extra
 from minato_gpu.sizes import nbytes
 
 _LIMIT = 256 << 20  # two million samples that are told of one by one
+_LEAST = 4000  # some batches, beside what every trace begins with
 
 
 @dataclass(frozen=True)
@@ -38,5 +39,9 @@ class TraceOptions:
             raise ValueError(f"trace={str(path)!r} cannot be written; name a file in a directory that can be")
         with from_extra("trace"):
             import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
-        limit = given.get("bytes")
-        return cls(path, _LIMIT if limit is None else nbytes("trace", limit, "leave it out for no trace"))
+        if given.get("bytes") is None:
+            return cls(path)
+        limit = nbytes("trace", given["bytes"], "leave it out for no trace")
+        if limit < _LEAST:
+            raise ValueError(f"trace: a file takes at least {_LEAST} bytes, got {given['bytes']!r}; pass more")
+        return cls(path, limit)

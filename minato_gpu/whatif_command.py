@@ -86,7 +86,9 @@ def _read(path: Path, rank: int) -> Profile:
 
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(data, dict) and "profiles" in data:
+        if not isinstance(data, dict):
+            raise TypeError("it holds no figures by name")
+        if "profiles" in data:
             of_rank = [each for each in data["profiles"] if each["rank"] == rank]
             if not of_rank:
                 raise ValueError(f"{path}: there is no rank {rank}")

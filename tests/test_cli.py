@@ -157,3 +157,9 @@ def test_the_traceback_of_a_worker_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("wrong", [["--epochs", "0"], ["--data", "/no/such/folder"], ["--workers", "0"]])
 def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
     assert "Invalid value" in _run("demo", *wrong, code=2).output
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"no log\n", b"\x89PNG\r\n"], ids=["empty", "json", "text", "binary"])
+def test_a_file_that_is_no_event_log_is_not_replayed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "log").write_bytes(content)
+    assert "not the first line of an event log" in _run("replay", str(tmp_path / "log"), code=1).output

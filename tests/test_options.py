@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"device": 2.5}, TypeError, "device=2.5 is no device"),
     ({"device": "meta"}, ValueError, "device='meta': batches live on 'cpu' or on 'cuda'"),
     ({"order_log": 5, "in_order": False, "num_workers": 1}, TypeError, "order_log must be a path or None, got 5"),
+    ({"order_log": "", "in_order": False, "num_workers": 1}, ValueError, "order_log='' is a directory; name a file"),
+    ({"order_log": Path(), "in_order": False, "num_workers": 1}, ValueError, "order_log='.' is a directory; name a"),
     ({"order_log": "order", "num_workers": 1}, ValueError, "order_log .* needs in_order=False"),
     ({"order_log": "order", "in_order": False}, ValueError, "order_log .* num_workers > 0"),
     (

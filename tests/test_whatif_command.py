@@ -90,7 +90,7 @@ def test_what_makes_no_sense_is_said_in_a_line(saved: Path, arguments: list[str]
     assert done.exit_code in (1, 2) and said in done.output and "Traceback" not in done.output
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"loader": "torch"}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"loader": "torch"}', "\0", '"x"', "[1]"])
 def test_another_file_is_no_profile(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)

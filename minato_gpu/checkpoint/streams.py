@@ -42,7 +42,7 @@ def _plain(places: Sequence[StreamState]) -> list[s.State]:
         if at.error is not None:
             raise ValueError(f"the stream of worker {number} cannot be saved: {at.error}")
         own: s.State = at._asdict()
-        del own["error"]
+        del own["error"], own["size"]
         own["failed"] = [list(batch) for batch in at.failed]
         if at.state is not None:
             own["state"] = dict(zip(("of", "state", "dataset"), pickle.loads(at.state), strict=True))

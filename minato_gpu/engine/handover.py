@@ -8,7 +8,7 @@ from time import perf_counter
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.engine.parts import Parts
 from minato_gpu.lanes.base import failure
-from minato_gpu.observe.telemetry import Telemetry, size_of
+from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Value
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.window.contract import Judge
@@ -44,7 +44,7 @@ class Handover:
         finally:
             if self._records is not None:  # they are dealt with, if somebody wants to know that of the next runs
                 self._records.record(epoch.number, positions)
-        self._log(log, epoch, batch, now, now - asked, value, positions)
+        self._log(log, epoch, batch, now, now - asked, positions)
         return value
 
     def value(self, epoch: Epoch, batch: Batch) -> Value:
@@ -66,18 +66,18 @@ class Handover:
         batch: Batch,
         now: float,
         wait: float,
-        value: Value,
         positions: Sequence[Span],
     ) -> None:
         """The consumer waited so many seconds for the batch of these positions, and gets it ``now``."""
-        first, number = epoch.first_serial, batch.order - epoch.first_order
+        first, number, size = epoch.first_serial, batch.order - epoch.first_order, batch.size
+        if (streams := epoch.source.streams) is not None and (told := streams.told.get(batch.dealt[0][0])) is not None:
+            size = max(1, told.size)
         if batch.failure is not None:
             failed = max(1, batch.failed)
-            log.lost(failed, batch.size - failed)
+            log.lost(failed, size - failed)
             return
-        if not batch.size:
+        if not size:
             return
         late = [max(0, number - (hi - 1 - first) // self._place_size) for _, hi in batch.spans]
         late += [max(0, number - (lo - first) // self._place_size) for lo, _ in batch.spans]
-        size = size_of(value) if self._streams else batch.size
         log.delivered(now, number, size, wait, late, positions=positions)

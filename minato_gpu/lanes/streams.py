@@ -52,6 +52,7 @@ class StreamState(NamedTuple):
     ``error``: what asking for the state raised; it matters to nobody but who saves. ``over``: the state is one of the
     end of an epoch that had batches; the epoch after it begins, or has ended too. ``failed``: of a stream that is read
     again, the batches among those delivered that raised, by their numbers, and how many samples each had taken by then.
+    ``size``: samples of the last batch, with one that raised; no part of what is saved.
     """
 
     state: bytes | None
@@ -61,6 +62,7 @@ class StreamState(NamedTuple):
     over: bool = False
     batches: int = 0
     failed: tuple[tuple[int, int], ...] = ()
+    size: int = 0
 
     @property
     def next_epoch(self) -> StreamState | None:
@@ -185,6 +187,7 @@ class _Told:
 
 class Stream:
     """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
+    ``size``: what the last one had of them, with one that raised.
 
     ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
     ``look`` tells how generators stand, by name, and ``drew`` which of them the stream has moved since the consumer had
@@ -203,6 +206,7 @@ class Stream:
     ) -> None:
         self.drew: set[str] = set()
         self.ended = False
+        self.size = 0
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
         self._since: int | None = None  # batches since a large state was told, the last one
@@ -266,19 +270,22 @@ class Stream:
 
     def fetch(self, samples: int) -> Value:
         """The next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
-        self._failed = None
+        self._failed, self.size = None, 0
         if self.ended:
             raise StopIteration
         data: list[Value] = []
         try:
             for _ in range(samples):
                 try:
+                    self.size = len(data) + 1
                     data.append(next(self.samples))
                 except StopIteration:
+                    self.size -= 1
                     self.ended = self._job.auto_collation
                     break
             if data and (len(data) == samples or not self._job.drop_last):
                 return self._joined(data)
+            self.size = 0
         except BaseException:
             self._failed = len(data)
             raise
@@ -290,6 +297,9 @@ class Stream:
     def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
+        return self._stands(exactly=exactly)._replace(size=self.size)
+
+    def _stands(self, *, exactly: bool) -> StreamState:
         part: Value = self.samples
         kind = "iterator"
         if isinstance(part, (_Passes, _Told)):

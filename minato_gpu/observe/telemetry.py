@@ -13,7 +13,7 @@ import numpy as np
 
 from minato_gpu.lanes.base import Report
 from minato_gpu.observe import facts as f
-from minato_gpu.samples import JSON, Value
+from minato_gpu.samples import JSON
 from minato_gpu.scheduling.messages import Span
 
 _RING = 1 << 14
@@ -66,23 +66,31 @@ class Telemetry:
         if self.facts.hearers:
             self.facts.tell(f.Ended(self._number, now))
 
+    def left(self) -> None:
+        """The consumer has let go of it, perhaps in the middle: no more time passes in it."""
+        self.end = self.end or perf_counter()
+
     def worked(
         self, lane: str, report: Report, positions: Sequence[Span], sent: float, *, prepared: bool, handed: int = 0
     ) -> None:
         """A lane reported work on this epoch's samples at these positions, in a chunk that was sent at ``sent``.
 
-        Host reads and collation prepare no sample; ``handed`` of them went on to another lane.
+        Host reads and collation prepare no sample, nor does the end of a stream; ``handed`` of them went on to another
+        lane. A batch of a stream says how many samples it has.
         """
-        log, count = self.lanes[lane], report.done - report.first
+        log, count = self.lanes[lane], report.done - report.first if report.told is None else report.told.size
+        count = 0 if report.status else count
+        each = report.seconds / max(count, 1)
         begin, end = _span(report)
         self.repeated += report.repeated
         if prepared:
             log.samples += count - handed
             log.handed += handed
+        if prepared and count:
             log.queue_s.append(max(0.0, report.begin - sent))
-            log.service_s.append(report.seconds / count)
+            log.service_s.append(each)
         position = positions[0][0] if positions else -1
-        self.spans.append((begin, end, lane, report.worker, self._number, position, count, report.seconds / count))
+        self.spans.append((begin, end, lane, report.worker, self._number, position, count, each))
         if self.facts.hearers:
             where = self._number, lane, report.worker, positions, count
             self.facts.tell(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
@@ -132,8 +140,10 @@ class Telemetry:
         if self.facts.hearers:
             self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
 
-    def inline(self, begin: float, end: float, size: int, padded: int = 0, positions: Sequence[Span] = ()) -> None:
-        """A batch of ``size`` samples, and ``padded`` repeated ones, was prepared on the consumer's own thread."""
+    def inline(
+        self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
+    ) -> None:
+        """Batch ``number``, of ``size`` samples and ``padded`` repeated ones, was prepared on the consumer's thread."""
         log = self.lanes["cpu"]
         log.samples += size
         log.busy_s += end - begin
@@ -143,7 +153,7 @@ class Telemetry:
         if self.facts.hearers:
             where = self._number, "cpu", 0, positions, size
             self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
-        self.delivered(end, self.batches, size, end - begin, (0,), padded, positions)
+        self.delivered(end, number, size, end - begin, (0,), padded, positions)
 
     def stalled(self, cause: str, begin: float, end: float) -> None:
         """The consumer waited for this cause."""
@@ -209,13 +219,3 @@ def percentiles(values: Iterable[float]) -> dict[str, float]:
         return {"p50": 0.0, "p95": 0.0, "p99": 0.0}
     p50, p95, p99 = np.percentile(data, [50, 95, 99])
     return {"p50": float(p50), "p95": float(p95), "p99": float(p99)}
-
-
-def size_of(batch: Value) -> int:
-    """Samples in a batch, as far as its first tensor tells."""
-    if isinstance(batch, dict):
-        return max((size_of(item) for item in batch.values()), default=1)
-    if isinstance(batch, (list, tuple)):
-        return max((size_of(item) for item in batch), default=1)
-    shape: tuple[int, ...] = tuple(getattr(batch, "shape", ()))
-    return int(shape[0]) if len(shape) else 1

@@ -144,7 +144,7 @@ class Trace:
         packet = self._event(_INSTANT, LOOP, fact.at, "failed samples")
         _annotate(packet, epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
         self._write(packet)
-        self._ready -= fact.samples + fact.skipped
+        self._ready = max(0, self._ready - fact.samples - fact.skipped)  # without workers nothing is ready before
 
     def _died(self, fact: f.Died) -> None:
         self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.stuck else "worker died"))

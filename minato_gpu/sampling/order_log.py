@@ -23,7 +23,7 @@ class OrderLog:
         self._size = 0  # what this loader has recorded, in bytes
         self._batches: dict[int, list[list[Span]]] = {}
         if self.replays:
-            for number, line in enumerate(path.read_text().splitlines(), start=1):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
                 try:
                     entry = json.loads(line)
                     spans = [(int(lo), int(hi)) for lo, hi in entry["positions"]]

@@ -40,10 +40,10 @@ def line(event: m.Event, instructions: Sequence[m.Instruction]) -> str:
 
 def parse(text: str) -> tuple[m.Event, list[m.Instruction]]:
     """Event and instructions of a line. Raises ValueError for a line that is not one of a log."""
-    entry = json.loads(text)
     try:
+        entry = json.loads(text)
         return _decode(entry["event"]), [_decode(each) for each in entry["instructions"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"not a line of an event log: {text[:80]!r}") from error
 
 
@@ -51,7 +51,7 @@ def parse_header(text: str) -> Policy:
     """The policy of a log's first line. Raises ValueError for any other line."""
     try:
         return Policy(**json.loads(text)["policy"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"not the first line of an event log: {text[:80]!r}") from error
 
 
@@ -61,7 +61,7 @@ def verify(lines: Iterable[str]) -> int:
     Raises ReplayMismatch at the first event to which the scheduler now answers differently, ValueError for bad lines.
     """
     rest = iter(lines)
-    scheduler = Scheduler(parse_header(next(rest, "{}")))
+    scheduler = Scheduler(parse_header(next(rest, "")))
     count = 0
     for text in rest:
         if text.startswith('{"policy"'):  # another run of the same loader

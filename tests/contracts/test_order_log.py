@@ -140,12 +140,13 @@ def test_a_log_of_another_data_set_is_refused(tmp_path: Path) -> None:
     assert "order_log" in str(error_of(ValueError, list, loader))
 
 
-def test_a_file_that_is_no_log_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"this is no log\n", b"\x89PNG\r\n"], ids=["text", "binary"])
+def test_a_file_that_is_no_log_is_refused(tmp_path: Path, content: bytes) -> None:
     log = tmp_path / "order.log"
-    log.write_text("this is no log\n")
+    log.write_bytes(content)
     with pytest.raises(ValueError, match="order_log"):
         _loader(BOUNDED_8, log, draw)
-    assert log.read_text() == "this is no log\n"
+    assert log.read_bytes() == content
 
 
 def test_what_was_left_out_or_raised_is_part_of_the_order(tmp_path: Path) -> None:

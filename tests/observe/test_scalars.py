@@ -44,3 +44,17 @@ def test_of_a_loader(workers: int) -> None:
     found = loader.scalars()
     assert found["samples_delivered"] == 12.0 and found["lanes/cpu/slots"] == max(workers, 1)
     assert all(type(value) is float and math.isfinite(value) for value in found.values())
+
+
+@pytest.mark.parametrize("persists", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_is_left_takes_no_more_time(workers: int, persists: bool) -> None:
+    data: Any = range(12)
+    loader: Any = DataLoader(data, 4, num_workers=workers, persistent_workers=persists and workers > 0)
+    for _ in loader:
+        assert loader.stats()["elapsed_s"] < loader.stats()["elapsed_s"]
+        break
+    left = loader.stats()
+    assert left["elapsed_s"] == loader.stats()["elapsed_s"] and left["batches_delivered"] == 1
+    assert len(list(loader)) == 3
+    assert loader.stats()["elapsed_s"] == loader.stats()["elapsed_s"]

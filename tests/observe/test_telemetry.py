@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from minato_gpu.lanes.base import Report
 from minato_gpu.observe import telemetry as module
-from minato_gpu.observe.telemetry import Telemetry, percentiles, size_of
+from minato_gpu.observe.telemetry import Telemetry, percentiles
 
 
 def report(first: int, done: int, begin: float, end: float, seconds: float, worker: int = 0) -> Report:
@@ -104,8 +102,8 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
 def test_work_on_the_consumers_own_thread() -> None:
     log = Telemetry(0.0)
     log.lanes["cpu"].slots = 1
-    log.inline(1.0, 2.0, 3)
-    log.inline(2.0, 4.0, 2)
+    log.inline(1.0, 2.0, 0, 3)
+    log.inline(2.0, 4.0, 1, 2)
     stats = log.stats(4.0)
     assert (stats["samples_delivered"], stats["lanes"]["cpu"]["samples"], stats["wait_s"]["total"]) == (5, 5, 3.0)
     assert stats["lanes"]["cpu"]["busy_share"] == 0.75
@@ -117,24 +115,3 @@ def test_percentiles(values: Any) -> None:
     found = percentiles(values)
     assert found == {f"p{p}": pytest.approx(float(np.percentile(list(values), p))) for p in (50, 95, 99)}
     assert all(type(value) is float for value in found.values())
-
-
-_Pair = namedtuple("_Pair", "left right")
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (torch.zeros(5, 2), 5),
-        ({"text": ["a"] * 3, "x": torch.zeros(3)}, 3),
-        ([torch.zeros(4), torch.zeros(4, 9)], 4),
-        (_Pair(1, torch.zeros(7)), 7),
-        (np.zeros((6, 1)), 6),
-        (torch.tensor(3), 1),
-        ("text", 1),
-        ({}, 1),
-        (None, 1),
-    ],
-)
-def test_size_of(batch: Any, size: int) -> None:
-    assert size_of(batch) == size

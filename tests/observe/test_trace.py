@@ -121,10 +121,11 @@ def test_an_epoch_that_is_left_ends_where_the_next_begins(tmp_path: Path) -> Non
     assert len(found.batches) == 11 and found.counts[-1] == 0
 
 
-def test_failures_are_there(tmp_path: Path) -> None:
-    found = traced(tmp_path / "run.pftrace", Fails(range(8)), num_workers=1, on_error="skip")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_failures_are_there(tmp_path: Path, workers: int) -> None:
+    found = traced(tmp_path / "run.pftrace", Fails(range(12)), num_workers=workers, on_error="skip")
     (failed,) = (each for each in found.instants["training loop"] if each.name == "failed samples")
-    assert (failed.values["samples"], found.counts[-1]) == (1, 0)
+    assert (failed.values["samples"], found.counts[-1]) == (1, 0) and min(found.counts) >= 0
 
 
 def test_it_takes_no_more_bytes_than_it_may(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -201,6 +202,7 @@ def test_packets_larger_than_a_byte_can_say_are_written(tmp_path: Path) -> None:
         ({"bytes": 3}, ValueError, "name 'path'"),
         ({"path": "run", "size": 3}, ValueError, "name 'path'"),
         ({"path": "run", "bytes": 0}, ValueError, "trace must be at least 1 byte"),
+        ({"path": "run", "bytes": 300}, ValueError, "trace: a file takes at least 4000 bytes, got 300; pass more"),
         ({"path": "run", "bytes": "many"}, ValueError, "trace='many' is no number of bytes"),
         ("/nowhere/run.pftrace", ValueError, "cannot be written"),
         (".", ValueError, "cannot be written"),

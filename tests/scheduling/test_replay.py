@@ -38,7 +38,7 @@ def test_a_recorded_run_replays_to_the_same_instructions(fixed: bool) -> None:
         replay.verify(changed)
 
 
-@pytest.mark.parametrize("text", ['{"event": 3}', "[]", '{"policy": {}}'])
+@pytest.mark.parametrize("text", ['{"event": 3}', "[]", '{"policy": {}}', '{"event": ["Fin'])
 def test_a_line_that_is_no_event_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="event log"):
         replay.parse(text)
