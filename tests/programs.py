@@ -143,7 +143,7 @@ def _server() -> socket.socket:
     """The end that requests go to. The process behind it ends when this one does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-W", "ignore", "-m", "tests.programs", str(theirs.fileno())]
-    environment = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    environment = {**os.environ, "PYTHONHASHSEED": "random"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # nobody waits for it, which is no leak
     server_pids.append(process.pid)

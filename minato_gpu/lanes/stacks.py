@@ -68,7 +68,7 @@ def of_process(pid: int, end: socket.socket) -> str:
     poll.register(end, select.POLLIN)
     while len(out) < _MOST:
         if not poll.poll(1e3 * wait):
-            if monotonic() > until or (out and not _ran_s(pid) < ran + _LINE_S):
+            if monotonic() > until or (out and _ran_s(pid) >= ran + _LINE_S):
                 break
             if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, since the last look
                 break
@@ -91,7 +91,7 @@ def _could_run(pid: int) -> bool:
 def _ran_s(pid: int) -> float:
     """Seconds that the thread that answers has been on a core; infinite where the kernel does not tell."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) * 1e-9
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) * 1e-9 or float("inf")
     except (OSError, IndexError):
         return float("inf")
 

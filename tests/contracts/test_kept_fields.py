@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -142,14 +143,19 @@ def test_fields_that_the_reader_process_comes_to_at_its_end_are_kept(
 ) -> None:
     """Those of the last samples, say, which workers have sent just before the epoch's end."""
     ends: list[bool] = []
-    receive, close = field_transfer.receive, _Link.close
+    take, close = _Link._take_fields, _Link.close
+
+    def takes(link: _Link, end: socket.socket) -> bool:
+        if not ends:
+            link._loop.remove_reader(end.fileno())
+        return bool(ends) and take(link, end)
 
     async def closes(link: _Link) -> None:
         ends.append(True)
         await close(link)
 
     monkeypatch.setattr(_Link, "close", closes)
-    monkeypatch.setattr(field_transfer, "receive", lambda end: receive(end) if ends else None)
+    monkeypatch.setattr(_Link, "_take_fields", takes)
     loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, **dict(mode.arguments))
     for _ in range(2):
         epoch(loader)

@@ -85,7 +85,8 @@ def test_on_one_rank_batches_are_composed_as_before(accelerator: Any) -> None:
 
     loader = DataLoader(Costly(40), 4, num_workers=2, in_order=False, on_error="skip", max_failures=3)
     prepared = prepare(accelerator, loader)
-    assert accelerator.prepare(prepared) is prepared
+    model = torch.nn.Linear(1, 1)
+    assert accelerator.prepare(model, prepared)[1] is prepared
     for at, batch in enumerate(prepared):
         assert len(batch) == 4
         if at == 2:

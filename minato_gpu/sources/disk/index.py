@@ -34,7 +34,8 @@ from minato_gpu.sources.disk.records import Entry, Record, Run, Segment, Total, 
 R = TypeVar("R", bound=Record)
 
 _MAP_BYTES = 8 << 30  # of address space, for some 30 million entries; the file is as large as what it holds
-_MOST_READERS, _MOST_OF_ONE = 1024, 64  # transactions at a time, of all processes and of the threads of one
+_MOST_READERS = 1024  # at a time, of all processes
+_KEPT = 64  # readers that a process has made and keeps: to make one takes a mutex that all processes share
 _PAGE_HEADROOM = 64
 _RENEW_S = 300.0
 _AT_A_TIME = 4096
@@ -88,7 +89,7 @@ class Index:
             map_size=_MAP_BYTES,
             max_dbs=8,
             max_readers=_MOST_READERS,
-            max_spare_txns=_MOST_OF_ONE,
+            max_spare_txns=_KEPT,
             mode=0o600,
             sync=False,
             readahead=False,
@@ -147,8 +148,9 @@ class Index:
     def close(self) -> None:
         """Hand the index to the disk and let go of it."""
         self._environment.sync(True)
-        self._environment.close()
-        self._folder.close()
+        with self._writing:
+            self._environment.close()
+            self._folder.close()
 
     def forked(self) -> None:
         """In a fork's copy: the lock is the parent's."""
@@ -157,6 +159,8 @@ class Index:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         with self._writing:
+            if self._folder.fd < 0:
+                raise lmdb.Error("the index has been closed")
             fcntl.flock(self._folder.fd, fcntl.LOCK_EX)
             try:
                 yield

@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from minato_gpu.sources.disk.index import Index
@@ -90,3 +91,11 @@ def test_who_is_killed_while_it_waits_takes_nobodys_turn(tmp_path: Path) -> None
                 first.join()
         assert to_second.poll(20) and to_second.recv() == "written"
         index.close()
+
+
+def test_there_is_no_turn_once_the_index_is_closed(tmp_path: Path) -> None:
+    """A thread may have been waiting for it: for a tier that is a miss, as any error of LMDB's."""
+    index = Index(tmp_path)
+    index.close()
+    with pytest.raises(lmdb.Error, match="closed"), index.write():
+        pass
