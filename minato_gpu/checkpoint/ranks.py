@@ -9,6 +9,7 @@ they are repetitions, and ranks fill up their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, told_by
 
 _MOST_RANKS = 1 << 20
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
@@ -35,16 +36,21 @@ def rank_of(sampling: Sampling) -> s.State | None:
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        named = [[getattr(part, name, None) for name in names] for part in sampling.parts for names in _SHARES]
-        found = (shares for shares in named if all(type(number) is int for number in shares))
-        return next(({"replicas": replicas, "rank": rank} for replicas, rank in found), None)
+        named = [[told_by(part, name) for name in names] for part in sampling.parts for names in _SHARES]
+        found = (shares for shares in named if all(map(_is_whole, shares)))
+        return next(({"replicas": int(replicas), "rank": int(rank)} for replicas, rank in found), None)
     return {
-        "replicas": sampler.num_replicas,
-        "rank": sampler.rank,
+        "replicas": int(sampler.num_replicas),
+        "rank": int(sampler.rank),
         "shuffle": sampler.shuffle,
         "seed": sampler.seed,
         "drop_last": sampler.drop_last,
     }
+
+
+def _is_whole(number: Value) -> bool:
+    """Whether it is a whole number, NumPy's too."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 @s.within_depth()
