@@ -12,6 +12,7 @@ loader refuses to be prepared without it, rather than be replaced unnoticed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from inspect import signature
 from typing import Any
 
@@ -47,10 +48,11 @@ class PreparedLoader(DataLoaderShard):
         self._ahead = 0 if self.end_of_dataloader else 1
         self._counts = self.end_of_dataloader
 
-    def end(self) -> None:
-        """The loop is over, and the epoch has been counted if it came to its end."""
-        self._counts = False
-        super().end()
+    def __iter__(self) -> Iterator[Value]:
+        try:
+            yield from super().__iter__()
+        finally:  # counted by now, or left at its last batch and not to be
+            self._counts = False
 
     def state_dict(self) -> dict[str, Value]:
         """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""

@@ -9,6 +9,7 @@ they are repetitions, and ranks fill up their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.samplers import Sampling, told_by
 
 _MOST_RANKS = 1 << 20
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
@@ -35,16 +36,21 @@ def rank_of(sampling: Sampling) -> s.State | None:
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        named = [[getattr(part, name, None) for name in names] for part in sampling.parts for names in _SHARES]
-        found = (shares for shares in named if all(type(number) is int for number in shares))
-        return next(({"replicas": replicas, "rank": rank} for replicas, rank in found), None)
+        named = [[told_by(part, name) for name in names] for part in sampling.parts for names in _SHARES]
+        found = (shares for shares in named if all(map(_is_whole, shares)))
+        return next(({"replicas": int(replicas), "rank": int(rank)} for replicas, rank in found), None)
     return {
-        "replicas": sampler.num_replicas,
-        "rank": sampler.rank,
+        "replicas": int(sampler.num_replicas),
+        "rank": int(sampler.rank),
         "shuffle": sampler.shuffle,
         "seed": sampler.seed,
         "drop_last": sampler.drop_last,
     }
+
+
+def _is_whole(number: Value) -> bool:
+    """Whether it is a whole number, NumPy's too."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 @s.within_depth()
@@ -70,8 +76,9 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
                     f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
                     "ranks must be saved at the same step"
                 )
-    undealt = first["source"].get("rank") in (None, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
-    if first["kind"] == "merged" and all(state == first for state in all_):  # loaded, and saved before the next iter()
+    rank = first["source"].get("rank")
+    undealt = rank is None or s.alike(rank, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    if first["kind"] == "merged" and _all_alike(all_):  # loaded, and saved before the next iter()
         return first
     if len(all_) == 1 and (undealt or not first["begun"]):
         return first
@@ -84,8 +91,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
         raise ValueError(f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {ranks}")
     source = {name: value for name, value in first["source"].items() if name not in ("rank", "witness")}
     for state, share in zip(all_, shares, strict=True):
-        same = {name: state["source"].get(name) for name in source} == source
-        if not same or {**share, "rank": 0} != {**shares[0], "rank": 0}:
+        same = s.alike({name: state["source"].get(name) for name in source}, source)
+        if not same or not s.alike({**share, "rank": 0}, {**shares[0], "rank": 0}):
             raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
     by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
     parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
@@ -100,28 +107,44 @@ def _between(states: list[s.State]) -> s.State:
     source = {name: value for name, value in states[0]["source"].items() if name != "rank"}
     if any(state["source"].get("streams") is not None for state in states):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
-    try:
-        alike = all(state["source"].get("state") == source.get("state") for state in states)
-    except Exception:  # they may hold anything: tensors, say
-        alike = False
-    if not alike:
+    if not _all_alike([state["source"].get("state") for state in states]):
         raise ValueError("merge_state_dicts(): the ranks' samplers have other states; every rank resumes from its own")
     return {**states[0], "source": source, **_of_each(states)}
 
 
 def _of_each(states: list[s.State]) -> s.State:
-    """The global generators and the seeds of all ranks: one for all where they were alike, else rank by rank, as far as
-    the ranks are known."""
+    """The global generators and the seeds of all ranks: one for all where they were alike, else rank by rank.
+
+    Where the ranks are not known, global generators that were not alike stay out of it; of seeds, and of the loaders'
+    own generators, raises ValueError.
+    """
+    by_rank = _by_rank(states)
+    found = [state.get("global") for state in by_rank or states]
+    seeds = [{name: state[name] for name in _SEEDS} for state in by_rank or states]
+    out: s.State = {"global": found[0] if _all_alike(found) else None}
+    if by_rank and not _all_alike(found):
+        out["globals"] = found
+    if not _all_alike(seeds):
+        if not by_rank:
+            raise ValueError(
+                "merge_state_dicts(): the ranks have other generators or seeds, and their samplers do not tell their "
+                "ranks; every rank resumes from its own state"
+            )
+        out["seeds"] = seeds
+    return out
+
+
+def _by_rank(states: list[s.State]) -> list[s.State]:
+    """In the order of their ranks; none where these are not known."""
     shares = [state["source"].get("rank") for state in states]
     ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
-    known = sorted(map(repr, ranks)) == sorted(map(repr, range(len(states))))
-    by_rank = [states[ranks.index(rank)] for rank in range(len(states))] if known else []
-    alike = all(state.get("global") == states[0].get("global") for state in states)
-    out = {"global": states[0].get("global") if alike else None}
-    if known and not alike:
-        out["globals"] = [state.get("global") for state in by_rank]
-    seeds = [{name: state[name] for name in _SEEDS} for state in by_rank]
-    return out if all(each == seeds[0] for each in seeds) else {**out, "seeds": seeds}
+    if sorted(map(repr, ranks)) != sorted(map(repr, range(len(states)))):
+        return []
+    return [states[ranks.index(rank)] for rank in range(len(states))]
+
+
+def _all_alike(values: Sequence[Value]) -> bool:
+    return all(s.alike(each, values[0]) for each in values)
 
 
 def _share(state: s.State) -> Mapping[str, JSON]:
@@ -142,8 +165,8 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     mine = rank_of(sampling)
     if state.get("globals") is not None:
         state = {**state, "global": _own(state, "globals", mine)}
-    if state.get("seeds") is not None and (own := _own(state, "seeds", mine)) is not None:
-        state = s.check({**state, **{name: s.mapping({"seeds": own}, "seeds").get(name) for name in _SEEDS}})
+    if state.get("seeds") is not None:
+        state = _with_seeds(state, _own(state, "seeds", mine))
     if not state["begun"]:
         saved = state["source"].get("rank")
         others = saved is not None and mine is not None and _said(saved) != _said(mine)
@@ -168,7 +191,7 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
         raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
     failed = sum(positions_of(s.mapping({"parts": part}, "parts")).failed for part in parts)
-    if share["replicas"] == mine["replicas"] and share.get("drop_last") == mine["drop_last"]:
+    if share["replicas"] == mine["replicas"] and s.alike(share.get("drop_last"), mine["drop_last"]):
         progress: Mapping[str, JSON] = parts[mine["rank"]]
     else:
         progress = {"batches": 0, "below": 0, "above": "", "failed": _shared_out(failed, mine)}
@@ -184,9 +207,17 @@ def _own(state: s.State, name: str, mine: s.State | None) -> JSON:
     return each[mine["rank"]] if mine is not None and len(each) == mine["replicas"] else None
 
 
+def _with_seeds(state: s.State, own: JSON) -> s.State:
+    """The state with these of one rank, if there are any. Raises ValueError where they are damaged."""
+    if own is None:
+        return state
+    seeds = s.mapping({"seeds": own}, "seeds")
+    return s.check({**state, **{name: seeds.get(name) for name in _SEEDS}})
+
+
 def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:
     for name in names:
-        if saved.get(name) != mine[name]:
+        if not s.alike(saved.get(name), mine[name]):
             was = f"{name}={s.quoted(saved.get(name))}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
 

@@ -102,7 +102,7 @@ class Resumption:
     def _agree(self, *names: str) -> None:
         source, mine = self.state["source"], self._sampling.describe()
         for name in names:
-            if source.get(name) != mine[name]:
+            if not s.alike(source.get(name), mine[name]):
                 meaning, theirs = name.replace("length", "length of the sampler"), s.quoted(source.get(name))
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
@@ -196,7 +196,8 @@ class Resumption:
             digest = s.mapping(saved, "digest")
             source.expected = s.number(digest, "below"), s.number(digest, "crc")
         source.skip()
-        if source.witness is not None and saved.get("witness") is not None and source.witness != saved["witness"]:
+        witness = saved.get("witness")
+        if source.witness is not None and witness is not None and not s.alike(source.witness, witness):
             raise ValueError(
                 "the sampler yields another order than when the state was saved; data set, sampler and its seed must "
                 "be the same"

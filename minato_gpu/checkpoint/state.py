@@ -18,7 +18,7 @@ import torch
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
-from minato_gpu.samples import JSON, Key
+from minato_gpu.samples import JSON, Key, Value
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 3
 _LARGEST = (1 << 63) - 1
@@ -52,7 +52,7 @@ def check(state: JSON) -> State:
     if state.get("format") != FORMAT:
         raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {quoted(state.get('format'))}")
     version = state.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if not alike(version, VERSION) or isinstance(version, bool):
         raise ValueError(f"a state of version {quoted(version)}; this minato_gpu reads version {VERSION}")
     out = dict(state)
     choice(out, "kind", ("map", "iterable", "merged"))
@@ -104,6 +104,23 @@ class _Quoted(reprlib.Repr):
 def quoted(value: JSON) -> str:
     """A value of an untrusted state, for a message: its ``repr`` may be as long as a file, or end in RecursionError."""
     return _Quoted().repr(value)[:_QUOTED]
+
+
+def alike(one: Value, other: Value) -> bool:
+    """Whether two parts of states are the same: what is the user's own may hold tensors and arrays, whose ``==`` is no
+    answer. What cannot be compared is not."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple) and type(one) is type(other):
+        return len(one) == len(other) and all(map(alike, one, other))
+    try:
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            return one.dtype == other.dtype and torch.equal(one, other)
+        if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+            return one.dtype == other.dtype and np.array_equal(one, other)
+        return bool(one == other)
+    except Exception:
+        return False
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,15 +41,22 @@ class OrderLog:
         return not self.replays or epoch in self._batches
 
     def record(self, epoch: int, spans: Sequence[Span]) -> None:
-        """Append one delivered batch. Raises ValueError where others record there, which no replay could follow."""
+        """Append one delivered batch, to a new file where the one before was moved away.
+
+        Raises ValueError where others record there, or part of it is gone, which no replay could follow.
+        """
         with self.path.open("ab") as file:
-            if file.tell() != self._size:
+            found = os.fstat(file.fileno())
+            if found.st_size not in (0, self._size) and stat.S_ISREG(found.st_mode):
+                if found.st_size < self._size:
+                    raise ValueError(f"order_log: {self.path} was cut off, or another put in its place, while it grew")
                 raise ValueError(
                     f"order_log: another loader (another rank's, say) records to {self.path}, too; pass each a file of "
                     "its own"
                 )
-            file.write(json.dumps({"epoch": epoch, "positions": spans}).encode() + b"\n")
-            self._size = file.tell()
+            line = json.dumps({"epoch": epoch, "positions": spans}).encode() + b"\n"
+            file.write(line)
+            self._size = found.st_size + len(line)
 
     def replay(self, source: Source) -> Iterator[Drawn]:
         """The source's tickets in the recorded order and batches. Raises ValueError where they do not match."""

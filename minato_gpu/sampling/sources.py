@@ -110,9 +110,15 @@ class Source:
 
     @property
     def told_epoch(self) -> int | None:
-        """What ``set_epoch`` was last told before the order was drawn: of what is not cut here, before iter()."""
-        drawn = self._whole or self.place > 0 or self.order.coming
-        return self._told_epoch if drawn else self._sampling.told_epoch
+        """What ``set_epoch`` was last told before the order was drawn.
+
+        A sampler whose batches are taken as they are is drawn at iter(); one that is cut here, at the first batch.
+        """
+        return self._sampling.told_epoch if self._undrawn else self._told_epoch
+
+    @property
+    def _undrawn(self) -> bool:
+        return not (self._whole or self.place or self.order.coming)
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
@@ -155,7 +161,8 @@ class Source:
 
     def _fill(self) -> bool:
         """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
-        self._told_epoch = self.told_epoch
+        if self._undrawn:
+            self._told_epoch = self._sampling.told_epoch
         coming, rest = self.order.coming, self._multiple - self.place % self._multiple
         often = self.place - self._saved < OFTEN
         if self.order.fill(rest, keep=often or not self._stores_keys):

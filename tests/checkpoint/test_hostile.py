@@ -180,6 +180,33 @@ def test_seeds_of_a_merged_state(seeds: Any) -> None:
         _loader("ranks").load_state_dict(state)
 
 
+@pytest.mark.parametrize("field", ["version", "global", "set_epoch", "seed"])
+def test_merging_states_that_hold_tensors(field: str) -> None:
+    """Refused, or taken for another state: a comparison of tensors is no answer."""
+    both = [_state("ranks", 0), _state("ranks", 1)]
+    where = {"set_epoch": both[0]["source"], "seed": both[0]["source"]["rank"]}.get(field, both[0])
+    where[field] = torch.ones(3)
+    if field == "global":
+        assert merge_state_dicts(both)["global"] is None
+        return
+    with pytest.raises(ValueError, match=r"differ in more than their rank|a state of version"):
+        merge_state_dicts(both)
+
+
+@pytest.mark.parametrize("field", ["length", "batch_size", "witness"])
+def test_tensors_in_place_of_numbers(field: str) -> None:
+    state = copy.deepcopy(_STATES["ranks"])
+    state["source"][field] = torch.ones(3)
+    loader = _loader("ranks")
+
+    def resumed() -> None:
+        loader.load_state_dict(state)
+        next(iter(loader))
+
+    with pytest.raises(ValueError, match=r"the state was saved with|yields another order"):
+        resumed()
+
+
 # --- states are the caller's own -----------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,33 @@ def test_ranks_that_record_to_one_file_are_told(tmp_path: Path) -> None:
     next(iterators[0])
     assert "pass each a file of its own" in str(error_of(ValueError, next, iterators[1]))
     assert len(list(iterators[0])) == 4
+
+
+@pytest.mark.parametrize("how", ["moved", "emptied"])
+def test_a_log_that_is_put_away_between_epochs_begins_anew(tmp_path: Path, how: str) -> None:
+    log = tmp_path / "order.log"
+    loader = _loader(BOUNDED_8, log, draw)
+    list(loader)
+    if how == "moved":
+        log.rename(tmp_path / "before.log")
+    else:
+        log.write_bytes(b"")
+    assert len(list(loader)) == 15
+    assert [json.loads(line)["epoch"] for line in log.read_text().splitlines()] == [1] * 15
+
+
+def test_a_log_that_is_cut_off_is_told(tmp_path: Path) -> None:
+    """No other loader is blamed for it."""
+    log = tmp_path / "order.log"
+    loader = _loader(BOUNDED_8, log, draw)
+    list(loader)
+    log.write_bytes(log.read_bytes()[:20])
+    assert "was cut off, or another put in its place" in str(error_of(ValueError, list, loader))
+
+
+def test_what_is_no_plain_file_is_recorded_to_all_the_same() -> None:
+    loader = _loader(BOUNDED_8, Path("/dev/null"), draw)
+    assert [len(list(loader)) for _ in range(2)] == [15, 15]
 
 
 class _Disordered:

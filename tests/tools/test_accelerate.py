@@ -181,7 +181,7 @@ def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
                 state = loader.state_dict()
                 if step == most:
                     break
-        return got, state
+        return got, state, loader.state_dict()
 
     whole_epoch = 9  # one step more than there are, so that the loop comes to its end
     cases = [
@@ -191,11 +191,18 @@ def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
     ]
     for before, after, whole in cases:
         torch.manual_seed(3)
-        reference, _ = trained(whole)
+        reference, *_ = trained(whole)
         torch.manual_seed(3)
-        got, state = trained(before)
+        got, state, _ = trained(before)
         torch.manual_seed(3)
         assert got + trained(after, state)[0] == reference
+    for before in ([8], [3, 8], [whole_epoch, 8]):  # left at the last batch, and saved after that
+        torch.manual_seed(3)
+        reference, *_ = trained([*before, whole_epoch, 2])
+        torch.manual_seed(3)
+        got, _, state = trained(before)
+        torch.manual_seed(3)
+        assert got + trained([whole_epoch, 2], state)[0] == reference
     with pytest.raises(ValueError, match="'iteration' must be a whole number"):
         trained([1], {**state, "iteration": "3"})
 
