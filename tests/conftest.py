@@ -34,6 +34,7 @@ with warnings.catch_warnings():
 
 import minato_gpu
 from minato_gpu.analysis import running
+from minato_gpu.notices import say_once
 from tests import large_pages, selection
 from tests.analysis.scripts import Forked
 from tests.leaks import assert_no_leaks, take_snapshot
@@ -227,6 +228,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _freeze(item.config)
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    say_once.cache_clear()  # whichever test came before
 
 
 @pytest.hookimpl(wrapper=True)

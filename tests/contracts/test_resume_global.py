@@ -19,7 +19,6 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler,
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import process_generators
-from minato_gpu.notices import say_once
 from tests import programs
 from tests.contracts import resume_global_program
 from tests.contracts.datasets import Made
@@ -42,11 +41,6 @@ _WAYS: dict[str, dict[str, Any]] = {
     },
 }
 _POINTS: list[list[Any]] = [[0, 0], [0, 3], [0, 5], [0, "end"], [1, 0], [1, 2], [2, "end"]]
-
-
-@pytest.fixture(autouse=True)
-def _said_anew() -> None:
-    say_once.cache_clear()
 
 
 @cache

@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
-from minato_gpu.notices import say_once
 from tests.contracts.resume_global_program import seed
 from tests.contracts.resuming import through_json
 from tests.raising import error_of
@@ -176,7 +175,6 @@ def test_workers_that_drew_before_are_told_of(
     _trained(iter(loader), 2, lambda: None)
     resumed = make()
     resumed.load_state_dict(through_json(loader.state_dict()))
-    say_once.cache_clear()
     next(iter(resumed))
     told = worker_kind == "thread" or (persistent and epochs > 1)
     assert ("some are lost now and others come twice" in caplog.text) == told

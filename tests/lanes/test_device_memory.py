@@ -16,7 +16,6 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.accelerator import is_out_of_memory
-from minato_gpu.notices import say_once
 from minato_gpu.pipeline import CupyFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import open_links, piece, task
@@ -134,7 +133,6 @@ def test_a_library_that_is_missing_is_named_once_and_the_cpu_goes_on(
     def run(self: Any, batch: Any, drawn: Any) -> Any:
         load(self)
 
-    say_once.cache_clear()
     monkeypatch.setattr(FunctionSegment, "load", load)
     monkeypatch.setattr(FunctionSegment, "run", run)
     keys = [key for key in range(40) if key != 13]

@@ -13,14 +13,8 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.memory import shm_limits
-from minato_gpu.notices import say_once
 
 _DATA: Any = range(8)
-
-
-@pytest.fixture(autouse=True)
-def _say_again() -> None:
-    say_once.cache_clear()
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:

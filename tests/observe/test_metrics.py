@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from minato_gpu import DataLoader, notices
+from minato_gpu import DataLoader
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.shared_service import Told
 from tests.leaks import check_scenario, open_links
@@ -101,7 +101,6 @@ def test_loaders_share_a_server_while_one_of_them_lives() -> None:
 
 
 def test_the_port_is_said_where_it_was_not_given(caplog: pytest.LogCaptureFixture) -> None:
-    notices.say_once.cache_clear()
     loader = _loader()
     list(loader)
     host, port = _address(loader)

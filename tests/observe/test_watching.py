@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from minato_gpu import DataLoader, notices
+from minato_gpu import DataLoader
 from minato_gpu.observe import asking, listening
 from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.listening import PROTOCOL
@@ -291,7 +291,6 @@ def test_who_hangs_up_or_does_not_read_harms_nobody(runtime: Path, monkeypatch: 
 def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
     runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    notices.say_once.cache_clear()
     (runtime / "minato-gpu").symlink_to(runtime)
     loader = _loader()
     assert len(list(loader)) == len(list(loader)) == 8

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.notices import say_once
 from minato_gpu.sampling.told_orders import ToldOrders, told_by
 from tests.sampling.test_look_ahead import epoch, listed, looking
 
@@ -94,7 +93,6 @@ class Rows:
 
 @pytest.mark.parametrize("orders", [Raises(), Letters(), Rows()], ids=lambda orders: type(orders).__name__)
 def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
-    say_once.cache_clear()
     told = ToldOrders(pickle.dumps(orders), 0, 1)
     assert told.order(0) is None and told.order(1) is None
     (record,) = caplog.records
@@ -107,7 +105,6 @@ def test_an_epoch_without_any_key() -> None:
 
 
 def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    say_once.cache_clear()
     sampler = Sampler(Rotated(3))
     sampler.orders.__dict__["local"] = lambda: None
     assert told_by(sampler) is None
