@@ -156,6 +156,27 @@ def test_fields_that_the_reader_process_comes_to_at_its_end_are_kept(
     assert of_tier(loader)["hits"] == of_tier(loader)["fields"] == SAMPLES
 
 
+def test_fields_that_have_come_are_found_for_a_sample_that_is_wanted_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reader process comes to first, once it has a core: the engine's message here."""
+    at_a_message: list[bool] = []
+    take, receive = field_transfer.receive, _Link._receive
+
+    def receives(link: _Link) -> None:
+        at_a_message.append(True)
+        receive(link)
+        at_a_message.clear()
+
+    monkeypatch.setattr(_Link, "_receive", receives)
+    monkeypatch.setattr(field_transfer, "receive", lambda end: take(end) if at_a_message else None)
+    loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, persistent_workers=True)
+    for _ in range(2):
+        epoch(loader)
+    close(loader)
+    assert read(loader) == of_tier(loader)["fields"] == SAMPLES
+
+
 def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder: Path) -> None:
     """It may change between epochs, as workers are started anew."""
     data = Photographs(folder), Photographs(folder)
