@@ -34,10 +34,12 @@ with warnings.catch_warnings():
 
 import minato_gpu
 from minato_gpu.analysis import running
+from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.notices import say_once
 from tests import large_pages, selection
 from tests.analysis.scripts import Forked
 from tests.leaks import assert_no_leaks, take_snapshot
+from tests.waiting import wait_until
 
 _TIME_LIMIT_S = 180  # a hang: what takes 14 s alone takes more than 60 beside a load of six
 _EXAMPLE = 5_000  # ms for one example: an endless one, not one on a busy machine
@@ -71,6 +73,19 @@ hypothesis.settings.register_profile(
 _FAILED = pytest.StashKey[bool]()
 _LEFT_OUT = pytest.StashKey[int]()
 _IMPORTED = pytest.StashKey[int]()
+
+
+@pytest.fixture
+def open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device lanes are open before there is anything to send: where cores are busy they could open after the last
+    sample."""
+    begin = DeviceLane.__init__
+
+    def begin_and_wait(self: DeviceLane, *args: Any, **more: Any) -> None:
+        begin(self, *args, **more)
+        assert wait_until(lambda: self._told)  # that it has opened
+
+    monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
 
 
 # PyTorch's own loader first: it shows that a test states PyTorch's behaviour.

@@ -59,7 +59,7 @@ def _pipeline(first: Callable[[Any, Any], Any]) -> Pipeline:
 
 
 PIPELINE = _pipeline(shift)
-COSTLY = _pipeline(shift_slowly)  # the CPU lane cannot keep up, so the device has work, however late it opens
+COSTLY = _pipeline(shift_slowly)  # the CPU lane cannot keep up, so a device that is open has work
 
 
 class Numbers(Dataset[Any]):

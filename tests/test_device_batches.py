@@ -98,6 +98,7 @@ def _on_host(*, shuffle: bool) -> list[list[torch.Tensor]]:
 LANES = [["cpu"], ["device"], ["cpu", "device"]]
 
 
+@pytest.mark.usefixtures("open_from_the_start")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("lanes", LANES, ids="+".join)
 def test_a_pipelines_batches_in_order(fake: Fake, order: Order, lanes: list[str]) -> None:

@@ -234,7 +234,7 @@ class DeviceOutput:
         homeward, self._homeward = self._homeward, []
         if self._beyond:
             homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
-        home = Download(accelerator, [tensor for _, _, tensor in homeward]) if homeward else None
+        home = self._download([tensor for _, _, tensor in homeward]) if homeward else None
         end = accelerator.event(timed=accelerator.keeps_time)
         if placed:
             made, self._made = self._made, self._new_made()
@@ -245,6 +245,25 @@ class DeviceOutput:
             self._hand_on(home, [tensor for _, _, tensor in homeward])
         targets = [(container, key) for container, key, _ in homeward]
         return Issued(items, placed, self._beyond, home, targets, self._sample, self._begin, end)
+
+    def _download(self, tensors: Sequence[torch.Tensor]) -> Download:
+        """What they are laid side by side in is in the account, too, until that is issued."""
+        assert self._transfers is not None
+        budget, taken = self._transfers.budget, list[int]()
+
+        def has_room(nbytes: int) -> bool:
+            if budget.elastic:
+                budget.take("samples", nbytes)
+            elif not budget.take_some("samples", nbytes, 1):
+                return False
+            taken.append(nbytes)
+            return True
+
+        try:
+            return Download(self._transfers.accelerator, tensors, has_room)
+        finally:
+            for nbytes in taken:
+                budget.give("samples", nbytes)
 
     def _hand_on(self, owner: Made | Download, tensors: Sequence[torch.Tensor]) -> None:
         """The bytes of these are in the account for as long as ``owner`` lives."""

@@ -9,7 +9,7 @@ device and copied at once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -68,14 +68,20 @@ class Upload:
 class Download:
     """Tensors of a device on their way to the host; issued, with its constructor, on the current stream.
 
-    A few are copied one by one, more are laid side by side on the device before, if it has room for that.
+    A few are copied one by one, more are laid side by side on the device before, if it has room for that and
+    ``has_room`` (for so many bytes) says so.
     """
 
-    def __init__(self, accelerator: Accelerator, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        tensors: Sequence[torch.Tensor],
+        has_room: Callable[[int], bool] = lambda nbytes: True,
+    ) -> None:
         self._tensors = tensors
         self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
         self._host = accelerator.host(total)
-        together = self._room(accelerator, total) if len(tensors) > MOST else None
+        together = self._room(accelerator, total) if len(tensors) > MOST and has_room(total) else None
         if together is None:
             for into, tensor in zip(self._parts(self._host), tensors, strict=True):
                 accelerator.copy(into, tensor)

@@ -133,22 +133,26 @@ class _Link:
         if fields is not None and self._memory is not None:
             samples, workers = settings.samples, settings.workers
             service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.rate.bytes_per_s)
-            self._loop.add_reader(fields.fileno(), self._take_fields, fields)
+            self._loop.add_reader(fields.fileno(), self._take_fields)
         self._loop.add_reader(end.fileno(), self._receive)
 
-    def _take_fields(self, end: socket.socket) -> bool:
-        """Those that have come next; whether any have."""
-        try:
-            found = field_transfer.receive(end)
-        except OSError:
-            self._loop.remove_reader(end.fileno())
-            return False
-        if found is not None and found.file >= 0:
+    def _take_fields(self) -> None:
+        """All that have come. Before a sample is wanted, too, which may be one of those: where this process had no core
+        for a while, the engine's message has come as well."""
+        end = self._fields
+        while end is not None and self._service.fields is not None:
             try:
-                self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
-            finally:
-                os.close(found.file)
-        return found is not None
+                found = field_transfer.receive(end)
+            except OSError:
+                self._loop.remove_reader(end.fileno())
+                return
+            if found is None:
+                return
+            if found.file >= 0:
+                try:
+                    self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
+                finally:
+                    os.close(found.file)
 
     def _receive(self) -> None:
         try:
@@ -157,6 +161,7 @@ class _Link:
             self._loop.remove_reader(self._parcels.end.fileno())
             self._ended.set()
             return
+        self._take_fields()
         for kind, run, what in found:
             if run != self._run:
                 self._service.drop()
@@ -176,9 +181,8 @@ class _Link:
         """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
         await self._pool.close()
         if self._memory is not None and self._table is not None:
-            if self._fields is not None and self._service.fields is not None:
-                while self._take_fields(self._fields):  # what the last samples have left, where cores were busy
-                    pass
+            self._take_fields()  # what the last samples have left, where cores were busy
+            if self._service.fields is not None:
                 self._service.fields.note()
             self._table.leave(self._memory.left(), self._fields_made_by)
         if self._disk is not None:

@@ -23,15 +23,16 @@ from tests.raising import error_of
 from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
+_LOOK = Watchdog.look
 _DEVICE = -1  # in place of a worker's number
 _ages = _FORK.RawArray("b", 3)  # for which workers time passes, and the device lane
+_looks = _FORK.RawValue("i", 0)  # of watchdogs for which time stands
 
 
 @pytest.fixture(autouse=True)
 def _time_passes_for_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for a gate is at its sample for as long as the clock says, until it is found to hang. All others have
     just begun whenever they are looked at: one that has no core for half a second does not hang."""
-    look = Watchdog.look
     _ages[:] = [0] * len(_ages)
 
     def looked(watchdog: Watchdog, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
@@ -39,7 +40,7 @@ def _time_passes_for_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
             lane: [each if _ages[_number(lane, each.worker)] else replace(each, since=now) for each in all_of_it]
             for lane, all_of_it in told.items()
         }
-        found = look(watchdog, now, at_work)
+        found = _LOOK(watchdog, now, at_work)
         for hung in found:
             _ages[_number(hung.lane, hung.worker)] = 0
         return found
@@ -135,19 +136,46 @@ def test_the_stage_is_named(caplog: pytest.LogCaptureFixture) -> None:
     assert "stage 'waits'" in caplog.text
 
 
+@pytest.fixture
+def _all_are_slow(monkeypatch: pytest.MonkeyPatch, _time_passes_for_who_waits: None) -> None:
+    """Whenever the watchdog looks, all have been at their samples for nine tenths of the limit: time stands there."""
+
+    def looked(watchdog: Watchdog, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
+        begun, limit = 100.0, watchdog._limit
+        at = begun + 0.9 * limit
+        found = _LOOK(watchdog, at, {lane: [replace(each, since=begun) for each in told[lane]] for lane in told})
+        watchdog._due = now + watchdog.next_look(at) - at
+        _looks.value += 1
+        return found
+
+    monkeypatch.setattr(Watchdog, "look", looked)
+
+
+def _slow() -> None:
+    """Be at a sample while the watchdog looks some times: a worker that hangs is found at the second look."""
+    before = _looks.value
+    assert wait_until(lambda: _looks.value >= before + 3)
+
+
+@pytest.mark.usefixtures("_all_are_slow")
 def test_slow_is_not_hung() -> None:
     """A limit that no sample reaches changes nothing, however long the epoch takes."""
-    _ages[:] = [1] * len(_ages)
-    loader = DataLoader(Made(64, torch.tensor), 2, num_workers=2, on_worker_death="replace", hang_timeout=5.0)
+
+    def slowly(key: int) -> torch.Tensor:
+        if key % 8 == 5:
+            _slow()
+        return torch.tensor(key)
+
+    loader = DataLoader(Made(64, slowly), 2, num_workers=2, on_worker_death="replace", hang_timeout=0.04)
     assert [key for batch in loader for key in batch.tolist()] == list(range(64))
     assert loader.stats()["workers"] == {"died": 0, "hung": 0, "replaced": 0}
 
 
 class _Stuck:
-    """A device function that waits, in a thread of this process, for a gate; the CPU's does not."""
+    """A device function that waits, in a thread of this process, for a gate; the CPU's does not. Or it is slow."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, at: int, *, slow_at: int = -1) -> None:
+        self.at, self.slow_at = at, slow_at
         self.gate = threading.Event()
         self.begun = 0
 
@@ -156,6 +184,8 @@ class _Stuck:
         if x == self.at:
             _ages[_DEVICE] = 1
             self.gate.wait()
+        if x == self.slow_at:
+            _slow()
 
     def pipeline(self, *, fails: bool = False) -> Pipeline:
         """Two stages, the second of which waits; with ``fails`` its CPU implementation, after the device's failed."""
@@ -229,7 +259,7 @@ def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
     engine._links.close()
 
 
+@pytest.mark.usefixtures("_all_are_slow")
 def test_a_device_lane_that_is_slow_does_not_hang() -> None:
-    _ages[:] = [1] * len(_ages)
-    stuck = _Stuck(-1)
-    assert len(list(stuck.loader(hang_timeout=5.0))) == 4 and stuck.begun == 16
+    stuck = _Stuck(-1, slow_at=9)
+    assert len(list(stuck.loader(hang_timeout=0.04))) == 4 and stuck.begun == 16

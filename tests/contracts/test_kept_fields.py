@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -137,29 +136,58 @@ def test_samples_are_what_they_are_without(
     assert "fields of 100%" in str(of_tier(cached)["kept"])
 
 
+def _takes_fields_only(when: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader process leaves the workers' fields where they are, but for when there is anything in the list."""
+    take = _Link._take_fields
+
+    def takes(link: _Link) -> None:
+        if when:
+            take(link)
+        elif link._fields is not None:
+            link._loop.remove_reader(link._fields.fileno())  # it would be asked to again at once
+
+    monkeypatch.setattr(_Link, "_take_fields", takes)
+
+
 @pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=lambda mode: mode.name)
 def test_fields_that_the_reader_process_comes_to_at_its_end_are_kept(
     folder: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the last samples, say, which workers have sent just before the epoch's end."""
     ends: list[bool] = []
-    take, close = _Link._take_fields, _Link.close
-
-    def takes(link: _Link, end: socket.socket) -> bool:
-        if not ends:
-            link._loop.remove_reader(end.fileno())
-        return bool(ends) and take(link, end)
+    close = _Link.close
 
     async def closes(link: _Link) -> None:
         ends.append(True)
         await close(link)
 
     monkeypatch.setattr(_Link, "close", closes)
-    monkeypatch.setattr(_Link, "_take_fields", takes)
+    _takes_fields_only(ends, monkeypatch)
     loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, **dict(mode.arguments))
     for _ in range(2):
         epoch(loader)
     assert of_tier(loader)["hits"] == of_tier(loader)["fields"] == SAMPLES
+
+
+def test_fields_that_have_come_are_found_for_a_sample_that_is_wanted_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reader process comes to first, once it has a core: the engine's message here."""
+    at_a_message: list[bool] = []
+    receive = _Link._receive
+
+    def receives(link: _Link) -> None:
+        at_a_message.append(True)
+        receive(link)
+        at_a_message.clear()
+
+    monkeypatch.setattr(_Link, "_receive", receives)
+    _takes_fields_only(at_a_message, monkeypatch)
+    loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, persistent_workers=True)
+    for _ in range(2):
+        epoch(loader)
+    close(loader)
+    assert read(loader) == of_tier(loader)["fields"] == SAMPLES
 
 
 def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder: Path) -> None:

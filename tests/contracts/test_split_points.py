@@ -18,14 +18,14 @@ import minato_gpu.memory.accelerator
 import minato_gpu.window.samples
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
-from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
-from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("open_from_the_start")  # the plans then count from the first sample on
 
 LENGTH, BATCH, EPOCHS = 120, 8, 3
 SLOW = 77
@@ -88,18 +88,6 @@ def check_same(got: dict[int, Any], want: dict[int, Any]) -> None:
 def loader_for(**more: Any) -> Any:
     parts: dict[str, Any] = {"pipeline": pipeline(), "generator": torch.Generator().manual_seed(5)}
     return DataLoader(Numbers(), BATCH, num_workers=2, **{**parts, **more})
-
-
-@pytest.fixture(autouse=True)
-def _open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plans then count from the first sample on; where cores are busy the lane could open after the last."""
-    begin = DeviceLane.__init__
-
-    def begin_and_wait(self: DeviceLane, *args: Any, **more: Any) -> None:
-        begin(self, *args, **more)
-        assert wait_until(lambda: self._told)  # that it has opened
-
-    monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
 
 
 @pytest.fixture(scope="module")

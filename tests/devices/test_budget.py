@@ -16,7 +16,7 @@ from minato_gpu import DataLoader
 from minato_gpu.lanes.base import Resident
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.copies import CopyRange
+from minato_gpu.memory.copies import MOST, CopyRange
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
@@ -208,3 +208,24 @@ def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(mac
         outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)
         assert loading.transfers[0].batch_bytes == rows_bytes(LAYOUT, 8)  # type: ignore[arg-type]
         loading.close()
+
+
+@pytest.mark.parametrize("room", [False, True], ids=["no room", "room"])
+def test_results_are_laid_side_by_side_where_the_budget_has_room(machine: Machine, room: bool) -> None:
+    """On their way home, as those do for which no layout is known yet; else they are copied one by one."""
+    count = 2 * MOST
+    nbytes = count * SAMPLE_BYTES
+    (device,) = machine(1)
+    with open_links(1) as links:
+        host = Host(links.engine_arena, links.loans, device)
+        transfers = Transfers(device, host, DeviceBudget(nbytes + room * nbytes))
+        outlet = DeviceOutput(Store(-1, links), transfers)
+        transfers.budget.take("samples", nbytes)
+        tensors = [device.empty(SAMPLE_BYTES) for _ in range(count)]
+        home = outlet._download(tensors)
+        device.finish()
+        assert len(home.arrays()) == count
+        assert device.peak == transfers.budget.peak == nbytes + room * nbytes
+        assert transfers.budget.held == {"samples": nbytes}
+        transfers.close()
+        host.close()

@@ -172,9 +172,10 @@ def test_a_recorded_order_is_replayed_device_by_device(machine: Machine, tmp_pat
     assert [device.crossed for device in devices] == crossed, "an order that is known is kept device by device"
 
 
+@pytest.mark.usefixtures("open_from_the_start")
 def test_what_was_recorded_replays(machine: Machine, tmp_path: Path) -> None:
     devices = machine(2)
-    loader = loader_on(devices, pipeline=COSTLY)  # the second device has work, however late it opens
+    loader = loader_on(devices, pipeline=COSTLY)  # the second device has work
     loader.record_events(tmp_path / "log.jsonl")
     consume(devices, loader)
     del loader

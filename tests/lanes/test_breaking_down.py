@@ -123,18 +123,16 @@ def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own
         gates.seen.set()
 
 
+@pytest.mark.usefixtures("open_from_the_start")
 def test_others_do_what_it_has_begun(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = fake(LAZY_COPIES)
     raised = fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 2)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
-        for _ in range(10):  # it may open too late to be given anything
-            loader = loader_on(["cpu", "device"])
-            assert numbers(device, loader) == list(range(LENGTH))
-            if raised.is_set():
-                break
-    assert loader.stats()["device_lane"]["retired"]
+        loader = loader_on(["cpu", "device"])
+        assert numbers(device, loader) == list(range(LENGTH))
+    assert raised.is_set() and loader.stats()["device_lane"]["retired"]
     assert [record.message.partition(" (")[0] for record in caplog.records] == [
         "the device lane has broken down; the CPU lane goes on alone"
     ]
