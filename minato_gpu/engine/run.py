@@ -146,7 +146,7 @@ class Run:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
-            if report.chunk not in self.sent:  # its samples' marks came first
+            if report.done == report.first and not report.final:  # marks tell of the samples, and may have come first
                 return
         sent = self.sent[report.chunk]
         chunk = sent.chunk

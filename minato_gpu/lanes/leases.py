@@ -107,7 +107,7 @@ class Leases:
             if lease is not None:
                 if message.first > lease.reported:
                     reports.append(self._take(lease, message.first))
-                lease.reported = message.done
+                lease.reported = max(lease.reported, message.done)  # marks may have told more than what is described
                 if message.final:
                     del self._leases[lease.number]
             elif message.final:

@@ -12,11 +12,12 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
+from minato_gpu.engine.run import Sent
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import Awaited
+from minato_gpu.scheduling.messages import Awaited, Chunk
 from minato_gpu.window.records import Record, Window
 from tests.lanes.harness import open_links
 from tests.tickets import positions, span
@@ -53,9 +54,19 @@ def test_a_layout_that_was_found_is_not_lost_with_its_run() -> None:
 def test_a_layout_that_comes_after_the_marks_of_its_samples_is_learned() -> None:
     """Marks are told by shared memory, and may be there before the message; its lease is done with by then."""
     learned: list[bytes] = []
-    pump = _told([_report(b"late", run=1)], learned.append)
+    pump = _told([_report(b"late", run=1)._replace(done=0, final=False)], learned.append)
     pump.receive()
     assert learned == [b"late"]
+
+
+def test_a_layout_that_comes_after_some_marks_of_its_lease_takes_nothing_back() -> None:
+    """Samples that were told of would be told of once more, or be prepared again if the worker died."""
+    learned: list[bytes] = []
+    pump = _told([_report(b"late", run=1)._replace(done=0, final=False)], learned.append)
+    sent = pump.run.sent[3] = Sent(Chunk(3, "cpu", "run", (span(0, 2),), 0.0), 0, 0.0)
+    sent.done = 1
+    pump.receive()
+    assert learned == [b"late"] and sent.done == 1
 
 
 def test_a_lane_has_loaded_its_libraries_once_and_replacements_open_more_slots() -> None:

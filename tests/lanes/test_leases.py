@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minato_gpu.lanes.base import Extra
+from minato_gpu.lanes.base import Extra, Report
 from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -86,3 +86,17 @@ def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, too
     (report,) = leases.reports([], unfinished=False)
     assert report.end == 7.0
     assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)
+
+
+def test_what_is_described_late_takes_nothing_back(links: WorkerChannels) -> None:
+    """A worker describes its first sample before it marks it; the mark may be seen first, of a lease that goes on."""
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark, described = sent.pieces[0].marks, Report(*sent[:2], 0, 0, 0, 0.0, 0.0, 0.0, False, layout=b"rows")
+    links.bell.publish(mark, [1e-3], 5.0, 1e-3, 0, None)
+    (first,) = leases.reports([], unfinished=True)
+    assert leases.reports([described], unfinished=True) == [described]
+    links.bell.publish(mark + 1, [1e-3], 7.0, 1e-3, 0, None)
+    (second,) = leases.reports([], unfinished=True)
+    assert [(each.first, each.done, each.final) for each in (first, second)] == [(0, 1, False), (1, 2, True)]

@@ -101,10 +101,18 @@ FAULTS = (
     Fault(
         "a layout that comes after its samples ends the loop",
         "engine/run.py",
-        "            if report.chunk not in self.sent:  # its samples' marks came first\n                return\n",
+        "            if report.done == report.first and not report.final:"
+        "  # marks tell of the samples, and may have come first\n                return\n",
         "",
         ("engine/test_pump.py", "engine/test_engine.py", "torch_semantics/test_map_style.py"),
         "fe6fabd",
+    ),
+    Fault(
+        "a layout that comes after some marks of its lease takes back what they have told",
+        "lanes/leases.py",
+        "lease.reported = max(lease.reported, message.done)",
+        "lease.reported = message.done",
+        ("lanes/test_leases.py",),
     ),
     Fault(
         "lease numbers of a run that was given up silence ends of the next",
