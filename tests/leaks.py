@@ -20,7 +20,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,11 @@ class Snapshot:
     native_threads: int
     shared_memory: frozenset[str]
     descriptors: Counter[str]
+
+
+def threads_since(before: Iterable[threading.Thread], name: str = "minato-") -> list[str]:
+    """Names, with this beginning, of threads that were not there ``before``: other tests may have left some."""
+    return [thread.name for thread in {*threading.enumerate()} - {*before} if thread.name.startswith(name)]
 
 
 def take_snapshot(*, descriptors: bool = True) -> Snapshot:

@@ -60,10 +60,10 @@ def test_an_event_is_awaited_through_signals(handled: list[int]) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is asked whether they live
 def test_a_loaders_threads_go_on_after_a_signal(handled: list[int]) -> None:
     numbers: Any = range(64)
-    loader: Any = DataLoader(numbers, 4, num_workers=1, worker_kind="thread")
-    iterator = iter(loader)
+    before, loader = threading.enumerate(), DataLoader(numbers, 4, num_workers=1, worker_kind="thread")
+    iterator: Any = iter(loader)
     got = next(iterator).tolist()
-    own = [thread for thread in threading.enumerate() if isinstance(thread, OwnThread)]
+    own = [thread for thread in {*threading.enumerate()} - {*before} if isinstance(thread, OwnThread)]
     assert {"minato-pump", "minato-worker-0"} <= {thread.name for thread in own}
     _interrupt(own, handled)
     assert all(thread.is_alive() for thread in own)

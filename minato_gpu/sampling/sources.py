@@ -114,11 +114,8 @@ class Source:
 
         A sampler whose batches are taken as they are is drawn at iter(); one that is cut here, at the first batch.
         """
-        return self._sampling.told_epoch if self._undrawn else self._told_epoch
-
-    @property
-    def _undrawn(self) -> bool:
-        return not (self._whole or self.place or self.order.coming)
+        drawn = self._whole or self.place or self.order.coming
+        return self._told_epoch if drawn else self._sampling.told_epoch
 
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
@@ -161,8 +158,8 @@ class Source:
 
     def _fill(self) -> bool:
         """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
-        if self._undrawn:
-            self._told_epoch = self._sampling.told_epoch
+        if not self.place:
+            self._told_epoch = self.told_epoch
         coming, rest = self.order.coming, self._multiple - self.place % self._multiple
         often = self.place - self._saved < OFTEN
         if self.order.fill(rest, keep=often or not self._stores_keys):

@@ -17,6 +17,7 @@ from minato_gpu.checkpoint import streams
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along
+from tests.leaks import threads_since
 from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
@@ -237,6 +238,7 @@ def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPat
 
 def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptureFixture) -> None:
     """By who leaves: the worker's thread, which cannot be killed, ends."""
+    before = threading.enumerate()
     loader, state = _far(1 << 26, num_workers=1, worker_kind="thread", hang_timeout=0.2)
     loader.load_state_dict(state)
     iterator = iter(loader)
@@ -244,9 +246,7 @@ def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptur
     assert [record.getMessage().partition(" are ")[0] for record in again] == ["268435456 samples of the data set"]
     assert wait_until(lambda: loader.dataset.read > 1000)
     iterator._engine.close()
-    assert loader.dataset.read < 1 << 28 and not [
-        thread for thread in threading.enumerate() if thread.name == "minato-worker-0"
-    ]
+    assert loader.dataset.read < 1 << 28 and not threads_since(before, "minato-worker")
 
 
 def test_a_stream_that_is_read_again_does_not_hang() -> None:

@@ -16,6 +16,7 @@ from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.memory.status_board import STARTED
 from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, arrived, fetch, of_kind, open_lane, reports_of, sort
+from tests.leaks import threads_since
 from tests.waiting import wait_until
 
 pytestmark = [
@@ -154,14 +155,14 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
                 assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
                 assert lane.close(0.0)
             return
-        thread_lane = ThreadLane(links, job(make, seeds_samples=False))
+        before, thread_lane = threading.enumerate(), ThreadLane(links, job(make, seeds_samples=False))
         thread_lane.send(task(piece([5, 6]), chunk=1))
         assert wait_until(lambda: links.board.find(1, 1) is not None)
         with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
             assert not thread_lane.close(0.01)
         gate.set()
         assert thread_lane.close(20.0)
-        assert not any(thread.name.startswith("minato-worker") for thread in threading.enumerate())
+        assert not threads_since(before)
 
 
 def _ends(key: int) -> Any:

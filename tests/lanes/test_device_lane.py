@@ -168,14 +168,14 @@ def test_a_failed_host_read_stays_that_failure(lane: DeviceLane) -> None:
 
 
 def test_recall_wake_up_and_close(lane: DeviceLane, links: WorkerChannels) -> None:
-    links.board.words[ATTENTION] = 1
+    links.board.words[ATTENTION], thread = 1, lane._thread
     lane.send(task(piece([1], sources=sources([1])), chunk=1))
     report_of(lane)
     assert os.eventfd_read(links.wake) >= 1
     lane.recall()
     assert lane.receive() == []
     assert lane.close(5.0) and lane.close(5.0)
-    assert not any(thread.name == "minato-device" for thread in threading.enumerate())
+    assert thread is not None and not thread.is_alive()
 
 
 def test_text_beside_rows() -> None:

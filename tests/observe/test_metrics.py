@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from minato_gpu import DataLoader
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.shared_service import Told
-from tests.leaks import check_scenario, open_links
+from tests.leaks import check_scenario, open_links, threads_since
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
 from tests.ports import kept_free
@@ -161,10 +161,10 @@ def test_nothing_stays_behind(scenario: Callable[[], None]) -> None:
 
 
 def test_no_metrics_no_server() -> None:
-    loader = _loader(metrics_port=None)
+    before, loader = threading.enumerate(), _loader(metrics_port=None)
     list(loader)
     assert "metrics" not in loader.stats()
-    assert "minato-metrics" not in {thread.name for thread in threading.enumerate()}
+    assert "minato-metrics" not in threads_since(before)
 
 
 def _listening(port: int) -> str:
@@ -200,14 +200,14 @@ def test_copies_and_forked_processes_export_nothing() -> None:
 
 
 def test_nonsense_harms_nobody() -> None:
-    loader = _loader()
+    before, loader = threading.enumerate(), _loader()
     list(loader)
     address = _address(loader)
     for says in (b"", b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.0\r\n"):
         with socket.create_connection(address) as connection:
             connection.sendall(says)
     assert _of(_scrape(address), "samples_total", loader="range-1") == 32
-    assert wait_until(lambda: sum("process_request_thread" in one.name for one in threading.enumerate()) == 0)
+    assert wait_until(lambda: not [name for name in threads_since(before, "") if "process_request_thread" in name])
 
 
 # --- the collector alone --------------------------------------------------------------------------------------------

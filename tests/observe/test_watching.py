@@ -22,7 +22,7 @@ from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.threads import OwnThread
-from tests.leaks import check_scenario, open_links
+from tests.leaks import check_scenario, open_links, threads_since
 from tests.programs import Program
 from tests.waiting import wait_until
 
@@ -303,12 +303,12 @@ def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
 
 def test_a_loader_that_dies_in_a_thread_of_ours_waits_for_nobody(runtime: Path) -> None:
     """The collector may run in the thread that answers, say."""
-    kept = [_loader(worker_kind="thread")]
+    before, kept = threading.enumerate(), [_loader(worker_kind="thread")]
     list(kept[0])
     thread = OwnThread(target=kept.clear)
     thread.start()
     thread.join()
-    assert wait_until(lambda: not [one for one in threading.enumerate() if one.name.startswith("minato-")])
+    assert wait_until(lambda: not threads_since(before))
     assert _sockets(runtime) == []
 
 
