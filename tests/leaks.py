@@ -18,6 +18,7 @@ import contextlib
 import gc
 import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -134,6 +135,17 @@ def gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def stop(pid: int) -> None:
+    """Stop a process: each of its threads stops as it comes to run, which may be after the signal was sent."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    assert wait_until(lambda: all(_state(task) == "T" for task in tasks.iterdir()))
+
+
+def _state(task: Path) -> str:
+    return (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
 def open_links(pid: int | str = "self") -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
-from tests.leaks import gone, no_child_stays
+from tests.leaks import gone, no_child_stays, stop
 from tests.raising import error_of
 from tests.waiting import wait_until
 
@@ -26,11 +26,6 @@ def _both(lane: Any) -> list[int]:
 
 def _pids(lane: Any) -> list[int]:
     return [side.pid for side in lane._pool._spawner._sides if side.pid >= 0]
-
-
-def _stop(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    assert wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
 def _kill(lane: Any, pid: int) -> None:
@@ -76,7 +71,7 @@ def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
     received = next(iterator).tolist()
     lane = iterator._engine.pump.lanes["cpu"]
     first, spare = _both(lane)
-    _stop(first)
+    stop(first)
     pid = lane.pids[0]
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: lane._pool._spawner._asked)
@@ -102,7 +97,7 @@ def test_both_processes_that_fork_are_killed() -> None:
         lane = iterator._engine.pump.lanes["cpu"]
         both = _both(lane)
         for pid in both:
-            _stop(pid)
+            stop(pid)
         for pid in (*both, lane.pids[0]):
             os.kill(pid, signal.SIGKILL)
         text = str(error_of(RuntimeError, list, iterator))

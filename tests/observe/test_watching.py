@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.threads import OwnThread
-from tests.leaks import check_scenario, open_links, threads_since
+from tests.leaks import check_scenario, open_links, stop, threads_since
 from tests.programs import Program
 from tests.waiting import wait_until
 
@@ -199,7 +198,7 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_who_looks(runtime: Pa
 
 def test_a_job_that_does_not_answer(runtime: Path) -> None:
     with _job(runtime) as program:
-        os.kill(program.pid, signal.SIGSTOP)
+        stop(program.pid)
         with pytest.raises(NoAnswer, match=rf"process {program.pid} does not answer within 0\.05 seconds"):
             ask(program.pid, timeout=0.05)
         (silent,) = ask_all(timeout=0.05)
