@@ -59,7 +59,7 @@ class Elsewhere:
 
         wait, go = os.pipe()
         self._go = go
-        self._child = multiprocessing.get_context("fork").Process(target=run)
+        self._child = multiprocessing.get_context("fork").Process(target=run, daemon=True)
         self._child.start()
         os.close(wait)
 
