@@ -3,8 +3,8 @@
 Importing torch takes seconds of a core, and many tests need a program that they can kill, interrupt, or start anew. So
 one process for each process of pytest imports it once and forks every program. From there on a program is as one that
 ``python -m MODULE ARGUMENT...`` started: its own session, standard streams, arguments and generators, and it leaves
-through the interpreter's own end. What an interpreter reads at its start needs a real one.
-Strings have other hashes than in this process.
+through the interpreter's own end; strings have other hashes than in this process. What else an interpreter reads at its
+start needs a real one.
 
 One of which only the results matter leaves ``at_once``: to take down an interpreter that has torch is a fifth of a
 second of a core, half of it the kernel's, which copies pages so that what is in them can be freed.

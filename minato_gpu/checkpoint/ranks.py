@@ -21,7 +21,7 @@ from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
-from minato_gpu.sampling.samplers import Sampling, told_by
+from minato_gpu.sampling.samplers import Sampling, attribute_of
 
 _MOST_RANKS = 1 << 20
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
@@ -36,7 +36,7 @@ def rank_of(sampling: Sampling) -> s.State | None:
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        named = [[told_by(part, name) for name in names] for part in sampling.parts for names in _SHARES]
+        named = [[attribute_of(part, name) for name in names] for part in sampling.parts for names in _SHARES]
         found = (shares for shares in named if all(map(_is_whole, shares)))
         return next(({"replicas": int(replicas), "rank": int(rank)} for replicas, rank in found), None)
     return {

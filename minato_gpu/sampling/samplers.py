@@ -92,8 +92,8 @@ class Sampling:
     def parts(self) -> list[Value]:
         """The sampler, and those that it is known to draw from: a batch sampler's own, or the one whose batches it
         shares out (Accelerate's), and that one's."""
-        shared = told_by(self.inner, "batch_sampler")
-        inside = (told_by(each, "sampler") for each in (self.inner, shared))
+        shared = attribute_of(self.inner, "batch_sampler")
+        inside = (attribute_of(each, "sampler") for each in (self.inner, shared))
         return [each for each in (self.inner, shared, *inside) if each is not None]
 
     @property
@@ -105,7 +105,7 @@ class Sampling:
     def generator(self) -> torch.Generator | None:
         """The generator that the order is drawn from, as far as is known: a batch sampler's may be its sampler's."""
         for sampler in self.parts:
-            if isinstance(generator := told_by(sampler, "generator"), torch.Generator):
+            if isinstance(generator := attribute_of(sampler, "generator"), torch.Generator):
                 return generator
         return None
 
@@ -133,8 +133,8 @@ class Sampling:
     @property
     def told_epoch(self) -> int | None:
         """What ``set_epoch`` was last told, where the sampler has it."""
-        epoch = told_by(self.inner, "epoch")
-        return epoch if callable(told_by(self.inner, "set_epoch")) and isinstance(epoch, int) else None
+        epoch = attribute_of(self.inner, "epoch")
+        return epoch if callable(attribute_of(self.inner, "set_epoch")) and isinstance(epoch, int) else None
 
     def cut(self, keys: Iterable[Value]) -> Iterator[Value]:
         """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
@@ -164,7 +164,7 @@ def _is_one_pass(sampler: Value) -> bool:
     return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
 
 
-def told_by(sampler: Value, name: str) -> Value:
+def attribute_of(sampler: Value, name: str) -> Value:
     """An attribute of a sampler, where it has it: a hint, too, that a property may fail to give (the rank in a process
     group that is not there)."""
     try:
