@@ -13,6 +13,7 @@ from minato_gpu.sources.disk.tier import DiskTier
 BUDGET = 8 << 20
 SEGMENT = 1 << 20
 VERSION = b"1"
+_FORK = multiprocessing.get_context("fork")
 
 
 def content(number: int, size: int = 50_000) -> bytes:
@@ -44,22 +45,27 @@ def segments(path: Path) -> list[Path]:
     return sorted((path / "segments").iterdir())
 
 
+def _to_its_end(act: Callable[[], object]) -> None:
+    """Do it in a process that ends without closing anything."""
+    act()
+    os._exit(0)
+
+
 class Elsewhere:
     """A process of its own, forked now, for something to be done later: LMDB forbids opening in a fork what was open.
 
-    It ends without closing anything.
+    It ends with the tests at the latest, so it can have no children.
     """
 
     def __init__(self, act: Callable[[], object]) -> None:
         def run() -> None:
             os.close(go)
             os.read(wait, 1)
-            act()
-            os._exit(0)
+            _to_its_end(act)
 
         wait, go = os.pipe()
         self._go = go
-        self._child = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+        self._child = _FORK.Process(target=run, daemon=True)
         self._child.start()
         os.close(wait)
 
@@ -72,4 +78,7 @@ class Elsewhere:
 
 def elsewhere(act: Callable[[], object]) -> bool:
     """Do it in a process of its own at once; False where it has failed."""
-    return Elsewhere(act).succeeds()
+    child = _FORK.Process(target=_to_its_end, args=(act,))
+    child.start()
+    child.join()
+    return child.exitcode == 0
