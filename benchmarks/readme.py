@@ -242,11 +242,11 @@ def _shown(name: str, row: Row) -> bool:
 
 
 def described(document: Row) -> str:
-    """Machine and versions in a line."""
+    """Date, machine and versions in a line."""
     machine, versions = document["machine"], document["versions"]
     named = ", ".join(f"{key} {versions[key]}" for key in ("python", "torch", "spdl", "torchdata") if key in versions)
     gpus = ", ".join(str(gpu) for gpu in machine["gpus"]) or "no GPU"
-    return f"{machine['cores']} cores of {machine['processor']}, {gpus}; {named}"
+    return f"{document['date']}, {machine['cores']} cores of {machine['processor']}, {gpus}; {named}"
 
 
 @click.command()

@@ -40,7 +40,7 @@ def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, f
 
 
 def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One benchmark's document: ``benchmark``, ``machine``, ``versions`` (the peers' too), ``settings``, ``rows``."""
+    """One benchmark's document: ``benchmark`` and what ``minato_gpu.report`` has, with the peers' versions."""
     content = report.document(settings, rows, benchmark=benchmark)
     content["versions"] = report.versions(_PEERS)
     return content

@@ -1,4 +1,4 @@
-"""The JSON document that every command and benchmark can leave: machine, versions, settings and rows.
+"""The JSON document that every command and benchmark can leave: date, machine, versions, settings and rows.
 
 Rows are flat mappings with snake_case keys, the unit as suffix (``_s``, ``_ms``, ``_us``, ``_bytes``). Figures
 mean nothing without the machine and the versions that they were taken with, so those are always there; the
@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -58,9 +59,10 @@ def versions(extra: Iterable[str] = ()) -> dict[str, str]:
 
 
 def document(settings: Mapping[str, JSON], rows: Sequence[Mapping[str, JSON]], **more: JSON) -> dict[str, JSON]:
-    """The whole document; ``more`` adds keys beside the four."""
+    """The whole document; ``more`` adds keys beside the five. The date is that of now, in UTC."""
     return {
         **more,
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "versions": versions(),
         "settings": dict(settings),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from minato_gpu import report
 
 
-def test_the_document_has_its_four_keys_and_what_is_added() -> None:
+def test_the_document_has_its_five_keys_and_what_is_added() -> None:
+    before = datetime.now(UTC).date()
     document = report.document({"seeds": 3}, [{"a_s": 1.0}], total=7)
+    assert before <= date.fromisoformat(document["date"]) <= datetime.now(UTC).date()
     assert document["total"] == 7
     assert document["settings"] == {"seeds": 3}
     assert document["rows"] == [{"a_s": 1.0}]

@@ -57,32 +57,32 @@ def write(
 ) -> None:
     """Write the page on ``what`` was analysed.
 
-    ``document``: of report.py, for machine and versions. ``predicted``: what changes would bring. Raises OSError where
-    ``path`` cannot be written.
+    ``document``: of report.py, for date, machine and versions. ``predicted``: what changes would bring. Raises OSError
+    where ``path`` cannot be written.
     """
     from jinja2 import Environment, StrictUndefined
 
     sections = [part for part in _sections(profiles, predicted) if part.figures or part.tables]
-    machine, versions = document["machine"], document["versions"]
     text = (
         Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
         .from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
         .render(
             title=f"Where the time of {what} goes",
-            where=_where(machine, versions),
+            where=_where(document),
             verdict=verdict(profiles).sentence,
             notes=list(dict.fromkeys(note for profile in profiles for note in profile.notes)),
             sections=sections,
-            version=versions.get("minato-gpu", ""),
+            version=document["versions"].get("minato-gpu", ""),
             kilobytes=sum(len(figure.svg) for part in sections for figure in part.figures) // 1000,
         )
     )
     write_whole(path, text)
 
 
-def _where(machine: Mapping[str, JSON], versions: Mapping[str, JSON]) -> str:
+def _where(document: Mapping[str, JSON]) -> str:
+    machine, torch = document["machine"], document["versions"].get("torch", "unknown")
     gpus = ", ".join(map(str, machine["gpus"])) or "no GPU"
-    return f"{machine['cores']} cores of {machine['processor']}, {gpus}; torch {versions.get('torch', 'unknown')}"
+    return f"{document['date']}, {machine['cores']} cores of {machine['processor']}, {gpus}; torch {torch}"
 
 
 def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list[Section]:

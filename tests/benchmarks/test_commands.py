@@ -36,7 +36,7 @@ def _document(*command: str) -> dict[str, Any]:
     """Standard output of the benchmark, which must be one JSON document and nothing else."""
     said = programs.run(f"benchmarks.{command[0]}", "--quick", "--json", "-", *command[1:])
     document: dict[str, Any] = json.loads(said)
-    assert {"machine", "versions", "settings", "rows"} <= set(document)
+    assert {"date", "machine", "versions", "settings", "rows"} <= set(document)
     assert document["machine"]["cores"] >= 1
     assert {"torch", "spdl", "torchdata"} <= set(document["versions"])
     assert document["settings"]["quick"] is True

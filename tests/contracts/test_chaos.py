@@ -75,7 +75,7 @@ def test_the_command(tmp_path: Path) -> None:
     said = programs.run("benchmarks.chaos", "--seeds", "2", "--first-seed", "31", "--json", str(path))
     assert "runs with anything lost" in said and "killed from outside" in said
     document = json.loads(path.read_text())
-    assert {"machine", "versions", "settings", "rows"} <= set(document)
+    assert {"date", "machine", "versions", "settings", "rows"} <= set(document)
     assert [row["seed"] for row in document["rows"]] == [31, 32]
     assert document["settings"]["runs_with_losses"] == 0
     injected = document["settings"]["injected"]

@@ -64,7 +64,7 @@ def test_the_results_are_a_picture_a_table_and_one_document(
     out, result = finished
     assert (out / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert json.loads((out / "copy.json").read_text()) == left
-    assert left.keys() >= {"machine", "versions", "settings", "rows"}
+    assert left.keys() >= {"date", "machine", "versions", "settings", "rows"}
     assert "What the loader did" in result.output
 
 
