@@ -33,11 +33,14 @@ _TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dis
 
 
 def dumps(value: Value) -> bytes:
-    """For ``pickle.loads``, in this process or in one that it started."""
+    """For ``pickle.loads``, in this process or in one that it started. Raises PicklingError for what pickle cannot take."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
     pickler.dispatch_table = _TABLE
-    pickler.dump(value)
+    try:
+        pickler.dump(value)
+    except (AttributeError, TypeError) as error:  # of a local object, say; that it was pickle need not stand there
+        raise pickle.PicklingError(f"cannot be pickled: {error}") from error
     return file.getvalue()
 
 

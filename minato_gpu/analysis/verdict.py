@@ -181,7 +181,8 @@ def _fetch(profile: Profile, found: Breakdown) -> tuple[Case, str]:
 
 
 def _more_at_once(storage: Storage, needed: float) -> str:
-    at_once = max(math.ceil(needed * storage.requests * storage.latency_s), math.ceil(storage.concurrency) + 1)
+    wanted = round(needed * storage.requests * storage.latency_s, 6)  # where that is whole, it is all that is needed
+    at_once = max(math.ceil(wanted), math.ceil(storage.concurrency) + 1)
     return (
         f"Each read waits {storage.latency_s * 1e3:.3g} ms for storage, and only {storage.concurrency:.3g} are under "
         f"way: read {at_once} at once, by a data set that declares source(key) to minato_gpu.DataLoader, which reads "

@@ -57,7 +57,7 @@ def test_more_workers_than_cores_are_no_news(loader_class: Any, tmp_path: Any) -
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         iter(subject.like(workers=16))
-    assert not told
+    assert not [each for each in told if each.category is not DeprecationWarning]  # Python 3.12 gives one for a fork
 
 
 def test_batches_of_the_users_own_keep_their_composition(loader_class: Any, tmp_path: Any) -> None:

@@ -80,7 +80,7 @@ def _rank(number: int, step_s: float, warm_s: float, wait_s: float) -> Profile:
 
 
 def test_a_rank_whose_data_is_late_hides_in_the_others_compute() -> None:
-    found = verdict([_rank(0, 0.1, 0.16, 0.0), _rank(1, 0.1, 0.16, 0.06)])
+    found = verdict([_rank(0, 0.1, 0.159, 0.0), _rank(1, 0.1, 0.159, 0.059)])
     assert (found.case, found.rank) == ("slow rank", 1)
     assert "37% of what looks like its compute" in found.sentence
     assert "num_workers=4" in found.sentence
