@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from typing import Any
 
@@ -15,6 +14,7 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import positions
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
+from tests.contracts.resuming import after, through_json
 
 _SAMPLES = 61
 
@@ -38,7 +38,7 @@ def _rest(loaders: list[Any], state: Any) -> list[Any]:
     """What all ranks deliver from the state on."""
     out: list[Any] = []
     for loader in loaders:
-        loader.load_state_dict(json.loads(json.dumps(state)))
+        loader.load_state_dict(through_json(state))
         out += [rows([batch]) for batch in loader]
     return out
 
@@ -51,7 +51,7 @@ def _some(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[Any
             loader.load_state_dict(state)
         iterator = iter(loader)
         got += [rows([next(iterator)]) for _ in range(batches)]
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
     return got, merge_state_dicts(states[::-1])
 
 
@@ -122,10 +122,7 @@ def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
     loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, ranks, rank, seed=3))
     if state is not None:
         loader.load_state_dict(state)
-    iterator = iter(loader)
-    for _ in range(batches):
-        next(iterator)
-    return json.loads(json.dumps(loader.state_dict()))
+    return after(loader, batches)
 
 
 def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +222,11 @@ def test_base_seeds_of_ranks(persistent: bool, batches: int) -> None:
         for _ in range(batches):
             next(iterator)
         assert batches < 4 or next(iterator, None) is None
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
     merged = merge_state_dicts(states)
     for rank, reference in enumerate(references):
         loader = made(rank, 7)
-        loader.load_state_dict(json.loads(json.dumps(merged)))
+        loader.load_state_dict(through_json(merged))
         rest = [rows([batch]) for _ in range(3 - batches // 4) for batch in loader]
         assert rest == reference[batches:]
 
@@ -265,7 +262,7 @@ def _counts(loaders: list[Any], batches: int, state: Any = None) -> tuple[list[i
         iterator = iter(loader)
         for _ in range(batches):
             next(iterator)
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
         counts.append(states[-1]["progress"].get("failed", 0))
     return counts, merge_state_dicts(states)
 

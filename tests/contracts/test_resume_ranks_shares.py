@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from tests.contracts.datasets import Made
+from tests.contracts.resuming import through_json
 from tests.contracts.samplers import Counting
 
 
@@ -73,7 +73,7 @@ def test_samplers_that_cannot_tell_their_share() -> None:
     iterator = iter(made[0])
     next(iterator)
     state = made[0].state_dict()
-    made[1].load_state_dict(json.loads(json.dumps(state)))
+    made[1].load_state_dict(through_json(state))
     assert state["source"]["rank"] is None
     assert torch.cat(list(made[1])).tolist() == torch.cat(list(iterator)).tolist()
 
@@ -84,7 +84,7 @@ def test_another_ranks_state_is_refused(kind: str) -> None:
     loader = _share_of(kind, 2, 0)
     iterator = iter(loader)
     next(iterator)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = through_json(loader.state_dict())
     for ranks, rank in ((2, 1), (3, 0)):
         other = _share_of(kind, ranks, rank)
         with pytest.raises(
