@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 from multiprocessing import get_context
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaks import assert_no_leaks, leaks, take_snapshot
-from tests.programs import Program
+from tests.programs import ROOT, Program
 
 
 def test_nothing_is_found_where_nothing_leaked() -> None:
@@ -96,6 +97,12 @@ def test_a_program_that_is_killed_is_gone_and_one_that_runs_is_found() -> None:
     program.close()
     assert program.returncode == -signal.SIGKILL
     assert_no_leaks(before)
+
+
+def test_the_process_that_hands_tests_out_imports_no_torch() -> None:
+    """It loads the conftest, and runs nothing."""
+    program = "import sys, tests.conftest; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 _INNER = """

@@ -10,7 +10,7 @@ import pytest
 import torch.utils.data
 
 import minato_gpu
-from tests.conftest import _LEFT_OUT, pytest_testnodedown
+from tests.conftest import LEFT_OUT, pytest_testnodedown
 from tests.contracts.modes import EVERY, MINATO, PYTORCH
 from tests.programs import Program
 from tests.selection import chosen
@@ -92,7 +92,7 @@ def test_what_is_left_out_is_counted(pytestconfig: pytest.Config) -> None:
     """Also by the processes of xdist, which tell it at their end."""
     config = SimpleNamespace(stash=pytest.Stash())
     pytest_testnodedown(SimpleNamespace(config=config, workeroutput={"deselected": 7}))
-    assert config.stash[_LEFT_OUT] == 7
+    assert config.stash[LEFT_OUT] == 7
     file, named = "tests/torch_semantics/test_object.py", "test_every_argument_is_a_plain_attribute"
     for arguments, left_out in (((file, "--all"), False), ((file,), True), ((f"{file}::{named}",), False)):
         program = Program("pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments, at_once=True)

@@ -27,7 +27,7 @@ class Costly(Dataset[Any]):
 
 
 class Made(Dataset[Any]):
-    """Sample ``i`` is whatever ``make(i)`` returns."""
+    """Sample ``i`` is whatever ``make(i)`` returns (or raises)."""
 
     def __init__(self, length: int, make: Callable[[Any], Any]) -> None:
         self.length = length
@@ -54,7 +54,7 @@ def draw(key: Any) -> list[Any]:
 
 
 class Streams(IterableDataset[Any]):
-    """Worker ``w`` yields pairs (w, 0), (w, 1), ..., ``sizes[w]`` of them."""
+    """Worker ``w`` yields pairs (w, 0), (w, 1), ..., ``sizes[w]`` of them; without workers, stream 0."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes

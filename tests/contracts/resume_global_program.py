@@ -1,4 +1,4 @@
-"""A training loop that draws from torch's global generator, for ``test_resume_global``; also in a process of its own.
+"""A training loop that draws from torch's global generator, for ``test_resume_global_orders``; also as a process.
 
 Argument: more of the loader's arguments, as JSON. Input: the seed (null: none is set), the state to go on from (null:
 none), where to stop, and how many batches have been read ahead by then. Output: what ``trained`` returns.

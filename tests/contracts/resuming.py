@@ -56,6 +56,11 @@ def values(batches: Any) -> list[Any]:
     return [batch.tolist() for batch in batches]
 
 
+def sorted_samples(batches: Any) -> list[Any]:
+    """The samples of all batches, whichever order they came in."""
+    return sorted(sample for batch in batches for sample in batch)
+
+
 def after(loader: Any, batches: int) -> Any:
     """The state of a loader after so many batches of an epoch."""
     iterator = iter(loader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from minato_gpu.sampling.delivered import DeliveredPositions
 from tests.contracts.broken import broken, numbers, rarely_broken
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
+from tests.contracts.resuming import through_json
 from tests.raising import error_of
 
 
@@ -32,7 +32,7 @@ def test_the_budget_counts_on_after_a_resume(mode: Mode, workers: int) -> None:
     iterator = iter(loader)
     while loader._session.progress is None or loader._session.progress.source.delivered.failed < 3:
         next(iterator)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = through_json(loader.state_dict())
     assert state["progress"]["failed"] == 3
     assert loader.state_dict(ahead=loader._session.progress.source.delivered.batches)["progress"].get("failed") is None
     resumed = make()

@@ -1,21 +1,13 @@
-"""P1 and P2 across save and resume: every step of an epoch, every mode, every lane, every kind of sampler."""
+"""P1 and P2 across save and resume: every step of an epoch, every mode, other workers, fresh processes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
 from minato_gpu import DataLoader
 from minato_gpu.scheduling import replay
@@ -24,8 +16,7 @@ from tests.contracts import resume_program
 from tests.contracts.checks import lateness
 from tests.contracts.datasets import Costly, Made, draw, rows
 from tests.contracts.modes import BOUNDED_1, BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, MINATO, Mode
-from tests.contracts.resuming import generator, interrupted, saves_along, through_json
-from tests.contracts.samplers import KeepsPlace, KeepsPlaceInIterator, Unknown
+from tests.contracts.resuming import generator, interrupted, saves_along, sorted_samples, through_json
 
 _BATCH = 4
 _SAMPLES = 48
@@ -59,7 +50,7 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
         resumed.load_state_dict(state)
         epoch = [content(batch) for batch in (*first, *resumed)]
         if mode.lateness:
-            assert _flat(epoch) == _flat(reference[0])
+            assert sorted_samples(epoch) == sorted_samples(reference[0])
             assert [len(batch) for batch in epoch] == [_BATCH] * (_SAMPLES // _BATCH)
         else:
             assert epoch == reference[0]
@@ -67,7 +58,7 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
             continue
         following = [content(batch) for batch in resumed]
         if mode.lateness:
-            assert _flat(following) == _flat(reference[1])
+            assert sorted_samples(following) == sorted_samples(reference[1])
         else:
             assert following == reference[1]
 
@@ -83,7 +74,7 @@ def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> Non
 
     def content(batches: Any) -> Any:
         samples = [rows([batch]) for batch in batches]
-        return _flat(samples) if mode.lateness else samples
+        return sorted_samples(samples) if mode.lateness else samples
 
     whole = make()
     reference = [content(whole) for _ in range(4)]
@@ -100,10 +91,6 @@ def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> Non
         assert [content(resumed) for _ in range(2)] == reference[2:]
 
 
-def _flat(batches: Any) -> list[Any]:
-    return sorted(sample for batch in batches for sample in batch)
-
-
 @pytest.mark.parametrize("mode", [mode for mode in MINATO if mode.lateness], ids=lambda mode: mode.name)
 def test_lateness_counts_across_a_resume(mode: Mode) -> None:
     """P3 holds for the whole epoch, also where it was saved with samples overtaken: slow ones come first here."""
@@ -116,7 +103,7 @@ def test_lateness_counts_across_a_resume(mode: Mode) -> None:
         resumed = make()
         resumed.load_state_dict(state)
         batches = [batch.tolist() for batch in (*first, *resumed)]
-        assert sorted(_flat(batches)) == list(range(60))
+        assert sorted_samples(batches) == list(range(60))
         assert max(lateness(order, batches, _BATCH)) <= mode.lateness
         assert resumed.stats()["lateness"]["max"] <= mode.lateness
         assert len(state["progress"]["above"]) * 6 <= 8 * 60 + 24  # a bit for a sample, in base64
@@ -141,107 +128,6 @@ def test_resumed_again_and_again(mode: Mode) -> None:
         assert received == [int(index) for batch in make() for index in batch]
 
 
-# --- samplers ----------------------------------------------------------------------------------------------------
-
-
-_LISTED = [[1, 2, 3], [4], [], [5, 6, 6, 6], [6, 7], [8, 9, 10, 11, 6]]
-
-
-class Batches(BatchSampler):
-    """A batch sampler of the user's own: unequal batches, repeated keys, an empty one."""
-
-    def __init__(self) -> None:
-        super().__init__(range(12), 3, False)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(_LISTED)
-
-    def __len__(self) -> int:
-        return len(_LISTED)
-
-
-_SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "sequential": lambda: {"batch_size": 4},
-    "shuffled": lambda: {"batch_size": 4, "shuffle": True},
-    "shuffled, drop_last": lambda: {"batch_size": 3, "shuffle": True, "drop_last": True},
-    "with replacement": lambda: {
-        "batch_size": 5,
-        "sampler": RandomSampler(range(9), replacement=True, num_samples=43, generator=generator(2)),
-    },
-    "global generator": lambda: {"batch_size": 4, "sampler": RandomSampler(range(20), True, 41)},
-    "subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler([*range(3, 17), 3, 3], generator(3))},
-    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 33)},
-    "list with repeats": lambda: {"batch_size": 4, "sampler": [5, 5, 1, 2, 5, 3, 1, 1, 9, 8, 5, 5, 7]},
-    "strings": lambda: {"batch_size": 3, "sampler": [str(n % 5) for n in range(17)]},
-    "unknown": lambda: {"batch_size": 4, "sampler": Unknown()},
-    "state": lambda: {"batch_size": 4, "sampler": KeepsPlace()},
-    "state of the iterator": lambda: {"batch_size": 4, "sampler": KeepsPlaceInIterator()},
-    "list of batches": lambda: {"batch_sampler": [list(batch) for batch in _LISTED if batch]},
-    "batch sampler": lambda: {"batch_sampler": Batches(), "collate_fn": list},
-    "torch's batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(14)), 4, False)},
-    "no batches": lambda: {"batch_size": None},
-    "no batches, unknown": lambda: {"batch_size": None, "sampler": Unknown()},
-}
-_SINGLE = ("no batches", "no batches, unknown")
-
-
-def _rows(batches: Any, name: str) -> list[Any]:
-    """The batches as comparable lists of samples."""
-    if name in _SINGLE:
-        return [[str(value) for value in sample] for sample in batches]
-    if name == "batch sampler":
-        return [[tuple(map(str, sample)) for sample in batch] for batch in batches]
-    return [[tuple(map(str, sample)) for sample in rows([batch])] for batch in batches]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("name", _SAMPLERS)
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
-def test_every_sampler(mode: Mode, name: str) -> None:
-    """Also where an index repeats: its later occurrences have content of their own, before and after a resume.
-
-    In order after an odd number of batches, out of order after an even one.
-    """
-
-    def make(workers: int = 1) -> Any:
-        torch.manual_seed(99)
-        return mode.loader(Made(20, draw), num_workers=workers, generator=generator(), **_SAMPLERS[name]())
-
-    reference = _rows(make(), name)
-    stride = 1 if len(reference) < 8 else 3
-    for first, state in saves_along(make(2), stride)[mode.lateness == 0 :: 2]:
-        resumed = make()
-        resumed.load_state_dict(state)
-        torch.manual_seed(123)  # the epoch's order is settled, whatever the global generator does
-        epoch = _rows([*first, *resumed], name)
-        if mode.lateness:
-            assert sorted(map(repr, _flat(epoch))) == sorted(map(repr, _flat(reference)))
-        else:
-            assert epoch == reference
-
-
-def test_a_stateful_sampler_is_given_its_state() -> None:
-    """What it had yielded of the delivered batches, not what the loader had drawn ahead."""
-    sampler = KeepsPlace()
-    _, state, _ = interrupted(lambda: DataLoader(Costly(20), 4, sampler=KeepsPlace(), num_workers=2), 2)
-    assert state["source"]["state"]["sampler"] == {"yielded": 8}
-    loader = DataLoader(Costly(20), 4, sampler=sampler, num_workers=2)
-    loader.load_state_dict(state)
-    assert sum(len(batch) for batch in loader) == 15
-    assert sampler.loaded == [8]
-
-
-def test_a_sampler_that_cannot_be_stored() -> None:
-    class Objects(Unknown):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([object() for _ in range(8)])
-
-    loader = DataLoader(Made(8, lambda key: 1), 2, sampler=Objects(), num_workers=1)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="is a object, and only numbers, strings, bytes, tuples and lists can be"):
-        loader.state_dict()
-
-
 # --- what may differ ---------------------------------------------------------------------------------------------
 
 
@@ -260,7 +146,7 @@ def test_other_workers_after_the_resume(change: dict[str, Any]) -> None:
     resumed = make(**change)
     resumed.load_state_dict(loader.state_dict())
     rest = [rows([batch]) for batch in resumed]
-    assert _flat(first + rest) == _flat(reference)
+    assert sorted_samples(first + rest) == sorted_samples(reference)
     if resumed.in_order:
         assert first + rest == reference
 
@@ -358,7 +244,7 @@ def test_a_consumer_that_reads_ahead(mode: Mode, workers: int) -> None:
             continue
         resumed.load_state_dict(state)
         rest = [batch.tolist() for batch in resumed]
-        assert sorted(_flat([*received[: 7 - ahead], *rest])) == list(range(40))
+        assert sorted_samples([*received[: 7 - ahead], *rest]) == list(range(40))
     with pytest.raises(ValueError, match="ahead=8"):
         loader.state_dict(ahead=8)
     rest = [batch.tolist() for batch in iterator]
@@ -405,7 +291,7 @@ def test_the_global_generator_is_left_alone() -> None:
     iterator = iter(resumed)
     assert torch.equal(torch.get_rng_state(), outside)
     assert [batch.tolist() for batch in iterator] == rest
-    assert sorted(_flat(first + rest)) == list(range(20))
+    assert sorted_samples(first + rest) == list(range(20))
 
 
 # --- fresh processes ---------------------------------------------------------------------------------------------
@@ -440,32 +326,4 @@ def test_in_fresh_processes(more: dict[str, Any]) -> None:
     if more.get("in_order", True):
         assert found == reference
     else:
-        assert _flat(found) == _flat(reference)
-
-
-# --- samplers that cannot tell their state ---------------------------------------------------------------------------
-
-
-class _Untold(Sampler[int]):
-    def __len__(self) -> int:
-        return 8
-
-    def __iter__(self) -> Any:
-        return iter(range(8))
-
-    def state_dict(self) -> Any:
-        raise RuntimeError("not now")
-
-    def load_state_dict(self, state: Any) -> None:
-        """Never called."""
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sampler_that_cannot_tell_its_state(workers: int) -> None:
-    loader = DataLoader(Made(8, torch.tensor), 2, sampler=_Untold(), num_workers=workers)
-    iterator = iter(loader)
-    got = [next(iterator)]
-    with pytest.raises(ValueError, match=r"cannot be saved: the sampler's state_dict\(\): RuntimeError: not now"):
-        loader.state_dict()
-    got += iterator
-    assert torch.cat(got).tolist() == list(range(8))
+        assert sorted_samples(found) == sorted_samples(reference)

@@ -14,6 +14,7 @@ from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY, LARGE
 from minato_gpu.sampling import worker_streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
+from tests.contracts.resuming import through_json
 
 _SAMPLES = 150
 _WORDS = list(range(LARGE))
@@ -54,7 +55,7 @@ def _loader(mode: Mode, workers: int, bad: int | None = None) -> Any:
 
 def _after(loader: Any, iterator: Any, batches: int, ahead: int = 0) -> tuple[list[Any], Any]:
     got = [next(iterator)[:, :2].tolist() for _ in range(batches)]
-    return got, json.loads(json.dumps(loader.state_dict(ahead=ahead)))
+    return got, through_json(loader.state_dict(ahead=ahead))
 
 
 def _whole(found: list[Any], workers: int) -> None:
@@ -73,7 +74,7 @@ def test_at_any_step(mode: Mode, workers: int) -> None:
         resumed = _loader(mode, workers)
         resumed.load_state_dict(state)
         second, state = _after(resumed, iterator := iter(resumed), 1, ahead=1)
-        for got, own in ((first, state), ([*first, *second], json.loads(json.dumps(resumed.state_dict())))):
+        for got, own in ((first, state), ([*first, *second], through_json(resumed.state_dict()))):
             last = _loader(mode, workers)
             last.load_state_dict(own)
             _whole([*got, *(batch[:, :2].tolist() for batch in last)], workers)
@@ -91,7 +92,7 @@ def test_saved_now_and_then(mode: Mode, workers: int, ahead: int) -> None:
         found += _after(loader, iterator, 18)[0]
     for step in range(6):
         found += _after(loader, iterator, 1)[0]
-        state = json.loads(json.dumps(loader.state_dict(ahead=ahead)))
+        state = through_json(loader.state_dict(ahead=ahead))
         if step % 2:
             resumed = _loader(mode, workers)
             resumed.load_state_dict(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader, merge_state_dicts
 from tests.contracts.datasets import Streams
-from tests.contracts.resuming import saves_along
+from tests.contracts.resuming import saves_along, through_json, values
 from tests.contracts.test_resume_streams import Stateful, StatefulIterator
 
 _EPOCHS = 3
@@ -134,17 +133,13 @@ WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
-def _lists(batches: Any) -> list[Any]:
-    return [batch.tolist() for batch in batches]
-
-
 def _make(kind: Any, way: str) -> Any:
     arguments, sizes = WAYS[way]
     return DataLoader(kind(sizes), 2, **arguments)
 
 
 def _saved(loader: Any, ahead: int = 0) -> Any:
-    return json.loads(json.dumps(loader.state_dict(ahead=ahead)))
+    return through_json(loader.state_dict(ahead=ahead))
 
 
 _OTHER_PROCESSES = ("three processes", "processes that stay", "short-lived")
@@ -165,7 +160,7 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
     epochs_go_on(kind, way)
     if kind is not CountsAtIter and way != "short-lived":
         uninterrupted = _make(kind, way)
-        want = [_lists(uninterrupted) for _ in range(_EPOCHS)]
+        want = [values(uninterrupted) for _ in range(_EPOCHS)]
         assert {row[1] for batch in want[2] for row in batch} == {2}
 
 
@@ -173,14 +168,14 @@ def epochs_go_on(kind: Any, way: str) -> None:
     """Saved in the first or second epoch, at any step (by processes, but for those of one way, at every third); between
     them; and again right after ``iter()``."""
     uninterrupted = _make(kind, way)
-    want = [_lists(uninterrupted) for _ in range(_EPOCHS)]
+    want = [values(uninterrupted) for _ in range(_EPOCHS)]
     assert all(len(epoch) > 1 for epoch in want)
     loader = _make(kind, way)
     at_the_end = saves_along(loader)[-1]
     stride = 3 if way in _OTHER_PROCESSES else 1
     saves = [(0, *at_the_end), (1, [], _saved(loader)), *((1, *save) for save in saves_along(loader, stride))]
     for number, (epoch, first, saved) in enumerate(saves):
-        got, states = _lists(first), [saved]
+        got, states = values(first), [saved]
         if number < 2 or number % 2 == 0:
             again = _make(kind, way)
             again.load_state_dict(saved)
@@ -190,7 +185,7 @@ def epochs_go_on(kind: Any, way: str) -> None:
         for state in states:
             resumed = _make(kind, way)
             resumed.load_state_dict(state)
-            rest = [_lists(resumed) for _ in range(epoch, _EPOCHS)]
+            rest = [values(resumed) for _ in range(epoch, _EPOCHS)]
             assert [got + rest[0], *rest[1:]] == want[epoch:], number
 
 
@@ -198,14 +193,14 @@ def epochs_go_on(kind: Any, way: str) -> None:
 @pytest.mark.parametrize("kind", [Counts, CountsAtIter, CountsLate])
 def test_saved_once_more_after_an_epoch_of_which_nothing_was_left(kind: Any, way: str) -> None:
     uninterrupted = _make(kind, way)
-    want = [_lists(uninterrupted) for _ in range(3)]
+    want = [values(uninterrupted) for _ in range(3)]
     first, state = saves_along(_make(kind, way))[-1]
     resumed = _make(kind, way)
     resumed.load_state_dict(state)
-    assert _lists(first) + _lists(resumed) == want[0]
+    assert values(first) + values(resumed) == want[0]
     again = _make(kind, way)
     again.load_state_dict(_saved(resumed))
-    assert [_lists(again) for _ in range(2)] == want[1:]
+    assert [values(again) for _ in range(2)] == want[1:]
 
 
 @pytest.mark.parametrize("way", ["inline", "inline whole", "thread", "short-lived thread", "processes"])
@@ -219,9 +214,9 @@ def test_an_epoch_after_a_save_between_two_is_whole(kind: Any, way: str) -> None
     for each in (state, _saved(loader)):
         resumed = _make(kind, way)
         resumed.load_state_dict(each)
-        second = _lists(resumed)
-        assert second == _lists(iterator) or each is not state
-        assert len(second) == len(_lists(resumed)) > 0
+        second = values(resumed)
+        assert second == values(iterator) or each is not state
+        assert len(second) == len(values(resumed)) > 0
 
 
 @pytest.mark.parametrize("way", ["inline", "thread", "short-lived thread", "processes"])
@@ -229,11 +224,11 @@ def test_a_consumer_that_reads_ahead_over_the_start(way: str) -> None:
     loader = _make(Counts, way)
     list(loader)
     iterator = iter(loader)
-    got = _lists(next(iterator) for _ in range(2))
+    got = values(next(iterator) for _ in range(2))
     resumed = _make(Counts, way)
     resumed.load_state_dict(_saved(loader, ahead=2))
-    assert _lists(resumed)[:2] == got
-    assert {row[1] for batch in _lists(resumed) for row in batch} == {2}
+    assert values(resumed)[:2] == got
+    assert {row[1] for batch in values(resumed) for row in batch} == {2}
 
 
 @settings(max_examples=25, deadline=None)
@@ -243,7 +238,7 @@ def test_any_size(sizes: list[int], batch: int, drop_last: bool, data: st.DataOb
         return DataLoader(Counts(sizes), batch, drop_last=drop_last)
 
     reference = make()
-    want = [_lists(reference) for _ in range(_EPOCHS)]
+    want = [values(reference) for _ in range(_EPOCHS)]
     loader, got = make(), list[Any]()
     while len(got) < _EPOCHS:
         iterator, epoch = iter(loader), list[Any]()
@@ -279,13 +274,13 @@ def test_an_epoch_of_less_than_a_batch_is_not_skipped(more: dict[str, Any]) -> N
         return DataLoader(Alternates([]), 4, drop_last=True, **more)
 
     uninterrupted = make()
-    want = [_lists(uninterrupted) for _ in range(3)]
+    want = [values(uninterrupted) for _ in range(3)]
     assert [len(epoch) for epoch in want] == [1, 0, 1]
     loader = make()
     list(loader)
     resumed = make()
     resumed.load_state_dict(_saved(loader))
-    assert [_lists(resumed) for _ in range(2)] == want[1:]
+    assert [values(resumed) for _ in range(2)] == want[1:]
 
 
 def test_what_has_no_state_between_epochs() -> None:

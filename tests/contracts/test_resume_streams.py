@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from minato_gpu import DataLoader
 from minato_gpu.checkpoint import streams
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
-from tests.contracts.resuming import saves_along
+from tests.contracts.resuming import saves_along, through_json
 from tests.leaks import threads_since
 from tests.waiting import wait_until
 
@@ -210,7 +209,7 @@ def _far(batches: int, **arguments: Any) -> tuple[Any, Any]:
 
     loader = make()
     next(iter(loader))
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = through_json(loader.state_dict())
     state["source"]["streams"][0]["batches"] = batches
     return make(), state
 

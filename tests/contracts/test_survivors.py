@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from torch.utils.data import DistributedSampler
 from minato_gpu import DataLoader, merge_state_dicts
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
+from tests.contracts.resuming import through_json
 from tests.numbers import PIPELINE, Numbers
 from tests.test_device_batches import Fake, fake
 
@@ -254,8 +254,8 @@ def test_every_step_resumes(mode: Mode) -> None:
     for step in steps[:: 2 if mode.lateness else 1]:
         got += [rows([next(iterator)]) for _ in range(step - len(got))]
         first = list(got)
-        state = json.loads(json.dumps(loader.state_dict()))
-        behind = json.loads(json.dumps(loader.state_dict(ahead=min(step, 2))))
+        state = through_json(loader.state_dict())
+        behind = through_json(loader.state_dict(ahead=min(step, 2)))
         resumed = _loader(mode, 2)
         resumed.load_state_dict(state)
         whole = [*first, *(rows([batch]) for batch in resumed)]
@@ -273,7 +273,7 @@ def test_without_workers_a_resumed_run_repeats_the_same_sample() -> None:
     iterator = iter(loader)
     first = [next(iterator) for _ in range(4)]
     resumed = _loader(IN_ORDER, 0)
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    resumed.load_state_dict(through_json(loader.state_dict()))
     _check(_indices([*first, *resumed]), {**resumed.stats(), **_sums(loader, resumed)}, len(_EMPTY))
 
 
@@ -289,7 +289,7 @@ def test_ranks_that_are_merged_go_on() -> None:
         iterator = iter(loader)
         for _ in range(4):
             next(iterator)
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(through_json(loader.state_dict()))
     resumed = _loader(IN_ORDER, 2)
     resumed.load_state_dict(merge_state_dicts(states))
     batches = _indices(resumed)

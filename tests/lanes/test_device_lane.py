@@ -30,6 +30,7 @@ from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.fake_device import FakeDevice, FakeEvent
 from tests.lanes.harness import Slab, open_links, piece, task
+from tests.lanes.lanes import of_kind
 from tests.memory.equality import same
 from tests.waiting import wait_until
 
@@ -101,15 +102,8 @@ def sources(keys: list[int]) -> list[Any]:
 
 def report_of(lane: DeviceLane) -> Report:
     """The one report that is to come."""
-    found: list[Report] = []
-
-    def look() -> bool:
-        found.extend(told for told in lane.receive() if isinstance(told, Report))
-        return bool(found)
-
-    assert wait_until(look)
-    assert len(found) == 1
-    return found[0]
+    (report,) = of_kind(lane, Report)
+    return report
 
 
 def test_results_are_those_of_the_cpu(lane: DeviceLane) -> None:

@@ -22,7 +22,7 @@ from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, job, open_links, piece, task
-from tests.waiting import wait_until
+from tests.lanes.lanes import of_kind
 
 SHIPPED = ("image_classification", "object_detection", "segmentation_3d", "speech_recognition")
 X = Field(np.float32, (2,))
@@ -104,18 +104,6 @@ def items_of(worker: Bench, given: Any) -> list[Any]:
     return [item for report in worker.run(given) for item in report.items or []]
 
 
-def report_of(lane: DeviceLane) -> Report:
-    """The next report."""
-    found: list[Report] = []
-
-    def look() -> bool:
-        found.extend(told for told in lane.receive() if isinstance(told, Report))
-        return bool(found)
-
-    assert wait_until(look)
-    return found[0]
-
-
 def test_only_where_both_sides_have_something_to_do_may_a_sample_be_cut() -> None:
     assert PIPELINE.cuts == (2,)
     assert PIPELINE.bytes_at(2) == 16
@@ -154,7 +142,7 @@ def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: Work
     # half of them come from the start, half from the cut, in one micro-batch
     mixed = [*read(worker, keys[:3]), *handed[3:]]
     lane.send(task(piece(keys, sources=mixed)))
-    on_device = report_of(lane)
+    on_device = of_kind(lane, Report)[0]
     assert lane.close(5.0)
     for key, here, there in zip(keys, on_cpu, on_device.items or [], strict=True):
         want = PIPELINE.run({"n": key}, sample_seed(77, 0, key))
@@ -251,7 +239,7 @@ def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
         assert all(isinstance(item, Handed) and item.stage == cut for item in handed)
         on_cpu = items_of(worker, task(piece(keys, sources=handed)))
         lane.send(task(piece(keys, sources=handed)))
-        on_device = report_of(lane)
+        on_device = of_kind(lane, Report)[0]
         assert on_device.repeated == 0
         limit = whole_tolerance(pipeline, "cpu", cut)
         for reference, here, there in zip(want, on_cpu, on_device.items or [], strict=True):

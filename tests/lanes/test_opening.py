@@ -94,14 +94,7 @@ def loaded(lanes: list[str]) -> list[int]:
 
 def items_of(lane: DeviceLane) -> list[Any]:
     """The items of the next report."""
-    found: list[Any] = []
-
-    def look() -> bool:
-        found.extend(told for told in lane.receive() if isinstance(told, Report))
-        return bool(found)
-
-    assert wait_until(look)
-    return list(found[0].items)
+    return list(of_kind(lane, Report)[0].items or [])
 
 
 def _boom(*_: Any) -> Any:

@@ -99,7 +99,7 @@ FAULTS = (
         "checkpoint/process_generators.py",
         "            if there.get(name) == found:\n",
         "            if True:\n",
-        ("contracts/test_resume_global.py",),
+        ("contracts/test_resume_global_generators.py",),
         "1c76258",
     ),
     Fault(

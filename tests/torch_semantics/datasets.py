@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,20 +21,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor(int(index))
-
-
-class Made(Dataset[Any]):
-    """Sample ``i`` is whatever ``make(i)`` returns (or raises)."""
-
-    def __init__(self, length: int, make: Callable[[Any], Any]) -> None:
-        self.length = length
-        self.make = make
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.make(index)
 
 
 class Stream(IterableDataset[Any]):
@@ -59,19 +45,6 @@ class SizedStream(Stream):
 
     def __len__(self) -> int:
         return self.reported
-
-
-class UnevenStreams(IterableDataset[Any]):
-    """Worker ``w`` yields ``sizes[w]`` pairs (w, 0), (w, 1), ...; without workers, stream 0."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        worker = 0 if info is None else info.id
-        for number in range(self.sizes[worker]):
-            yield torch.tensor([worker, number])
 
 
 class ProcessIds(Numbers):

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, keep
+from tests.torch_semantics.datasets import Numbers, keep
 from tests.torch_semantics.same import same
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made
 from tests.torch_semantics.same import same
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, Stream, as_lists, numbers_in
+from tests.torch_semantics.datasets import Numbers, Stream, as_lists, numbers_in
 
 
 def _begin(worker: int) -> None:

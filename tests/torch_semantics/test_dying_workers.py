@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contracts.datasets import Made
 from tests.leaks import no_child_stays
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, as_lists, numbers_in
+from tests.torch_semantics.datasets import Numbers, as_lists, numbers_in
 from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")

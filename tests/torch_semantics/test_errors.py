@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, as_lists
+from tests.torch_semantics.datasets import Numbers, as_lists
 
 
 def _fails_at(bad: int, error: Any) -> Made:

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from tests.contracts.datasets import Made
 from tests.leaks import child_pids
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, ProcessIds, Stream, as_lists, numbers_in
+from tests.torch_semantics.datasets import Numbers, ProcessIds, Stream, as_lists, numbers_in
 from tests.waiting import wait_until
 
 

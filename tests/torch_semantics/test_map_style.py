@@ -17,7 +17,8 @@ from torch.utils.data import (
     random_split,
 )
 
-from tests.torch_semantics.datasets import Made, Numbers, as_lists, keep, numbers_in
+from tests.contracts.datasets import Made
+from tests.torch_semantics.datasets import Numbers, as_lists, keep, numbers_in
 from tests.torch_semantics.same import same
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, default_collate
 
-from tests.torch_semantics.datasets import Made, Numbers, Stream, as_lists, numbers_in
+from tests.contracts.datasets import Made
+from tests.torch_semantics.datasets import Numbers, Stream, as_lists, numbers_in
 from tests.torch_semantics.same import same
 
 

@@ -18,8 +18,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, as_lists, keep, numbers_in
+from tests.torch_semantics.datasets import Numbers, as_lists, keep, numbers_in
 
 
 @pytest.mark.parametrize("sampler", [[3, 0, 3, 1], range(4, -1, -2), (2, 2)], ids=str)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
+from tests.contracts.datasets import Streams
 from tests.raising import error_of
-from tests.torch_semantics.datasets import SizedStream, Stream, UnevenStreams, as_lists, keep, numbers_in
+from tests.torch_semantics.datasets import SizedStream, Stream, as_lists, keep, numbers_in
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -26,12 +27,12 @@ def test_strict_order_takes_the_streams_in_turn(loader_class: Any) -> None:
 
 
 def test_uneven_streams_in_strict_order(loader_class: Any) -> None:
-    loader = loader_class(UnevenStreams([5, 1, 0]), batch_size=2, num_workers=3)
+    loader = loader_class(Streams([5, 1, 0]), batch_size=2, num_workers=3)
     assert as_lists(loader) == [[[0, 0], [0, 1]], [[1, 0]], [[0, 2], [0, 3]], [[0, 4]]]
 
 
 def test_drop_last_drops_the_rest_of_each_stream(loader_class: Any) -> None:
-    loader = loader_class(UnevenStreams([5, 2, 1]), batch_size=2, num_workers=3, drop_last=True)
+    loader = loader_class(Streams([5, 2, 1]), batch_size=2, num_workers=3, drop_last=True)
     assert sorted(as_lists(loader)) == [[[0, 0], [0, 1]], [[0, 2], [0, 3]], [[1, 0], [1, 1]]]
 
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
+from tests.contracts.datasets import Made
 from tests.raising import error_of
-from tests.torch_semantics.datasets import Made, Numbers, ProcessIds, keep
+from tests.torch_semantics.datasets import Numbers, ProcessIds, keep
 from tests.waiting import wait_until
 
 
