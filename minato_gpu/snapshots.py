@@ -33,7 +33,7 @@ _TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dis
 
 
 def dumps(value: Value) -> bytes:
-    """For ``pickle.loads``, in this process or in one that it started. Raises PicklingError for what pickle cannot take."""
+    """For ``pickle.loads``, in this process or in one that it started. Raises PicklingError for what it cannot take."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
     pickler.dispatch_table = _TABLE

@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
     # Depends on the machine's number of cores; test_construction checks the warning itself.
     config.addinivalue_line("filterwarnings", "ignore:This DataLoader will create:UserWarning")
+    # Python 3.12 and later say it of every fork where some library has started threads, of PyTorch's loader as well.
+    config.addinivalue_line("filterwarnings", "ignore:This process .* is multi-threaded:DeprecationWarning")
     # PyTorch 2.11 says it once for any sparse tensor, also where the checks were asked for; 2.13 does not.
     config.addinivalue_line("filterwarnings", "ignore:Sparse invariant checks are implicitly disabled:UserWarning")
     # DALI says it when the first graph for a GPU is built where NPP is not installed, which no stage here asks for.

@@ -97,7 +97,8 @@ def test_an_object_that_cannot_travel_has_failed_where_it_cannot_be_stacked_eith
     bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key)))
     items = items_of(bench.run(task(piece(range(3), position=20))))
     assert bench.store.get(items[2]) == 2.0
-    assert "local object" in error_of(items[1])[1] and "position 21, index 1, stage 'send', lane cpu" in error_of(items[1])[1]
+    said = error_of(items[1])[1]
+    assert "local object" in said and "position 21, index 1, stage 'send', lane cpu" in said
 
 
 def test_what_worker_init_fn_raises_comes_with_every_sample(links: WorkerChannels) -> None:
