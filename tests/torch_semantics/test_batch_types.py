@@ -155,7 +155,8 @@ def test_pinning_without_an_accelerator_warns_once_per_epoch(loader_class: Any, 
     for _ in range(2):
         with pytest.warns(UserWarning, match="^'pin_memory' argument is set as true but no accelerator") as caught:
             batches = list(loader)
-        assert len(caught) == 1
+        told = [each for each in caught if each.category is not DeprecationWarning]  # Python 3.12 gives one for a fork
+        assert len(told) == 1
         assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
         assert not any(batch.is_pinned() for batch in batches)
     assert loader.pin_memory is True
