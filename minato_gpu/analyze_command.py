@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import Output, need_pipeline, shows
+from minato_gpu.commands import Output, need_pipeline, shows, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,8 @@ _WARNING = (
     "--report",
     "report_path",
     metavar="PATH",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=writable,
     help="Write a page for a browser, with what changes would bring.",
 )
 @click.option(
