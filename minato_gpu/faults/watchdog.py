@@ -86,5 +86,5 @@ class Watchdog:
         lane = self._lanes[hung.lane]
         return (
             f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "
-            f"hang_timeout={self._limit:g} s.{lane.stuck_at(hung.worker)}\n"
+            f"hang_timeout={self._limit:g} s.{lane.stack_of_hung(hung.worker)}\n"
         )

@@ -113,11 +113,11 @@ class Telemetry:
         meanwhile = min(end, self.end or end) - max(begin, self.begin)
         self.lanes[lane].busy_s += max(0.0, min(report.seconds, meanwhile))
 
-    def died(self, *, stuck: bool) -> None:
-        """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
-        self.workers["hung" if stuck else "died"] += 1
+    def died(self, *, hung: bool) -> None:
+        """A worker ended that should not have; ``hung``: it was killed, because it had hung."""
+        self.workers["hung" if hung else "died"] += 1
         if self.facts.hearers:
-            self.facts.tell(f.Died(self._number, perf_counter(), stuck))
+            self.facts.tell(f.Died(self._number, perf_counter(), hung))
 
     def lost(self, failed: int, skipped: int) -> None:
         """A batch is an error: so many of its samples have failed, and these others are lost with them."""
