@@ -92,11 +92,9 @@ class Run:
                 self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
 
     def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
-        """Have batch ``order``, number ``place`` in its epoch, which has lost all its samples, made anew of this one
-        alone: see ``Assembly.pad``."""
-        self._assembly.pad(order, place)
+        """Have a batch made of this sample alone: see ``Jobs.pad``."""
         piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
-        self._jobs.pad(order, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
+        self._jobs.pad(order, place, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
         self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
