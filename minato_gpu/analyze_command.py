@@ -137,7 +137,7 @@ def _check_report(path: Path | None) -> None:
 def _told(out: Output, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
     """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
     from minato_gpu.analysis import telling
-    from minato_gpu.analysis.breakdown import broken_down
+    from minato_gpu.analysis.breakdown import of_ranks
     from minato_gpu.report import document
 
     console = out.console
@@ -150,11 +150,11 @@ def _told(out: Output, settings: dict[str, Any], results: list[Result], report_p
     found = document(settings, telling.rows(results), **more)
     out.leave(found)
     problem = telling.problem(results)
-    measured = any(result.profile is not None and broken_down(result.profile) for result in results)
+    profiles = [result.profile for result in results if result.profile is not None]
+    measured = bool(of_ranks(profiles))
     if measured and report_path is not None:
         from minato_gpu.analysis import reporting
 
-        profiles = [result.profile for result in results if result.profile is not None]
         with console.status("simulating what changes would bring"):
             what = str(settings.get("script") or settings["module"])
             reporting.write(report_path, what, profiles, found, answered=tried)
