@@ -44,6 +44,7 @@ import torch
 from benchmarks import report
 from benchmarks.chaos_plan import MOST_BYTES, Plan
 from benchmarks.chaos_record import document, quietly, record, summary
+from minato_gpu.commands import writable
 from minato_gpu.report import write
 
 _CAUSES = {"collate", "lateness", "memory", "sampler", "slow sample", "preparation"}
@@ -261,6 +262,7 @@ def run(seed: int) -> dict[str, Any]:
     "--json",
     "json_path",
     metavar="PATH",
+    callback=writable,
     help="Write the figures as JSON; - for standard output. A file that is there is gone on with: runs that it has are "
     "not done again. It is written after every few runs.",
 )

@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from minato_gpu import report
+from minato_gpu.commands import writable
 from minato_gpu.console import open_console, show
 
 _PEERS = ("spdl", "torchdata", "scipy")
@@ -76,7 +77,13 @@ def progress(text: str) -> None:
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """The options that every benchmark has: ``--json``, ``--quick`` and ``--repetitions``."""
     options = (
-        click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output."),
+        click.option(
+            "--json",
+            "json_path",
+            metavar="PATH",
+            callback=writable,
+            help="Write the figures as JSON; - for standard output.",
+        ),
         click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing."),
         click.option("--repetitions", type=click.IntRange(min=1), help="How often everything is repeated."),
     )

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from benchmarks import report
+from minato_gpu.commands import writable
 from minato_gpu.notices import LOGGER
 from minato_gpu.report import write
 
@@ -31,7 +32,13 @@ def command(name: str, run: Callable[[int, Path], dict[str, Any]], totals: Seque
     @click.option(
         "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="On the disk to be used."
     )
-    @click.option("--json", "json_path", metavar="PATH", help="Write the figures as JSON; - for standard output.")
+    @click.option(
+        "--json",
+        "json_path",
+        metavar="PATH",
+        callback=writable,
+        help="Write the figures as JSON; - for standard output.",
+    )
     def main(seeds: int, first_seed: int, folder: Path | None, json_path: str | None) -> None:
         LOGGER.setLevel(logging.CRITICAL)
         report.end_in_order()

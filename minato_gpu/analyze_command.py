@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.commands import Output, need_pipeline, shows
+from minato_gpu.commands import Output, need_pipeline, shows, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,8 @@ _WARNING = (
     "--report",
     "report_path",
     metavar="PATH",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=writable,
     help="Write a page for a browser, with what changes would bring.",
 )
 @click.option(
@@ -136,7 +137,7 @@ def _check_report(path: Path | None) -> None:
 def _told(out: Output, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
     """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
     from minato_gpu.analysis import telling
-    from minato_gpu.analysis.breakdown import broken_down
+    from minato_gpu.analysis.breakdown import of_ranks
     from minato_gpu.report import document
 
     console = out.console
@@ -149,11 +150,11 @@ def _told(out: Output, settings: dict[str, Any], results: list[Result], report_p
     found = document(settings, telling.rows(results), **more)
     out.leave(found)
     problem = telling.problem(results)
-    measured = any(result.profile is not None and broken_down(result.profile) for result in results)
+    profiles = [result.profile for result in results if result.profile is not None]
+    measured = bool(of_ranks(profiles))
     if measured and report_path is not None:
         from minato_gpu.analysis import reporting
 
-        profiles = [result.profile for result in results if result.profile is not None]
         with console.status("simulating what changes would bring"):
             what = str(settings.get("script") or settings["module"])
             reporting.write(report_path, what, profiles, found, answered=tried)

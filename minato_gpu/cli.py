@@ -17,7 +17,7 @@ import click
 
 from minato_gpu.analyze_command import analyze
 from minato_gpu.cache_command import cache
-from minato_gpu.commands import Output, need_pipeline, shows
+from minato_gpu.commands import Output, need_pipeline, shows, writable
 from minato_gpu.console import show
 from minato_gpu.extras import from_extra
 from minato_gpu.samples import JSON
@@ -44,6 +44,11 @@ main.add_command(top)
 main.add_command(whatif)
 
 
+def _writable_folder(context: click.Context, parameter: click.Parameter, folder: Path) -> Path:
+    writable(context, parameter, folder / "summary.json")
+    return folder
+
+
 @main.command(short_help="Train a small model on real photographs.")
 @click.option(
     "--data",
@@ -51,7 +56,13 @@ main.add_command(whatif)
     help="Your own folder of class folders of images; without it, photographs are made.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=2)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), help="Results.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/demo"),
+    callback=_writable_folder,
+    help="Results.",
+)
 @click.option("--size", type=click.IntRange(min=1), default=960, help="How many photographs to make.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=32)
 @click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")

@@ -37,11 +37,27 @@ class Output:
             report.write(report.document(settings, rows), self._path)
 
 
+def writable(context: click.Context, parameter: click.Parameter, path: Any) -> Any:
+    """The callback of an option that names a file to be written at the end: what is wrong with it is said at once."""
+    if path is not None and path != "-":
+        from minato_gpu import report
+
+        try:
+            report.check_writable(path)
+        except OSError as error:
+            raise click.BadParameter(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+    return path
+
+
 def shows(function: Callable[..., None]) -> Callable[..., None]:
     """A command that shows figures: its function gets an Output, and what it raises is said in one line."""
 
     @click.option(
-        "--json", "path", metavar="PATH", help="Write the figures as one JSON document to PATH; - is standard output."
+        "--json",
+        "path",
+        metavar="PATH",
+        callback=writable,
+        help="Write the figures as one JSON document to PATH; - is standard output.",
     )
     @click.pass_context
     @wraps(function)

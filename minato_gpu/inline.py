@@ -111,6 +111,7 @@ class StreamHere(Batches):
         except BaseException as error:  # nobody knows how far into the batch
             self._taken(stream, exactly=True)
             if isinstance(error, Exception):
+                self.log.in_vain(stream.size - 1)
                 self.log.lost(1, stream.size - 1)
             raise
         self._taken(stream, exactly=self._streams.saves_come)
@@ -155,12 +156,16 @@ class SamplesHere(Batches):
         self.handed = [(piece.position, piece.position + len(drawn.keys))]
         asked()
         samples = self._samples(piece)
-        if self.bad:
-            judge(self.bad, len(samples))
-            if not samples:
-                return NOTHING
-        batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
         good = len(piece.keys) - len(self.bad)
+        try:
+            if self.bad:
+                judge(self.bad, len(samples))
+                if not samples:
+                    return NOTHING
+            batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
+        except Exception:
+            self.log.in_vain(good)
+            raise
         self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.handed)
         return batch
 
@@ -181,6 +186,7 @@ class SamplesHere(Batches):
                     bad.append(self._producer.failure(self._task, piece, at, error))
                     continue
                 cause, origin = self._producer.explained(self._task, piece, at, error)
+                self.log.in_vain(len(samples))
                 self._lost(len(piece.keys), cause, str(origin))
                 if cause is error:
                     raise

@@ -17,6 +17,7 @@ from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import shm_limits
+from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.listening import watch
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
@@ -232,9 +233,9 @@ class DataLoader(TorchDataLoader[T]):
         a state that is too far on to be read again, or for an ``ahead`` that goes too far back, and RuntimeError where
         a recorded order is replayed.
         """
-        if type(ahead) is not int or ahead < 0:
+        if not is_whole(ahead) or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
-        return self._session.state(self, ahead)
+        return self._session.state(self, int(ahead))
 
     def load_state_dict(self, state_dict: dict[str, JSON]) -> None:
         """Let the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.

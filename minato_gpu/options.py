@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
+from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
@@ -88,7 +88,7 @@ class Options:
 def _at_least(name: str, value: Value, otherwise: str, least: int = 1) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, Integral):  # NumPy's are
+    if not is_whole(value):
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}; {otherwise}")
@@ -107,7 +107,7 @@ def _check_workers(loader: Arguments) -> None:
     limit = loader.hang_timeout
     if limit is None:
         return
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+    if not is_real(limit):
         raise TypeError(f"hang_timeout must be a number of seconds or None, got {limit!r}")
     if not 0 < limit < float("inf"):
         raise ValueError(f"hang_timeout must be a positive number of seconds, got {limit!r}; leave it out for no limit")
@@ -144,7 +144,7 @@ def _lateness(loader: Arguments) -> int:
     value = loader.max_lateness
     if value is None:
         return 0 if loader.in_order else _DEFAULT_LATENESS
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise TypeError(f"max_lateness must be a whole number of batches or None, got {value!r}")
     if value < 0:
         raise ValueError(f"max_lateness must not be negative, got {value}")
@@ -152,7 +152,7 @@ def _lateness(loader: Arguments) -> int:
         raise ValueError(
             f"max_lateness={value} contradicts in_order=True, which means 0; pass in_order=False for bounded lateness"
         )
-    return value
+    return int(value)
 
 
 def _free(loader: Arguments) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 
@@ -89,6 +90,18 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out now whether ``write`` can write to ``path`` later; nothing is left there.
+
+    Raises OSError where it cannot: a file without a name was to be made in the folder, or in the one above that exists.
+    """
+    target = Path(path).absolute()
+    if target.exists() and not target.is_file():
+        raise OSError("there is something else than a file")
+    with TemporaryFile(dir=next(folder for folder in target.parents if folder.exists())):
+        pass
 
 
 def usable_cores() -> int:

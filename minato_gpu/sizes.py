@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from numbers import Integral
 from typing import Any
+
+from minato_gpu.number_kinds import is_whole
 
 _UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}
@@ -27,7 +28,7 @@ def nbytes(argument: str, size: Any, otherwise: str) -> int:
             found = None
         if found is None:
             raise ValueError(f"{argument}={size!r} is no number of bytes; {_EXAMPLE}")
-    if isinstance(found, bool) or not isinstance(found, Integral):
+    if not is_whole(found):
         raise TypeError(f"{argument}={size!r} is no number of bytes; {_EXAMPLE}")
     if found < 1:
         raise ValueError(f"{argument} must be at least 1 byte, got {size!r}; {otherwise}")

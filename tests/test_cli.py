@@ -159,6 +159,27 @@ def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
     assert "Invalid value" in _run("demo", *wrong, code=2).output
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", "train.py", "--json"],
+        ["analyze", "train.py", "--report"],
+        ["check", "pipelines.image_classification", "--json"],
+        ["simulate", "--json"],
+        ["top", "--json"],
+        ["demo", "--json"],
+        ["demo", "--out"],
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_written_at_the_end_is_said_at_once(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    *given, option = arguments
+    said = _run(given[0], option, str(tmp_path / "file" / "figures"), *given[1:], code=2).output
+    assert f"Invalid value for '{option}': " in said and "cannot be written: Not a directory" in " ".join(said.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"no log\n", b"\x89PNG\r\n"], ids=["empty", "json", "text", "binary"])
 def test_a_file_that_is_no_event_log_is_not_replayed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log").write_bytes(content)

@@ -19,7 +19,7 @@ from tests import programs
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
 ORDER = """
-notices threads children lazily slices snapshots extras console report nvjpeg samples stages packing
+notices threads children number_kinds lazily slices snapshots extras console report nvjpeg samples stages packing
 pipeline
 arguments
 scheduling caching

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,15 @@ def test_the_cpu_as_the_device(device: Any) -> None:
 
 def test_whole_numbers_may_be_numpys() -> None:
     assert options(num_workers=1, prefetch_factor=np.int64(3), host_memory_budget=np.int64(1 << 20)).lateness == 0
+    lateness = options(in_order=False, max_lateness=np.int64(3)).lateness
+    assert (lateness, type(lateness)) == (3, int)
+
+
+@pytest.mark.parametrize("limit", [np.int64(3), np.float64(3), np.float32(0.5), Fraction(1, 2)], ids=repr)
+def test_seconds_may_be_any_number(limit: Any) -> None:
+    assert options(num_workers=1, hang_timeout=limit).lateness == 0
+    with pytest.raises(ValueError, match="hang_timeout must be a positive number of seconds"):
+        options(num_workers=1, hang_timeout=-limit)
 
 
 def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +142,8 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_lateness": -1, "in_order": False}, ValueError, "must not be negative"),
     ({"max_lateness": 1.5, "in_order": False}, TypeError, "whole number of batches"),
     ({"max_lateness": True, "in_order": False}, TypeError, "whole number of batches"),
+    ({"max_lateness": np.float64(2), "in_order": False}, TypeError, "whole number of batches or None, got np.float64"),
+    ({"hang_timeout": np.True_, "num_workers": 1}, TypeError, "hang_timeout must be a number of seconds or None"),
     ({"worker_kind": "fiber"}, ValueError, "worker_kind must be one of 'auto', 'process', 'thread', got 'fiber'"),
     (
         {"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": multiprocessing.get_context("fork")},

@@ -20,6 +20,7 @@ from benchmarks import report
 from benchmarks.data import detection, measure, photographs, speech, volumes
 from benchmarks.data.published import RATIOS, SPREADS, measured
 from minato_gpu import Pipeline
+from minato_gpu.commands import writable
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 
 TOLERANCE = 0.15
@@ -67,7 +68,13 @@ def table(name: str, directory: Path) -> list[dict[str, Any]]:
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="A new or empty folder.")
 @click.option("--size", type=click.IntRange(min=16), default=600, show_default=True, help="How many samples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--json", "json_path", metavar="PATH", help="Write the table as JSON; - for standard output.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="PATH",
+    callback=writable,
+    help="Write the table as JSON; - for standard output.",
+)
 def main(name: str, out: Path, size: int, seed: int, json_path: str | None) -> None:
     if out.exists() and any(out.iterdir()):
         raise click.UsageError(f"--out {out} is not empty; name a new folder")

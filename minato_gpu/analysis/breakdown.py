@@ -120,7 +120,12 @@ def broken_down(profile: Profile) -> Breakdown | None:
     return Breakdown(parts, whole)
 
 
-def part_rows(profiles: Sequence[Profile]) -> list[dict[str, str]]:
+def of_ranks(profiles: Sequence[Profile]) -> list[tuple[Profile, Breakdown]]:
+    """Those ranks of which the parts are known, and their parts."""
+    return [(profile, found) for profile in profiles if (found := broken_down(profile)) is not None]
+
+
+def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, str]]:
     """The parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
     return [
         {
@@ -130,8 +135,7 @@ def part_rows(profiles: Sequence[Profile]) -> list[dict[str, str]]:
             "ms a batch": f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}" if part.is_known else "unknown",
             "": "within the noise" if part.is_noise else "",
         }
-        for profile in profiles
-        if (found := broken_down(profile)) is not None
+        for profile, found in known
         for part in found.parts.values()
         if part.name != "ranks" or profile.ranks > 1
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minato_gpu.analysis import drawings
-from minato_gpu.analysis.breakdown import TITLES, Breakdown, broken_down, part_rows
+from minato_gpu.analysis.breakdown import TITLES, Breakdown, of_ranks, part_rows
 from minato_gpu.analysis.preparing import law_of
 from minato_gpu.analysis.profile import Phase, Profile
 from minato_gpu.analysis.verdict import verdict
@@ -86,7 +86,7 @@ def _where(document: Mapping[str, JSON]) -> str:
 
 
 def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list[Section]:
-    found = [(profile, parts) for profile in profiles if (parts := broken_down(profile)) is not None]
+    found = of_ranks(profiles)
     first = profiles[0]
     costs = [_costs(first)] if first.prepare_s else []
     if first.stages_s:
@@ -107,8 +107,7 @@ def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
     bars = [(profile.rank, {name: part.share for name, part in parts.parts.items()}) for profile, parts in found]
     rank, shares = bars[0]
     said = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-    rows = part_rows([profile for profile, _ in found])
-    return Figure("Shares", drawings.breakdown(bars), f"Of an epoch of rank {rank}: {said}.", rows)
+    return Figure("Shares", drawings.breakdown(bars), f"Of an epoch of rank {rank}: {said}.", part_rows(found))
 
 
 def _costs(profile: Profile) -> Figure:

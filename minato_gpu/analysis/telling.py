@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from minato_gpu.analysis.breakdown import broken_down, part_rows
+from minato_gpu.analysis.breakdown import of_ranks, part_rows
 from minato_gpu.analysis.order import Result
 from minato_gpu.analysis.preparing import law_of
 from minato_gpu.analysis.profile import Profile
@@ -31,8 +31,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
             "error_s": part.error_s if part.is_known else None,
             "is_noise": part.is_noise,
         }
-        for profile in _profiles(results)
-        if (found := broken_down(profile)) is not None
+        for profile, found in of_ranks(_profiles(results))
         for part in found.parts.values()
     ]
 
@@ -110,7 +109,7 @@ def _profiles(results: Sequence[Result]) -> list[Profile]:
 def show_results(console: Console, results: Sequence[Result]) -> None:
     """All tables, and the verdict."""
     profiles = _profiles(results)
-    parts = part_rows(profiles)
+    parts = part_rows(of_ranks(profiles))
     if not parts:
         return
     show(console, "where an epoch's time goes", parts)

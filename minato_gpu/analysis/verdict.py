@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from minato_gpu.analysis.breakdown import TITLES, Breakdown, Part, broken_down
+from minato_gpu.analysis.breakdown import TITLES, Breakdown, Part, of_ranks
 from minato_gpu.analysis.preparing import cause_of, most_gain
 from minato_gpu.analysis.profile import Profile, Storage
 
@@ -47,7 +47,7 @@ class Verdict(NamedTuple):
 
 def verdict(profiles: Sequence[Profile]) -> Verdict:
     """What to change first."""
-    known = [(profile, found) for profile in profiles if (found := broken_down(profile)) is not None]
+    known = of_ranks(profiles)
     if not known:
         return Verdict("unknown", "Too few batches were seen to say where the time goes.", 0.0)
     if len(known) > 1:

@@ -9,7 +9,6 @@ they are repetitions, and ranks fill up their own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from torch.utils.data import DistributedSampler
 from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.positions import positions_of
+from minato_gpu.number_kinds import is_whole
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.orders import REPLAY
@@ -37,7 +37,7 @@ def rank_of(sampling: Sampling) -> s.State | None:
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
         named = [[attribute_of(part, name) for name in names] for part in sampling.parts for names in _SHARES]
-        found = (shares for shares in named if all(map(_is_whole, shares)))
+        found = (shares for shares in named if all(map(is_whole, shares)))
         return next(({"replicas": int(replicas), "rank": int(rank)} for replicas, rank in found), None)
     return {
         "replicas": int(sampler.num_replicas),
@@ -46,11 +46,6 @@ def rank_of(sampling: Sampling) -> s.State | None:
         "seed": sampler.seed,
         "drop_last": sampler.drop_last,
     }
-
-
-def _is_whole(number: Value) -> bool:
-    """Whether it is a whole number, NumPy's too."""
-    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 @s.within_depth()

@@ -138,7 +138,7 @@ class Deaths:
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
-        kind, died = (WorkerHung, "hung or died") if exit_.stuck else (KilledWorkers, "died")
+        kind, died = (WorkerHung, "hung or died") if exit_.hung else (KilledWorkers, "died")
         error = kind(f"{_told(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"
         return failure(error, where, collated=collated, origin=origin, name=exit_.error)

@@ -238,8 +238,8 @@ class Engine(Batches):
         end = started + self._timeout if self._timeout > 0 else None
         hangs = self._minder.next_look(now)
         if end is not None and now >= end:
-            stuck = "".join(lane.stuck() for lane in self.pump.lanes.values())
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{stuck}")
+            told = "".join(lane.stacks_at_work() for lane in self.pump.lanes.values())
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{told}")
         until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
         if self._links.board.words[ATTENTION] != CONSUMER:
             self._listen()

@@ -26,8 +26,10 @@ class Jobs:
         """The composed batch is to be joined."""
         self._spans[order] = self._assembly.spans(order)
 
-    def pad(self, order: OutputBatch, task: Task) -> None:
-        """A batch that has lost all its samples is to be made of what ``task`` says."""
+    def pad(self, order: OutputBatch, place: int, task: Task) -> None:
+        """Batch ``order``, number ``place`` in its epoch, has lost all its samples, and must come all the same (see
+        ``Batches.pad``): it is to be made of the one that ``task`` is about."""
+        self._assembly.expect_another(order, place)
         self._pads[order] = task
 
     def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int], logs: dict[int, Telemetry]) -> Task:

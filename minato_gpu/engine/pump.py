@@ -241,7 +241,7 @@ class Pump:
         claim = exit_.claim
         self._slots[lane.name] -= 1
         self._abandoned.through(claim.run, claim.chunk)
-        log.died(stuck=bool(exit_.stuck))
+        log.died(hung=bool(exit_.hung))
         self.run.lost(lane, exit_, log)
         self.deaths.check_start(exit_, claim)
         lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number)}))

@@ -11,7 +11,7 @@ from time import perf_counter
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
@@ -92,11 +92,9 @@ class Run:
                 self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
 
     def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
-        """Have batch ``order``, number ``place`` in its epoch, which has lost all its samples, made anew of this one
-        alone: see ``Assembly.pad``."""
-        self._assembly.pad(order, place)
+        """Have a batch made of this sample alone: see ``Jobs.pad``."""
         piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
-        self._jobs.pad(order, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
+        self._jobs.pad(order, place, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
         self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
@@ -182,7 +180,9 @@ class Run:
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
         log = self.logs[sent.epoch]
-        log.worked(lane.name, report, positions, sent.sent, prepared=prepared, handed=going_on)
+        some_failed = report.items is not None and Failure in map(type, report.items)
+        failed = _failed(report, stream=sent.chunk.kind == "next") if some_failed else 0
+        log.worked(lane.name, report, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
         (shown or log).kept_busy(lane.name, report)
 
     def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
@@ -259,3 +259,9 @@ class Run:
         window = self._assembly.window
         place = sent.epoch, window.position(serial), window.key(serial)
         return f"one sample ({Origin(*place, stage, lane, self._assembly.samples.path(serial))})"
+
+
+def _failed(report: Report, *, stream: bool) -> int:
+    """Samples that were not prepared. Those of a batch that could not be joined were; of a stream's batch nobody knows
+    what it was that failed, and one is taken for it."""
+    return sum(isinstance(item, Failure) and (stream or not item.collated) for item in report.items or ())

@@ -82,7 +82,7 @@ class WorkerSupervisor:
         while faults:
             lane, fault = faults.popleft()
             if fault.unborn or not self._replaces:
-                log.died(stuck=bool(fault.stuck))
+                log.died(hung=bool(fault.hung))
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()
             LOGGER.warning("%s%sIt is being replaced.", told, "\n" if "\n" in told else " ")
@@ -98,6 +98,6 @@ class WorkerSupervisor:
             lane = self._pump.lanes[hung.lane]
             text = self._watchdog.words(hung, self._pump.run.told_of(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):
-                log.died(stuck=True)
+                log.died(hung=True)
                 raise WorkerHung(text + lane.advice)
             lane.kill(hung.worker, text)

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
+from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import JSON, Key, Origin, Position
 from minato_gpu.sampling.delivered import DeliveredPositions
@@ -122,9 +123,10 @@ class FailurePolicy:
         limit = self._limit
         if limit is None:
             return
-        if isinstance(limit, float):
+        if not is_whole(limit):
             # without a length it is a share of what has been seen, of which the first failure may be a large one
-            limit = limit * self._expected if self._expected is not None else max(1.0, limit * seen)
+            share = float(limit)
+            limit = share * self._expected if self._expected is not None else max(1.0, share * seen)
         if self.count > limit:
             text = f"{self.count} samples failed in this epoch, max_failures={self._limit!r} allows {int(limit)}"
             raise TooManyFailures(f"{text}. The last of them: {last.exc_msg}")
@@ -140,9 +142,9 @@ def check_on_error(on_error: object, max_failures: object, *, iterable: bool) ->
         )
     if max_failures is None:
         return
-    if isinstance(max_failures, bool) or not isinstance(max_failures, (int, float)):
+    if not is_real(max_failures):
         raise TypeError(f"max_failures must be a count, a share or None, got {max_failures!r}")
-    if max_failures < 0 or (isinstance(max_failures, float) and not max_failures <= 1):
+    if max_failures < 0 or (not is_whole(max_failures) and not max_failures <= 1):
         raise ValueError(f"max_failures must be a count (an int) or a share from 0.0 to 1.0, got {max_failures!r}")
     if on_error in (RAISE, RETRY):
         raise ValueError(f"max_failures bounds what is left out; on_error={on_error!r} leaves nothing out")

@@ -42,8 +42,8 @@ class Watchdog:
 
     def __init__(self, lanes: Mapping[str, Lane], limit: float) -> None:
         self._lanes = lanes
-        self._limit = limit
-        self._pause = limit / _LOOKS
+        self._limit = float(limit)  # a sum of times with NumPy's float32 would be coarse
+        self._pause = self._limit / _LOOKS
         self._suspects: dict[tuple[str, int], float] = {}  # since when they have been at what they are at
         self._due: float | None = None  # when to look
         self._awake = 0.0  # since when this process has not been stopped
@@ -86,5 +86,5 @@ class Watchdog:
         lane = self._lanes[hung.lane]
         return (
             f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "
-            f"hang_timeout={self._limit:g} s.{lane.stuck_at(hung.worker)}\n"
+            f"hang_timeout={self._limit:g} s.{lane.stack_of_hung(hung.worker)}\n"
         )

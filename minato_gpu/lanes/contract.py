@@ -105,7 +105,7 @@ class Exit:
     """A worker that ended: its number, process id and exit code. A thread has no code.
 
     ``code``: negative for a signal; ``children.UNKNOWN`` where something else in the program has collected the process.
-    ``claim``: what it had taken last. ``stuck``: it was killed, because it had hung; what it was at. ``unborn``: it
+    ``claim``: what it had taken last. ``hung``: it was killed, because it had hung; what it was at. ``unborn``: it
     could not even be started. ``raised``: the traceback of the exception that ended it; ``error`` the name of that.
     """
 
@@ -115,13 +115,13 @@ class Exit:
     unborn: str = ""
     error: str = ""
     raised: str = ""
-    stuck: str = ""
+    hung: str = ""
     claim: Claim = NO_CLAIM
 
     def message(self) -> str:
         """What PyTorch says of a dead worker, with what is known besides."""
-        if self.stuck or self.unborn:
-            return self.stuck or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
+        if self.hung or self.unborn:
+            return self.hung or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
         ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
         if self.raised and self.code is None:
             return f"DataLoader worker thread {self.number} {ended}"
@@ -212,8 +212,8 @@ class Lane(Protocol):
         ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
         return
 
-    def kill(self, worker: int, stuck: str) -> None:
-        """End a worker that has hung; ``stuck`` says what it was at, and comes back with its ``Exit``."""
+    def kill(self, worker: int, hung: str) -> None:
+        """End a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""
         return
 
     # --- what is said of it (may take a moment: somebody is about to read an error) ---
@@ -221,10 +221,10 @@ class Lane(Protocol):
     def who(self, worker: int) -> str:
         """A worker, in words."""
 
-    def stuck_at(self, worker: int) -> str:
+    def stack_of_hung(self, worker: int) -> str:
         """Where the code is that this worker runs, which is taken to hang from now on."""
 
-    def stuck(self) -> str:
+    def stacks_at_work(self) -> str:
         """Where the code is of all workers that are at work; of all where none is."""
 
     def stats(self) -> Mapping[str, bool | int | float]:

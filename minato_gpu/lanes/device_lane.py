@@ -180,12 +180,12 @@ class DeviceLane(Lane):
         """See Lane."""
         return f"{self.name} lane (a thread of the training process)"
 
-    def stuck_at(self, worker: int) -> str:
+    def stack_of_hung(self, worker: int) -> str:
         """See Lane."""
         self._hung = True
         return self._stack()
 
-    def stuck(self) -> str:
+    def stacks_at_work(self) -> str:
         """See Lane."""
         return f"\n{self.who(0)} is at work.{self._stack()}" if self._work.at_work() else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Mapping
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 
 from minato_gpu.lanes.segments import Segment
-from minato_gpu.lanes.values import Batch, Drawn, as_tensor, own, to_numpy
+from minato_gpu.lanes.values import Batch, Drawn, as_tensor, to_numpy
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.staging import Upload
+from minato_gpu.memory.values import mapped
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.stages import CupyFunction, TorchFunction
@@ -50,7 +52,7 @@ class FunctionSegment(Segment):
         for number, stage in zip(self.stages, self._members, strict=True):
             self.at.enter(number, params)
             known.update((name, self._taken(name, fields[name])) for name in stage.reads if name not in known)
-            given = {name: own(value) for name, value in params[number].items()}
+            given = {name: _copied(value) for name, value in params[number].items()}
             made = self._call(stage.device, {name: known[name] for name in stage.reads}, given)
             if made.keys() != stage.writes.keys():
                 raise ValueError(f"returned the fields {sorted(made)}, declared {sorted(stage.writes)}")
@@ -95,7 +97,7 @@ class FunctionSegment(Segment):
         if lasts and isinstance(value, torch.Tensor):
             return value.to(self._device, copy=True)
         if lasts and not isinstance(value, np.ndarray):
-            value = own(value)
+            value = _copied(value)
         return as_tensor(value, self._device)
 
 
@@ -111,4 +113,14 @@ def _on_device(xp: Value, value: Value, lasts: bool) -> Value:
     if hasattr(value, "__dlpack__"):
         shared = xp.from_dlpack(value)
         return xp.array(shared) if lasts else shared
-    return own(value) if lasts else value
+    return _copied(value) if lasts else value
+
+
+def _copied(value: Value) -> Value:
+    """A copy for a function, which may work in place and be tried again; what cannot be copied as it is."""
+    memo: dict[int, Value] = {}
+    try:
+        mapped(value, lambda tensor: memo.setdefault(id(tensor), tensor.clone()))  # without the rest of their storage
+        return copy.deepcopy(value, memo)
+    except Exception:  # runs the value's own code: no error of the sample's
+        return value

@@ -126,11 +126,11 @@ class ProcessLane(WorkerLane):
     def _stack_of(self, worker: int) -> str:
         return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])
 
-    def kill(self, worker: int, stuck: str) -> None:
+    def kill(self, worker: int, hung: str) -> None:
         """See Lane."""
         if self._pool is not None:
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
-            self._pool.kill(worker, stuck)
+            self._pool.kill(worker, hung)
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         """See Lane."""

@@ -173,7 +173,7 @@ class Workers:
         self._watch = select.epoll()
         self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
         self._blocks: dict[int, Blocks] = {}  # by number of a worker that is being replaced
-        self._stuck: dict[int, str] = {}  # by number of a worker that is being killed: what it was at
+        self._hung: dict[int, str] = {}  # by number of a worker that is being killed: what it was at
         self._spawner: Spawner | None = None
         self._starting: dict[int, threading.Thread] = {}
         self._started: deque[tuple[int, Process | Exception]] = deque()  # appended to by threads
@@ -236,8 +236,8 @@ class Workers:
             code = self._code_of(number)
             if code is not None:
                 error, raised = stacks.last_words(self._links.stack_readers[number])
-                stuck = self._stuck.pop(number, "")
-                found.append(Exit(number, self.pids[number], code, error=error, raised=raised, stuck=stuck))
+                hung = self._hung.pop(number, "")
+                found.append(Exit(number, self.pids[number], code, error=error, raised=raised, hung=hung))
                 self._let_go(number)
         while self._started:
             number, started = self._started.popleft()
@@ -271,10 +271,10 @@ class Workers:
             self._started.append((number, error))
         os.eventfd_write(self._bell, 1)
 
-    def kill(self, number: int, stuck: str) -> None:
+    def kill(self, number: int, hung: str) -> None:
         """End this worker at once."""
         if number in self._running:
-            self._stuck[number] = stuck
+            self._hung[number] = hung
             if self._code_of(number) is None:  # its process id may be another's already
                 self._running[number].kill()
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from minato_gpu.memory.values import mapped
 from minato_gpu.samples import StageError, Value
 
 Batch = Sequence[Mapping[str, Value]]  # fields of samples
@@ -40,16 +38,6 @@ def as_tensor(value: Value, device: str) -> Value:
         # A copy, because torch refuses read-only and mirrored arrays, and the function may work in place.
         return torch.tensor(plain(value), device=device)
     return torch.utils.dlpack.from_dlpack(value) if hasattr(value, "__dlpack__") else value
-
-
-def own(value: Value) -> Value:
-    """A copy for a function, which may work in place and be tried again; what cannot be copied itself."""
-    memo: dict[int, Value] = {}
-    try:
-        mapped(value, lambda tensor: memo.setdefault(id(tensor), tensor.clone()))  # without the rest of their storage
-        return copy.deepcopy(value, memo)
-    except Exception:  # runs the value's own code: no error of the sample's
-        return value
 
 
 def device_number(device: str) -> int | None:

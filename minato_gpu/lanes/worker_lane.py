@@ -131,12 +131,12 @@ class WorkerLane(Lane):
         """See Lane."""
         return f"worker {worker} (pid {self.pids[worker]})"
 
-    def stuck(self) -> str:
+    def stacks_at_work(self) -> str:
         """See Lane. Where none is at work, they may never have come to take a task."""
         busy = [each.worker for each in self.at_work()]
         return stacks.told({worker: self._stack_of(worker) for worker in busy or range(self.links.workers)})
 
-    def stuck_at(self, worker: int) -> str:
+    def stack_of_hung(self, worker: int) -> str:
         """See Lane."""
         return stacks.told({worker: self._stack_of(worker)})
 

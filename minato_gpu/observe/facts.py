@@ -103,11 +103,11 @@ class Failed(NamedTuple):
 
 
 class Died(NamedTuple):
-    """A worker of a lane ended that should not have; ``stuck``: it was killed, because it had hung."""
+    """A worker of a lane ended that should not have; ``hung``: it was killed, because it had hung."""
 
     epoch: int
     at: float
-    stuck: bool
+    hung: bool
 
 
 class Ended(NamedTuple):

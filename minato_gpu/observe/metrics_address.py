@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, NamedTuple
+
+from minato_gpu.number_kinds import is_whole
 
 LOOPBACK = "127.0.0.1"
 _MOST = 65535
@@ -26,7 +27,7 @@ class MetricsAddress(NamedTuple):
             return None
         if isinstance(given, str):
             return cls._parsed(given)
-        if isinstance(given, bool) or not isinstance(given, Integral):  # NumPy's are
+        if not is_whole(given):
             raise TypeError(f"metrics_port must be a port, a text or None, got {given!r}; {_EXAMPLE}")
         return cls(LOOPBACK, _port(int(given), given))
 

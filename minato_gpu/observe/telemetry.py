@@ -20,7 +20,8 @@ _RING = 1 << 14
 
 
 class LaneLog:
-    """Samples, and recent waiting and service times, of one lane; ``busy_s``: of its slots, while the epoch ran."""
+    """Samples that one lane has prepared, and recent waiting and service times; ``busy_s``: of its slots, while the
+    epoch ran."""
 
     def __init__(self) -> None:
         self.slots = 0
@@ -71,12 +72,20 @@ class Telemetry:
         self.end = self.end or perf_counter()
 
     def worked(
-        self, lane: str, report: Report, positions: Sequence[Span], sent: float, *, prepared: bool, handed: int = 0
+        self,
+        lane: str,
+        report: Report,
+        positions: Sequence[Span],
+        sent: float,
+        *,
+        prepared: bool,
+        handed: int = 0,
+        failed: int = 0,
     ) -> None:
         """A lane reported work on this epoch's samples at these positions, in a chunk that was sent at ``sent``.
 
         Host reads and collation prepare no sample, nor does the end of a stream; ``handed`` of them went on to another
-        lane. A batch of a stream says how many samples it has.
+        lane, and ``failed`` of them did. A batch of a stream says how many samples it has.
         """
         log, count = self.lanes[lane], report.done - report.first if report.told is None else report.told.size
         count = 0 if report.status else count
@@ -84,7 +93,7 @@ class Telemetry:
         begin, end = _span(report)
         self.repeated += report.repeated
         if prepared:
-            log.samples += count - handed
+            log.samples += count - handed - failed
             log.handed += handed
         if prepared and count:
             log.queue_s.append(max(0.0, report.begin - sent))
@@ -104,11 +113,11 @@ class Telemetry:
         meanwhile = min(end, self.end or end) - max(begin, self.begin)
         self.lanes[lane].busy_s += max(0.0, min(report.seconds, meanwhile))
 
-    def died(self, *, stuck: bool) -> None:
-        """A worker ended that should not have; ``stuck``: it was killed, because it had hung."""
-        self.workers["hung" if stuck else "died"] += 1
+    def died(self, *, hung: bool) -> None:
+        """A worker ended that should not have; ``hung``: it was killed, because it had hung."""
+        self.workers["hung" if hung else "died"] += 1
         if self.facts.hearers:
-            self.facts.tell(f.Died(self._number, perf_counter(), stuck))
+            self.facts.tell(f.Died(self._number, perf_counter(), hung))
 
     def lost(self, failed: int, skipped: int) -> None:
         """A batch is an error: so many of its samples have failed, and these others are lost with them."""
@@ -116,6 +125,10 @@ class Telemetry:
         self.skipped += skipped
         if self.facts.hearers:
             self.facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))
+
+    def in_vain(self, prepared: int) -> None:
+        """So many samples were prepared on the consumer's thread, and their batch came to nothing."""
+        self.lanes["cpu"].samples += prepared
 
     def delivered(
         self,

@@ -147,7 +147,7 @@ class Trace:
         self._ready = max(0, self._ready - fact.samples - fact.skipped)  # without workers nothing is ready before
 
     def _died(self, fact: f.Died) -> None:
-        self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.stuck else "worker died"))
+        self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.hung else "worker died"))
 
     def _ended(self, fact: f.Ended) -> None:
         self._close_step(fact.at)

@@ -51,8 +51,9 @@ class OrderLog:
                 if found.st_size < self._size:
                     raise ValueError(f"order_log: {self.path} was cut off, or another put in its place, while it grew")
                 raise ValueError(
-                    f"order_log: another loader (another rank's, say) records to {self.path}, too; pass each a file of "
-                    "its own"
+                    f"order_log: another loader records to {self.path}, too: another rank's, or a copy of this one, "
+                    "pickled or in a forked process. Where each loader is made, pass each a file of its own, such as "
+                    "order_log=f'order-{rank}.jsonl'; a copy keeps the one that it was made with"
                 )
             line = json.dumps({"epoch": epoch, "positions": spans}).encode() + b"\n"
             file.write(line)

@@ -153,9 +153,8 @@ class Assembly:
             if not isinstance(ends[0].index, NoSample):
                 batch.ends = (ends[0], ends[1])
 
-    def pad(self, order: OutputBatch, number: int) -> None:
-        """Batch ``order``, ``number`` in its epoch, has been taken and has lost all its samples: another is to be
-        ``joined`` in its place."""
+    def expect_another(self, order: OutputBatch, number: int) -> None:
+        """Batch ``order``, ``number`` in its epoch, has been taken: another is to be ``joined`` in its place."""
         self._batches[order] = Batch((), order, number)
 
     def first_survivor(self, order: OutputBatch) -> Ticket | None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.analysis.breakdown import broken_down, mean_of, part_rows
+from minato_gpu.analysis.breakdown import broken_down, mean_of, of_ranks, part_rows
 from minato_gpu.analysis.profile import Phase
 from tests.analysis.planted import phase, profile
 
@@ -74,15 +74,15 @@ def test_what_was_not_measured_is_said() -> None:
 def test_rows_say_what_is_unknown_and_what_is_noise() -> None:
     made = profile(0.1, 0.3)
     made = replace(made, phases={name: each for name, each in made.phases.items() if name != "cold"})
-    alone = {row["part"]: row for row in part_rows([made])}
+    alone = {row["part"]: row for row in part_rows(of_ranks([made]))}
     assert all("rank" not in row for row in alone.values()) and "waiting for other ranks" not in alone
     assert alone["compute"]["share"] == "33.3%" and alone["compute"]["ms a batch"].startswith("100.00 ± ")
     assert alone["fetch stall"]["share"] == alone["fetch stall"]["ms a batch"] == "unknown"
     few = replace(made, phases={**made.phases, "warm": Phase(2, 0.206, 0.0, (0.1, 0.106))})
-    assert [row["part"] for row in part_rows([few]) if row[""] == "within the noise"] == ["preparation stall"]
-    several = part_rows([replace(made, rank=rank, ranks=2) for rank in range(2)])
+    assert [row["part"] for row in part_rows(of_ranks([few])) if row[""] == "within the noise"] == ["preparation stall"]
+    several = part_rows(of_ranks([replace(made, rank=rank, ranks=2) for rank in range(2)]))
     assert [row["rank"] for row in several if row["part"] == "waiting for other ranks"] == ["0", "1"]
-    assert part_rows([replace(made, phases={})]) == []
+    assert of_ranks([replace(made, phases={})]) == []
 
 
 def test_bursts_of_batches_have_no_large_error() -> None:

@@ -177,9 +177,13 @@ def test_stop_iteration_of_on_error_does_not_end_the_loop_without_a_word(workers
         list(DataLoader(Made(40, broken), 4, num_workers=workers, on_error=stop))
 
 
+_LIMITS: list[tuple[Any, bool]] = [(4, True), (3, False), (0.1, True), (0.05, False), (0, False)]
+_LIMITS += [(np.int64(4), True), (np.int64(3), False), (np.float32(0.125), True), (np.float16(0.05), False)]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("limit", "fits"), [(4, True), (3, False), (0.1, True), (0.05, False), (0, False)])
-def test_the_budget(limit: float, fits: bool, workers: int) -> None:
+@pytest.mark.parametrize(("limit", "fits"), _LIMITS)
+def test_the_budget(limit: Any, fits: bool, workers: int) -> None:
     loader = DataLoader(Made(40, broken), 4, num_workers=workers, on_error="skip", max_failures=limit)
     if fits:
         assert numbers(loader) == GOOD
@@ -280,6 +284,7 @@ def test_what_was_left_out_is_not_asked_for_again() -> None:
         ({"on_error": "skip", "max_failures": -1}, ValueError, "a count"),
         ({"on_error": "skip", "max_failures": 1.5}, ValueError, "a share"),
         ({"on_error": "skip", "max_failures": "3"}, TypeError, "max_failures must be"),
+        ({"on_error": "skip", "max_failures": np.float32(1.5)}, ValueError, "a share"),
     ],
 )
 def test_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_ranks_that_record_to_one_file_are_told(tmp_path: Path) -> None:
     next(iterators[0])
     assert "pass each a file of its own" in str(error_of(ValueError, next, iterators[1]))
     assert len(list(iterators[0])) == 4
+
+
+def test_a_copy_that_records_to_the_same_file_is_told_so(tmp_path: Path) -> None:
+    loader = _loader(BOUNDED_8, tmp_path / "order.log", draw)
+    again = pickle.loads(pickle.dumps(loader))
+    next(iter(loader))
+    assert "a copy of this one, pickled or in a forked process" in str(error_of(ValueError, next, iter(again)))
 
 
 @pytest.mark.parametrize("how", ["moved", "emptied"])

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -245,6 +246,7 @@ def test_a_consumer_that_reads_ahead(mode: Mode, workers: int) -> None:
         resumed.load_state_dict(state)
         rest = [batch.tolist() for batch in resumed]
         assert sorted_samples([*received[: 7 - ahead], *rest]) == list(range(40))
+    assert through_json(loader.state_dict(ahead=np.int64(7))) == through_json(loader.state_dict(ahead=7))
     with pytest.raises(ValueError, match="ahead=8"):
         loader.state_dict(ahead=8)
     rest = [batch.tolist() for batch in iterator]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from minato_gpu.faults.watchdog import Hung, Watchdog
@@ -55,6 +58,12 @@ def test_one_that_hangs_is_found_soon_after_the_limit(watchdog: Watchdog, shown:
     shown.since = {0: 100.0, 1: 103.0}
     at, found = hung(shown, 100.0, 200.0)
     assert found == [0] and 110.0 <= at < 113.0
+
+
+def test_a_limit_of_numpys_makes_times_no_coarser() -> None:
+    limit: Any = np.float16(0.5)
+    now = 1e9 + 0.125
+    assert Watchdog({}, limit).next_look(now) == now + 0.125
 
 
 def test_one_that_goes_on_does_not_hang(watchdog: Watchdog, shown: Shown) -> None:

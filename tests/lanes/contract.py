@@ -293,7 +293,7 @@ class LaneContract:
         site.lane.kill(0, "it hung")
         assert wait_until(lambda: self._readable(site.lane))
         [ended] = site.hears(Exit)
-        assert ended.claim[:3] == (1, 1, 3) and ended.stuck == ended.message() == "it hung"
+        assert ended.claim[:3] == (1, 1, 3) and ended.hung == ended.message() == "it hung"
         assert site.reports()[-1].done == 2 and isinstance(site.told[-1], Exit), "after all that it had told"
         assert site.progress() == ()
         site.lane.replace(0, ())
@@ -306,8 +306,8 @@ class LaneContract:
     def test_one_that_is_taken_to_hang_is_described(self, site: Site) -> None:
         site.send(GATED)
         site.waits()
-        assert "wait" in site.lane.stuck_at(0) or "contract.py" in site.lane.stuck_at(0)
-        assert "contract.py" in site.lane.stuck()
+        assert "wait" in site.lane.stack_of_hung(0) or "contract.py" in site.lane.stack_of_hung(0)
+        assert "contract.py" in site.lane.stacks_at_work()
 
     def test_a_lane_that_retires_gives_back_its_tasks(self) -> None:
         trace = Trace()

@@ -129,7 +129,7 @@ def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
         lane.kill(0, "it was here")
         assert not lane.at_work()
         [ended] = exits_of(lane)
-        assert (ended.number, ended.code, ended.stuck) == (0, -signal.SIGKILL, "it was here")
+        assert (ended.number, ended.code, ended.hung) == (0, -signal.SIGKILL, "it was here")
 
 
 def _forks(pid: Any) -> Callable[[int], Any]:
