@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from copy import copy
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -74,7 +75,8 @@ class Session:
         self._is_observed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(_OWN), "facts": Facts(), "_is_observed": False}
+        anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False}
+        return {**self.__dict__, **dict.fromkeys(_OWN), **anew}
 
     def number(self, resumption: Resumption | None) -> int:
         """Of the epoch that begins."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import pickle
@@ -53,9 +54,12 @@ def test_ranks_that_record_to_one_file_are_told(tmp_path: Path) -> None:
     assert len(list(iterators[0])) == 4
 
 
-def test_a_copy_that_records_to_the_same_file_is_told_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))], ids=["copy", "pickle"]
+)
+def test_a_copy_that_records_to_the_same_file_is_told_so(tmp_path: Path, copied: Any) -> None:
     loader = _loader(BOUNDED_8, tmp_path / "order.log", draw)
-    again = pickle.loads(pickle.dumps(loader))
+    again = copied(loader)
     next(iter(loader))
     assert "a copy of this one, pickled or in a forked process" in str(error_of(ValueError, next, iter(again)))
 
