@@ -148,6 +148,7 @@ class ProcessLane(WorkerLane):
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
         if self._pool is None:
             return True
+        self._taken_back()  # else workers would do these before they leave
         self.links.activate(self.links.workers)  # those that rest are to leave, too
         for number in range(self.links.workers):
             try:

@@ -96,6 +96,7 @@ class ThreadLane(WorkerLane):
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
+        self._taken_back()  # else they would do these before they leave
         self.links.activate(self.links.workers)  # those that rest are to leave, too
         for number in range(self.links.workers):
             self.links.board.words[self.links.board.row(number) + LIMIT] = 0

@@ -11,7 +11,7 @@ import pytest
 from minato_gpu.analysis.breakdown import broken_down
 from minato_gpu.analysis.order import Order, Result, in_one_line, result_of
 from minato_gpu.analysis.setting import Setting
-from tests.analysis.scripts import FEW_BATCHES, data, written
+from tests.analysis.scripts import FEW_BATCHES, SET_CLOCK, data, written
 from tests.programs import Program
 
 CLEAN = "print('cleaned up', flush=True)"
@@ -77,12 +77,15 @@ finally:
 
 @pytest.mark.parametrize("kind", ["DataLoader", "minato_gpu.DataLoader"])
 def test_other_settings_are_run_until_the_script_refuses_one(tmp_path: Path, kind: str) -> None:
-    body = f"""
+    body = (
+        SET_CLOCK
+        + f"""
 loader = {kind}(Files(sys.argv[1]), 4, num_workers=1)
 while True:
     for batch in loader:
         assert len(batch) < 16, "batches of sixteen"
 """
+    )
     ran = Ran(tmp_path, body, data(tmp_path / "data"), verify_s=20.0)
     assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
     tried = {trial.setting: trial for trial in ran.result.tried}

@@ -238,7 +238,7 @@ def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPat
 def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptureFixture) -> None:
     """By who leaves: the worker's thread, which cannot be killed, ends."""
     before = threading.enumerate()
-    loader, state = _far(1 << 26, num_workers=1, worker_kind="thread", hang_timeout=0.2)
+    loader, state = _far(1 << 26, num_workers=1, worker_kind="thread")
     loader.load_state_dict(state)
     iterator = iter(loader)
     again = [record for record in caplog.records if record.module == "streams"]

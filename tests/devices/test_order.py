@@ -132,6 +132,7 @@ def test_ones_own_batches_that_overtake_each_other_are_prepared_on_any_device(
     check_content(got, on_host())
 
 
+@pytest.mark.usefixtures("open_from_the_start")
 def test_devices_have_equal_shares_from_the_start(machine: Machine) -> None:
     """None holds more than its share of the window, however soon it asks."""
     devices = machine(4, LAZY_CONSUMER)

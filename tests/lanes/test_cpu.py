@@ -165,6 +165,30 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
         assert not threads_since(before)
 
 
+def test_who_closes_begins_no_task_that_waits(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, make = gated()
+    begun = FORK.RawValue("i", 0)
+
+    def count(key: int) -> int:
+        begun.value += 1
+        return make(key)
+
+    with open_lane(count, threads=threads) as lane:
+        lane.send(task(piece([5]), chunk=1))
+        assert wait_until(lambda: started(lane, 1) == 1)
+        for chunk in (2, 3):
+            lane.send(task(piece([chunk]), chunk=chunk))
+        if threads:
+            with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
+                assert not lane.close(0.01)
+            gate.set()
+        else:  # once the worker has been told to leave
+            close = lane._pool.close
+            monkeypatch.setattr(lane._pool, "close", lambda timeout: (gate.set(), close(timeout)))
+        assert lane.close(20.0)
+        assert begun.value == 1
+
+
 def _ends(key: int) -> Any:
     raise SystemExit("enough")
 

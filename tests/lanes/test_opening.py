@@ -118,7 +118,7 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 class _Opening:
-    """Graphs are built when somebody waits for that."""
+    """Graphs are built when somebody waits for that, who then waits for as long as that takes on a busy machine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.awaited, self.opened = threading.Event(), list[bool]()
@@ -130,6 +130,8 @@ class _Opening:
 
         def awaited(lane: DeviceLane) -> None:
             self.awaited.set()
+            wait = lane._built.wait
+            monkeypatch.setattr(lane._built, "wait", lambda limit_s: wait(20.0 * limit_s))
             await_graphs(lane)
 
         def look(plan: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
