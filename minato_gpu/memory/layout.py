@@ -317,10 +317,10 @@ def _flatten(tree: Tree, value: Value, out: list[Value]) -> None:
     if type(value) is not kind or len(value) != len(parts):
         raise Mismatch
     if kind is dict:
-        for key, part in parts:
-            if key not in value:
+        for (key, part), (own, item) in zip(parts, value.items(), strict=True):
+            if own != key:  # in another order, too: a batch has that of its first sample
                 raise Mismatch
-            _flatten(part, value[key], out)
+            _flatten(part, item, out)
         return
     for part, item in zip(parts, value, strict=True):
         _flatten(part, item, out)

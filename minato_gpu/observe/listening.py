@@ -30,15 +30,16 @@ class Listener(Door):
     """A socket with this process's number, and the thread behind it."""
 
     def __init__(self, tellers: Tellers) -> None:
-        """Raises OSError where there is no folder for it, or another has its name."""
+        """Raises OSError where there is no folder for it, or another has its name; RuntimeError without a thread."""
         self._tellers = tellers
-        self._folder = PrivateFolder()
-        try:
+        with contextlib.ExitStack() as undo:
+            self._folder = PrivateFolder()
+            undo.callback(self._folder.close)
             self._socket = self._folder.listen(os.getpid())
-        except BaseException:
-            self._folder.close()
-            raise
-        super().__init__(self._socket.fileno(), self._tell, self._let_go, "minato-watch")
+            undo.callback(self._socket.close)
+            undo.callback(self._folder.remove, os.getpid())
+            super().__init__(self._socket.fileno(), self._tell, self._let_go, "minato-watch")
+            undo.pop_all()
 
     def _tell(self) -> None:
         connection, _ = self._socket.accept()
@@ -86,5 +87,5 @@ def watch(owner: object, teller: Teller) -> None:
     """Let others ask how the loader stands, until ``owner`` is gone. Where that cannot be, it is said once."""
     try:
         _listening.add(owner, teller)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # a limit of descriptors or threads, say
         say_once(f"minato-gpu top cannot watch this process: {error}")

@@ -59,7 +59,11 @@ class MetricsServer(Door):
         server = _listening(asked)
         server.set_app(make_wsgi_app(registry))
         self.address = asked._replace(port=server.server_port)
-        super().__init__(server.fileno(), server.handle_request, server.server_close, "minato-metrics")
+        try:
+            super().__init__(server.fileno(), server.handle_request, server.server_close, "minato-metrics")
+        except BaseException:
+            server.server_close()
+            raise
 
 
 def _listening(asked: MetricsAddress) -> _Server:

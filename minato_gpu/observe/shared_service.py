@@ -44,7 +44,7 @@ class Door:
     """A thread that sleeps at a listening socket until somebody knocks: nothing in it is periodic.
 
     ``answer`` is called, in the thread, when the descriptor ``fd`` is readable; what it raises is logged. ``leave``
-    closes the socket, once nobody sleeps there any more.
+    closes the socket, once nobody sleeps there any more; who makes a door does where that raises.
     """
 
     def __init__(self, fd: int, answer: Callable[[], None], leave: Callable[[], None], name: str) -> None:
@@ -52,7 +52,11 @@ class Door:
         self._answer, self._leave = answer, leave
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = OwnThread(target=self._attend, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._wake)
+            raise
 
     def _attend(self) -> None:
         poll = select.poll()

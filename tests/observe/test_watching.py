@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.observe import asking, listening
+from minato_gpu.observe import asking, listening, shared_service
 from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
@@ -298,6 +298,23 @@ def test_a_folder_that_cannot_be_trusted_is_said_and_training_goes_on(
     ]
     with pytest.raises(NoAnswer, match=r"no process can be asked: .* is a link"):
         ask(os.getpid())
+
+
+def test_where_no_more_threads_may_start_training_goes_on(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(thread: OwnThread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    loader = _loader()
+    with monkeypatch.context() as limited:
+        limited.setattr(shared_service, "OwnThread", type("Refused", (OwnThread,), {"start": refuses}))
+        iterator = iter(loader)
+    assert len(list(iterator)) == 8
+    assert [record.message for record in caplog.records] == [
+        "minato-gpu top cannot watch this process: can't start new thread"
+    ]
+    assert _sockets(runtime) == []
 
 
 def test_a_loader_that_dies_in_a_thread_of_ours_waits_for_nobody(runtime: Path) -> None:

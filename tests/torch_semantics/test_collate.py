@@ -117,6 +117,7 @@ _SAMPLES: dict[str, Callable[[int], Any]] = {
     "namedtuple in a dict": lambda i: {"p": Point(i, [Point(i, i)])},
     "ordered dict": lambda i: collections.OrderedDict(b=i, a=torch.tensor(i)),
     "default dict": lambda i: collections.defaultdict(list, {"k": torch.tensor([i])}),
+    "dict in another order": lambda i: {"a": i, "b": -i} if i < 2 else {"b": -i, "a": i},
     "dict with other keys": lambda i: {1: i, (2, "x"): i, None: i},
     "own immutable mapping": lambda i: Frozen({"a": i, "b": torch.tensor(i)}),
     "own sequence": lambda i: Row([i, torch.tensor(i)]),
