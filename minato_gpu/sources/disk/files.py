@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
-from collections import OrderedDict
 from contextlib import suppress
+from functools import lru_cache, partial
 
 _MOST_OPEN = 128
 _ENDING = ".seg"
@@ -41,18 +40,11 @@ class SegmentFiles:
 
     def __init__(self, folder: int) -> None:
         self._folder = folder
-        self._open: OrderedDict[int, OpenFile] = OrderedDict()  # by number; what was asked for last comes last
-        self._lock = threading.Lock()
+        self._opened = lru_cache(_MOST_OPEN)(partial(_opened, folder))
 
     def opened(self, number: int) -> OpenFile:
         """The file, to be held while its ``fd`` is in use. Raises OSError where there is none."""
-        with self._lock:
-            found = self._open.get(number) or _opened(self._folder, number)
-            self._open[number] = found
-            self._open.move_to_end(number)
-            if len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
-        return found
+        return self._opened(number)
 
     def create(self, number: int) -> OpenFile:
         """A new file, with this process as its writer."""
@@ -72,8 +64,7 @@ class SegmentFiles:
 
     def delete(self, number: int) -> None:
         """Free the file's space at once, also where others have it open; those find fewer bytes than they expect."""
-        with self._lock:
-            self._open.pop(number, None)
+        self._opened.cache_clear()  # it may be one of them; the others are opened again
         with suppress(FileNotFoundError):
             _opened(self._folder, number).cut(0)
             os.unlink(_name(number), dir_fd=self._folder)
@@ -85,8 +76,7 @@ class SegmentFiles:
 
     def close(self) -> None:
         """Forget the open files."""
-        with self._lock:
-            self._open.clear()
+        self._opened.cache_clear()
 
 
 def _opened(folder: int, number: int, flags: int = 0) -> OpenFile:

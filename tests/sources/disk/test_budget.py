@@ -8,7 +8,6 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from minato_gpu.sources.disk import files as disk_files
 from minato_gpu.sources.disk import freeing
 from minato_gpu.sources.disk.files import OpenFile, SegmentFiles
 from minato_gpu.sources.disk.index import Index
@@ -74,29 +73,6 @@ def test_a_hole_goes_to_its_segment_whatever_other_threads_delete_and_open(
     ledger.accounts.return_value = []
     assert freeing.free(ledger, files, {(1, 0): 4096})
     assert went_to == [(tmp_path / f"{1:016x}.seg").stat().st_ino]
-    files.close()
-
-
-def test_the_deletion_of_a_segment_closes_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_files, "_MOST_OPEN", 3)
-    folder = OpenFile(os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY))
-    files = SegmentFiles(folder.fd)
-    for number in range(4):
-        files.create(number)
-    first, *others = (files.opened(number) for number in range(3))
-    files.delete(1)
-    assert files.opened(0) is first and files.opened(2) is others[1]
-    with pytest.raises(FileNotFoundError):
-        files.opened(1)
-    files.delete(0)
-    files.create(0)
-    assert files.opened(0) is not first
-    third = files.opened(3)
-    assert files.opened(2) is others[1]
-    files.create(4)
-    files.opened(4)
-    assert files.opened(3) is third and files.opened(2) is others[1], "what was not asked for the longest was closed"
-    assert list(files._open) == [4, 3, 2]
     files.close()
 
 
