@@ -17,6 +17,7 @@ import os
 import socket
 from collections.abc import Callable
 from multiprocessing import reduction
+from typing import TypeVar
 from weakref import WeakSet
 
 from minato_gpu.memory.arena import Arena
@@ -28,6 +29,8 @@ from minato_gpu.samples import Value
 _SEND_BUFFER = 1 << 20
 _MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
 _LEAST_MARKS = 1 << 12
+
+_Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
@@ -51,33 +54,60 @@ class WorkerChannels:
         it has read; closed with all else. ``active``: workers that take tasks at first, if not all. ``fields``: the
         ends of the reader process and of the workers where these send it what is to be kept."""
         self.workers = workers
-        self.engine_arena = Arena("engine")
         self.loans = Loans()  # of all arenas
-        self.arenas = [Arena(f"worker-{number}") for number in range(workers)] if arenas else []
         self.fetched = fetched
         self.fields = fields
-        self.board = WorkerStatusBoard(workers)
-        self.board.words[ACTIVE] = workers if active is None else active
-        self.completions = Completions(max(_LEAST_MARKS, _MARKS * window))
-        pairs = [_pair() for _ in range(workers if addressed else 1)]
+        active = workers if active is None else active
+        with contextlib.ExitStack() as undo:
+            self._open(max(_LEAST_MARKS, _MARKS * window), arenas, workers - active, undo)
+            self._connect(addressed, arenas, undo)
+            undo.pop_all()
+        self.board.words[ACTIVE] = active
+        _open_links.add(self)
+
+    def _open(self, marks: int, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
+        """Memory and bells; ``undo`` is told how to close them."""
+
+        def owned(memory: _Memory) -> _Memory:
+            undo.callback(memory.close)
+            return memory
+
+        def bell(flags: int = 0) -> int:
+            fd = os.eventfd(0, os.EFD_CLOEXEC | flags)
+            undo.callback(os.close, fd)
+            return fd
+
+        self.engine_arena = owned(Arena("engine"))
+        self.arenas = [owned(Arena(f"worker-{number}")) for number in range(self.workers)] if arenas else []
+        self.board = owned(WorkerStatusBoard(self.workers))
+        self.completions = owned(Completions(marks))
+        self.wake = bell()
+        self.consumer_wake = bell(os.EFD_NONBLOCK)
+        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
+        self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}  # where the last ones wait then
+
+    def _connect(self, addressed: bool, arenas: bool, undo: contextlib.ExitStack) -> None:
+        """Sockets; ``undo`` is told how to close them."""
+
+        def owned(pair: tuple[socket.socket, socket.socket]) -> tuple[socket.socket, socket.socket]:
+            for end in pair:
+                undo.callback(end.close)
+            return pair
+
+        pairs = [owned(_pair()) for _ in range(self.workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
         self.task_receivers = [pair[1] for pair in pairs]
-        self.report_receiver, self.report_sender = _pair()
+        self.report_receiver, self.report_sender = owned(_pair())
         self.report_receiver.setblocking(False)
         for sender in self.task_senders:
             sender.setblocking(False)
-        self.wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self.consumer_wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
-        may_rest = workers - self.board.words[ACTIVE]  # the last ones
-        self.rests = {workers - 1 - at: os.eventfd(0, os.EFD_CLOEXEC) for at in range(may_rest)}  # where they wait then
-        stacks = [socket.socketpair() for _ in range(workers if arenas else 0)]  # process workers write theirs there
+        # process workers write their stacks there
+        stacks = [owned(socket.socketpair()) for _ in range(self.workers if arenas else 0)]
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
         self.parent_ends = [*self.task_senders, self.report_receiver, *self.stack_readers]
         self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
-        _open_links.add(self)
 
     def buffer(self, owner: int) -> memoryview:
         """The mapping of the owner's arena."""

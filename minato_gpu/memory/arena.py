@@ -42,7 +42,11 @@ class Arena:
 
     def __init__(self, name: str, capacity: int = 1 << 36, fd: int | None = None) -> None:
         self.fd = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC) if fd is None else fd
-        self.capacity, self._map = _map(self.fd, capacity, attach=fd is not None)
+        try:
+            self.capacity, self._map = _map(self.fd, capacity, attach=fd is not None)
+        except BaseException:
+            os.close(self.fd)
+            raise
         # arrays that outlive the arena refer to this view, which keeps the mapping from being closed under them
         self._view: memoryview | None = memoryview(self._map)
         self.allocated = 0

@@ -85,9 +85,13 @@ class Completions:
         self.capacity = capacity
         self.fd = os.memfd_create("minato-completions", os.MFD_CLOEXEC) if fd is None else fd
         nbytes = capacity * (1 + _RECORD.itemsize)
-        if fd is None:
-            os.ftruncate(self.fd, nbytes)
-        self._map = mmap.mmap(self.fd, nbytes)
+        try:
+            if fd is None:
+                os.ftruncate(self.fd, nbytes)
+            self._map = mmap.mmap(self.fd, nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
         records: NDArray[Value] = np.frombuffer(self._map, _RECORD, capacity)
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))

@@ -64,9 +64,13 @@ class WorkerStatusBoard:
         nbytes = self._inboxes_at + workers * INBOX
         self.workers = workers
         self.fd = os.memfd_create("minato-board", os.MFD_CLOEXEC) if fd is None else fd
-        if fd is None:
-            os.ftruncate(self.fd, nbytes)
-        self._map = mmap.mmap(self.fd, nbytes)
+        try:
+            if fd is None:
+                os.ftruncate(self.fd, nbytes)
+            self._map = mmap.mmap(self.fd, nbytes)
+        except BaseException:
+            os.close(self.fd)
+            raise
         self.words = memoryview(self._map).cast("q")
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         self._inboxes: dict[int, memoryview] = {}
