@@ -18,6 +18,7 @@ import contextlib
 import gc
 import os
 import re
+import resource
 import signal
 import threading
 from collections import Counter
@@ -122,6 +123,17 @@ def _lasts(thread: threading.Thread) -> bool:
     ``minato-gpu top`` lives as long as any loader does, perhaps one that a traceback keeps alive: that it ends is shown
     where it is tested (``tests.observe``)."""
     return "(_serve)" in thread.name or thread.name == "minato-watch"
+
+
+@contextlib.contextmanager
+def descriptors_below(limit: int) -> Iterator[None]:
+    """New descriptors have numbers below this one, or cannot be had."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def descriptor_kinds() -> list[str]:

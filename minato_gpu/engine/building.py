@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -251,7 +253,7 @@ def build_engine(
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
     more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": plan.policy.fixed}
     job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
-    with contextlib.ExitStack() as undo:
+    with _told_of_descriptors(loader), contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
         if fetched is None:
             kept, fetched = None, Arena("fetched") if plan.source_of is not None else None
@@ -277,6 +279,21 @@ def build_engine(
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
     engine.on_close = lambda: atexit.unregister(engine.close)
     return engine
+
+
+@contextlib.contextmanager
+def _told_of_descriptors(loader: Arguments) -> Iterator[None]:
+    """Where descriptors run out, it is said what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        told = (
+            f"{error.strerror}: each worker takes some seven, and num_workers={loader.num_workers}; raise the limit "
+            "(`ulimit -n`, or resource.setrlimit), or take fewer workers"
+        )
+        raise OSError(error.errno, told) from error
 
 
 def _open_lanes(

@@ -12,6 +12,7 @@ reaches another that got the same id. It ends, and its workers with it, when the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
@@ -217,11 +218,16 @@ def _tell(end: socket.socket, what: object, *fds: int) -> None:
 
 
 def _heard(end: socket.socket) -> tuple[Any, list[int]]:
-    """What the other tells, with its descriptors; None where it has closed, be it with news unread."""
+    """What the other tells, with its descriptors; None where it has closed, be it with news unread.
+
+    Raises OSError where this process may have no more descriptors: the one that was sent is lost.
+    """
     try:
-        data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
+        data, fds, flags, _ = socket.recv_fds(end, _LARGEST, 1)
     except OSError:
         return None, []
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no process can be watched that is started anew")
     return pickle.loads(data) if data else None, fds
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from minato_gpu import DataLoader
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.engine import building
 from minato_gpu.options import Options
+from tests.contracts.datasets import Made
+from tests.leaks import descriptors_below
 
 
 def plan(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> building.Plan:
@@ -47,3 +51,13 @@ def test_dalis_threads(monkeypatch: pytest.MonkeyPatch, device: str, lanes: tupl
     plan(device, lanes=lanes).device_lane(links, transfers, "device")
     ((_, _, compute, micro_batch, number, *_),) = given
     assert (compute, micro_batch, number) == (device, 16 if device == "cpu" else 64, threads)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_where_descriptors_run_out_it_is_said_what_to_do() -> None:
+    loader: Any = DataLoader(Made(8, int), 2, num_workers=2)
+    told = r"Too many open files.*num_workers=2; raise the limit .* fewer workers"
+    with pytest.raises(OSError, match=told) as raised, descriptors_below(3):
+        iter(loader)
+    assert raised.value.errno == errno.EMFILE
+    assert len(list(loader)) == 4

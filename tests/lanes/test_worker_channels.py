@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from tests.leaks import open_links
+from tests.leaks import descriptors_below, open_links
 
 
 def _channels() -> WorkerChannels:
@@ -18,16 +18,13 @@ def _channels() -> WorkerChannels:
 def test_where_descriptors_run_out_none_stays_open() -> None:
     """Whichever is the first that cannot be had."""
     _channels().close()  # what is made once is there
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before, failed = sorted(open_links()), 0
-    for limit in range(3, soft):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    for limit in range(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
         try:
-            _channels().close()
+            with descriptors_below(limit):
+                _channels().close()
             break
         except OSError:
             failed += 1
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert sorted(open_links()) == before
     assert failed > 20, failed  # so many there are, at least
