@@ -101,8 +101,18 @@ def test_a_program_that_is_killed_is_gone_and_one_that_runs_is_found() -> None:
 
 def test_the_process_that_hands_tests_out_imports_no_torch() -> None:
     """It loads the conftest, and runs nothing."""
-    program = "import sys, tests.conftest; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", _DISTRIBUTING], check=True, cwd=ROOT)
+
+
+_DISTRIBUTING = """
+import sys
+from unittest.mock import Mock
+from tests import conftest
+session = Mock()
+session.config.pluginmanager.hasplugin = "dsession".__eq__
+conftest.pytest_sessionstart(session)
+sys.exit(session.config.pluginmanager.import_plugin.called or "torch" in sys.modules)
+"""
 
 
 _INNER = """

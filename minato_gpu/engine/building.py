@@ -253,12 +253,18 @@ def build_engine(
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
     more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": plan.policy.fixed}
     job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
-    with _told_of_descriptors(loader), contextlib.ExitStack() as undo:
+    with _told_of_descriptors(loader, options), contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
         if fetched is None:
-            kept, fetched = None, Arena("fetched") if plan.source_of is not None else None
+            kept = None
+            if plan.source_of is not None:
+                fetched = Arena("fetched")
+                undo.callback(fetched.close)
         elif kept is not None:
             undo.callback(kept.give_back)
+        fields = field_transfer.pair() if kept is not None and plan.fields_made_by else None
+        for end in fields or ():
+            undo.callback(end.close)
         links = WorkerChannels(
             plan.workers,
             addressed=plan.iterable,
@@ -266,7 +272,7 @@ def build_engine(
             window=plan.policy.window,
             fetched=fetched,
             active=loader.num_workers,
-            fields=field_transfer.pair() if kept is not None and plan.fields_made_by else None,
+            fields=fields,
         )
         undo.callback(links.close)
         reads = plan.read_ahead(links, kept)
@@ -282,17 +288,16 @@ def build_engine(
 
 
 @contextlib.contextmanager
-def _told_of_descriptors(loader: Arguments) -> Iterator[None]:
+def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
     """Where descriptors run out, it is said what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if error.errno != errno.EMFILE:
             raise
-        told = (
-            f"{error.strerror}: each worker takes some seven, and num_workers={loader.num_workers}; raise the limit "
-            "(`ulimit -n`, or resource.setrlimit), or take fewer workers"
-        )
+        told = f"{error.strerror}: raise the limit (`ulimit -n`, or resource.setrlimit)"
+        if not options.threads:
+            told += f". Each of the num_workers={loader.num_workers} worker processes takes some seven"
         raise OSError(error.errno, told) from error
 
 

@@ -72,8 +72,8 @@ class ProcessLane(WorkerLane):
             taken += self._waiting[number]
             self._waiting[number].clear()
             with contextlib.suppress(BlockingIOError):
-                while True:
-                    taken.append(receiver.recv(BUFFER, socket.MSG_DONTWAIT))
+                while data := receiver.recv(BUFFER, socket.MSG_DONTWAIT):  # nothing: closed before
+                    taken.append(data)
         return [HEAD.unpack_from(data) for data in taken]
 
     def _flush(self, number: int) -> None:
@@ -148,8 +148,7 @@ class ProcessLane(WorkerLane):
         """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
         if self._pool is None:
             return True
-        self._taken_back()  # else workers would do these before they leave
-        self.links.activate(self.links.workers)  # those that rest are to leave, too
+        self._begin_no_more()
         for number in range(self.links.workers):
             try:
                 self.links.sender(number).send(b"")

@@ -120,7 +120,7 @@ class Spawner:
 
     def _receive(self, side: _Side) -> tuple[int, Adopted | Exception] | None:
         message, fds = _heard(side.end)
-        if message is None:
+        if message is None or (message[0] == "runs" and not fds):  # whose end nobody would see
             self._lose(side)
             return None
         what, number, told = message
@@ -129,11 +129,12 @@ class Spawner:
             self._have_spare()
             return None
         if what == "ended":
-            side.workers.pop(number).code = told
+            if number in side.workers:  # or its descriptor was lost
+                side.workers.pop(number).code = told
             return None
         self._asked.remove(number)
         if not fds:
-            return number, RuntimeError(told)
+            return number, RuntimeError(told if what == "failed" else os.strerror(errno.EMFILE))
         side.workers[told] = Adopted(told, fds[0])
         return number, side.workers[told]
 
@@ -218,16 +219,12 @@ def _tell(end: socket.socket, what: object, *fds: int) -> None:
 
 
 def _heard(end: socket.socket) -> tuple[Any, list[int]]:
-    """What the other tells, with its descriptors; None where it has closed, be it with news unread.
-
-    Raises OSError where this process may have no more descriptors: the one that was sent is lost.
-    """
+    """What the other tells, with its descriptors; None where it has closed, be it with news unread. A descriptor is
+    lost where this process may have no more of them."""
     try:
-        data, fds, flags, _ = socket.recv_fds(end, _LARGEST, 1)
+        data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
     except OSError:
         return None, []
-    if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: no process can be watched that is started anew")
     return pickle.loads(data) if data else None, fds
 
 

@@ -22,7 +22,6 @@ from minato_gpu.lanes.wire import QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
-from minato_gpu.memory.status_board import LIMIT
 from minato_gpu.threads import OwnThread
 
 
@@ -41,17 +40,22 @@ class ThreadLane(WorkerLane):
         addressed = len(links.task_senders) > 1
         self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
         self._ended: deque[Exit] = deque()  # appended to by threads
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._watch = select.epoll()
-        for fd in (*self.fds(), *self.fault_fds()):
-            self._watch.register(fd, select.EPOLLIN)
         self._threads: list[threading.Thread] = []
-        for number in range(links.workers):
-            channel = self._channels[number % len(self._channels)]
-            args = (number, job, channel, Store(number, links))
-            thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        with contextlib.ExitStack() as undo:  # descriptors and threads may run out
+            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            undo.callback(os.close, self._bell)
+            self._watch = select.epoll()
+            undo.callback(self._watch.close)
+            for fd in (*self.fds(), *self.fault_fds()):
+                self._watch.register(fd, select.EPOLLIN)
+            undo.callback(self._dismiss, None)
+            for number in range(links.workers):
+                channel = self._channels[number % len(self._channels)]
+                args = (number, job, channel, Store(number, links))
+                thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+            undo.pop_all()
 
     def _main(self, number: int, job: Job, channel: QueueChannel, store: Store) -> None:
         """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
@@ -96,15 +100,7 @@ class ThreadLane(WorkerLane):
 
     def close(self, timeout: float) -> bool:
         """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
-        self._taken_back()  # else they would do these before they leave
-        self.links.activate(self.links.workers)  # those that rest are to leave, too
-        for number in range(self.links.workers):
-            self.links.board.words[self.links.board.row(number) + LIMIT] = 0
-            self._channels[number % len(self._channels)].tasks.put(None)
-        end = perf_counter() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, end - perf_counter()))
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._dismiss(timeout)
         if not self._threads and self._bell >= 0:
             self._watch.close()
             os.close(self._bell)
@@ -117,3 +113,13 @@ class ThreadLane(WorkerLane):
                 stacklevel=2,
             )
         return not self._threads
+
+    def _dismiss(self, timeout: float | None) -> None:
+        """Have every worker leave after its current sample; those that are still busy after ``timeout`` stay known."""
+        self._begin_no_more()
+        for number in range(self.links.workers):
+            self._channels[number % len(self._channels)].tasks.put(None)
+        end = None if timeout is None else perf_counter() + timeout
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - perf_counter()))
+        self._threads = [thread for thread in self._threads if thread.is_alive()]

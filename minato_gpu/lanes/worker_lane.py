@@ -11,7 +11,7 @@ from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import ACTIVE, CHUNK, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.status_board import ACTIVE, CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
 from minato_gpu.scheduling.messages import CPU
 
 
@@ -57,6 +57,13 @@ class WorkerLane(Lane):
     def _taken_back(self) -> list[Number]:
         """Tasks that no worker has taken, and none will."""
         raise NotImplementedError
+
+    def _begin_no_more(self) -> None:
+        """Every worker is through after its current sample; those that rest come to leave, too."""
+        self._taken_back()
+        self.links.activate(self.links.workers)
+        for worker in range(self.links.workers):
+            self.links.board.words[self.links.board.row(worker) + LIMIT] = 0
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""

@@ -13,7 +13,7 @@ import pytest
 from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
-from tests.leaks import gone, no_child_stays, stop
+from tests.leaks import descriptors_below, gone, no_child_stays, stop
 from tests.raising import error_of
 from tests.waiting import wait_until
 
@@ -102,6 +102,19 @@ def test_both_processes_that_fork_are_killed() -> None:
             os.kill(pid, signal.SIGKILL)
         text = str(error_of(RuntimeError, list, iterator))
         assert "could not be replaced: both processes that start replacements have been killed" in text
+
+
+def test_one_that_is_started_anew_cannot_be_watched() -> None:
+    """Its descriptor is lost, as this process may have no more."""
+    with no_child_stays():
+        iterator = iter(deadly_loader(Costly(400)))
+        next(iterator)
+        lane = iterator._engine.pump.lanes["cpu"]
+        _both(lane)
+        with descriptors_below(3):
+            os.kill(lane.pids[0], signal.SIGKILL)
+            text = str(error_of(RuntimeError, list, iterator))
+        assert "could not be replaced: Too many open files" in text
 
 
 def _parent(pipe: Any, kills: bool) -> None:

@@ -165,7 +165,7 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
         assert not threads_since(before)
 
 
-def test_who_closes_begins_no_task_that_waits(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_closes_begins_no_other_sample(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, make = gated()
     begun = FORK.RawValue("i", 0)
 
@@ -174,7 +174,7 @@ def test_who_closes_begins_no_task_that_waits(threads: bool, monkeypatch: pytest
         return make(key)
 
     with open_lane(count, threads=threads) as lane:
-        lane.send(task(piece([5]), chunk=1))
+        lane.send(task(piece([5, 6]), chunk=1))
         assert wait_until(lambda: started(lane, 1) == 1)
         for chunk in (2, 3):
             lane.send(task(piece([chunk]), chunk=chunk))

@@ -148,7 +148,9 @@ def test_more_samples_with_workers_names_the_likely_cause(loader_class: Any) -> 
     len(loader)
     with pytest.warns(UserWarning, match="For multiprocessing data-loading, this could be caused by") as caught:
         assert sorted(numbers_in(loader)) == [0, 1, 2, 3]
-    assert len(caught) == 2
+    assert (
+        len([each for each in caught if each.category is not DeprecationWarning]) == 2
+    )  # Python 3.12 has one of forks
 
 
 def test_no_warning_unless_the_length_was_asked_for(loader_class: Any, num_workers: int) -> None:
