@@ -124,7 +124,8 @@ class FakeDevice(FakeStreams, Accelerator):
     def _reaches(self, tensor: torch.Tensor) -> bool:
         """Whether the device can read and write the memory by itself."""
         address = tensor.data_ptr()
-        ours = any(a <= address and address + tensor.nbytes <= a + n for a, n in self.pinned.items())
+        pinned = self.pinned.copy()  # other threads change it
+        ours = any(a <= address and address + tensor.nbytes <= a + n for a, n in pinned.items())
         return ours or not tensor.nbytes or self._block(tensor) is not None
 
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -176,7 +177,7 @@ class FakeDevice(FakeStreams, Accelerator):
 
     def pin(self, address: int, nbytes: int) -> None:
         """See Accelerator."""
-        assert all(address + nbytes <= a or a + n <= address for a, n in self.pinned.items()), "pinned twice"
+        assert all(address + nbytes <= a or a + n <= address for a, n in self.pinned.copy().items()), "pinned twice"
         self.pinned[address] = nbytes
 
     def unpin(self, address: int) -> None:
