@@ -37,7 +37,7 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from benchmarks import seeded_runs
 from benchmarks.disk_faults import be_full, damage_segment
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.sources.disk.tier import LEAST_BUDGET
+from minato_gpu.sources.disk import LEAST_BUDGET
 
 _PAGE = 4096
 _BATCH = 4

@@ -15,7 +15,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.memory.shm_limits import memory_limit
 from minato_gpu.sizes import nbytes
 from minato_gpu.sources.declared import source_of
-from minato_gpu.sources.disk.tier import LEAST_BUDGET, DiskTier
+from minato_gpu.sources.disk import LEAST_BUDGET
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class CacheOptions:
         if options.memory_bytes > limit:
             raise ValueError(f"cache={options.memory_bytes} is more than the {limit} bytes of {what}; pass less")
         if options.disk_bytes:
+            from minato_gpu.sources.disk.tier import DiskTier  # LMDB: only whoever asks for a directory needs it
+
             DiskTier(options.directory, options.disk_bytes).close()
         return options
 

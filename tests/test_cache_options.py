@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 from minato_gpu import DataLoader, Source, cache_options
 from minato_gpu.cache_options import CacheOptions
+from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.disk.directory import CacheDirectoryError
-from minato_gpu.sources.disk.tier import LEAST_BUDGET
 
 LEAST = LEAST_BUDGET
 

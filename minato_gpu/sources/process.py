@@ -15,15 +15,12 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources import field_transfer
 from minato_gpu.sources.blocks import Blocks, space_of
-from minato_gpu.sources.disk.directory import CacheDirectoryError
-from minato_gpu.sources.disk.tier import DiskTier
-from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.kept_memory import Table
@@ -33,6 +30,10 @@ from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
+
+if TYPE_CHECKING:
+    from minato_gpu.sources.disk.tier import DiskTier
+    from minato_gpu.sources.disk_pool import DiskPool
 
 _STATS_S = 0.5
 
@@ -128,6 +129,8 @@ class _Link:
         placing = Placing(self._memory, service.expected, copies=tier is not None)
         self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, placing=placing)
         if tier is not None:
+            from minato_gpu.sources.disk_pool import DiskPool  # LMDB: only a tier on disk needs it
+
             following = Following(settings.samples, settings.memory_bytes)
             self._disk = service.pool = service.disk = DiskPool(tier, blocks, self._pool, following)
         if fields is not None and self._memory is not None:
@@ -256,6 +259,9 @@ def _opened(settings: ReaderSettings, parent: int) -> DiskTier | None:
     """The tier on disk, unless what was possible as the loader was made is so no longer."""
     if not settings.disk_bytes:
         return None
+    from minato_gpu.sources.disk.directory import CacheDirectoryError
+    from minato_gpu.sources.disk.tier import DiskTier
+
     try:
         return DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, parent))
     except CacheDirectoryError as error:

@@ -14,10 +14,9 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
-from minato_gpu.sources.disk_pool import DiskPool
 from minato_gpu.sources.field_keeping import FieldKeeping
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.pool import Pool
@@ -25,6 +24,9 @@ from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
 from minato_gpu.sources.wanted import SourceBytes, WantedTicket
+
+if TYPE_CHECKING:
+    from minato_gpu.sources.disk_pool import DiskPool
 
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""

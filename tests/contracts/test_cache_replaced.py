@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minato_gpu.sources.disk.tier import LEAST_BUDGET
+from minato_gpu.sources.disk import LEAST_BUDGET
 from tests.contracts.cached import Files, close, loader_of, of_tier, rows
 from tests.sources.disk.content import elsewhere
 

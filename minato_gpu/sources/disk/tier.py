@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from xxhash import xxh3_64_intdigest as checksum_of
 
 from minato_gpu.caching.orders import Part
-from minato_gpu.sources.disk import records
+from minato_gpu.sources.disk import LEAST_BUDGET, records
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
 from minato_gpu.sources.disk.files import SegmentFiles
 from minato_gpu.sources.disk.filesystem import Uncached
@@ -36,7 +36,6 @@ from minato_gpu.sources.disk.writer import Writer
 
 T = TypeVar("T")
 
-LEAST_BUDGET = 4 << 20
 _OVERHEAD = 512 << 10  # locks, folders, the format
 _OVERHEAD_SHIFT = 7  # and for what file systems keep of files with many holes, a 128th of the budget
 _AT_A_TIME = 256  # entries removed in one transaction
