@@ -99,12 +99,12 @@ def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -
     is one: what is left to the others takes cores, and those are the CPU lane's. nvJPEG knows JPEG alone: the operator
     itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU.
 
-    An nvJPEG that is not given boxes decodes the whole picture, of which the GPU cuts the box."""
+    Where the GPU decodes no boxes (``nvjpeg.decodes_regions``) it decodes the whole picture, and cuts the box."""
     encoded, box = fields["encoded"], fields["box"]
     begin, extent = box[0:2], box[2:4]
     options: dict[str, Any] = {"output_type": dali.types.RGB, "device": "cpu"}
     if device == "gpu":
-        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": 0.9}
+        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": nvjpeg.engine_load()}
         if not nvjpeg.decodes_regions():
             return {"image": dali.fn.slice(dali.fn.decoders.image(encoded, **options), begin, extent, axes=[0, 1])}
     return {"image": dali.fn.decoders.image_slice(encoded, begin, extent, axes=[0, 1], **options)}

@@ -1,6 +1,7 @@
 """DALI on a fake device: its graphs compute late, on a stream of their own, from inputs that they were only shown, into
 memory of a pool that is used again as soon as it has been let go of.
 
+``operators``: what a graph says of its operators; ``runs``: for each run, how much work its stream had not done then;
 ``held``: what held the interpreter lock, and for how many bytes; ``gone``: inputs that were not there any more when
 they were read; ``released``: the threads that let go of outputs.
 """
@@ -84,6 +85,10 @@ class Pipeline:
         self._dali.held.append(("build", 0))
         self._stream = self._dali.device.stream()
 
+    def serialize(self) -> bytes:
+        """Its operators' names."""
+        return self._dali.operators
+
     def input_feed_count(self, name: str) -> int:
         """Every input is one."""
         return 1
@@ -109,6 +114,7 @@ class Pipeline:
 
     def run(self, stream: Any) -> list[TensorList]:
         """What is made is ready on ``stream``, some time."""
+        self._dali.runs.append(stream.issued - stream.done)
         if self._dali.fails:
             raise RuntimeError(self._dali.fails.pop(0))
         fed, node, device = dict(self._fed), self._node, self._dali.device
@@ -140,6 +146,8 @@ class FakeDali:
         self.released: list[str] = []
         self.fails: list[str] = []
         self.gone = 0
+        self.operators = b""
+        self.runs: list[int] = []
         self.sources: dict[str, dict[str, Any]] = {}
         self.fn = SimpleNamespace(external_source=self._external_source)
         self.types = SimpleNamespace(to_numpy_type=lambda dtype: dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Libraries]:
 
     monkeypatch.setattr(nvjpeg, "_ask", ask)
     monkeypatch.setattr(nvjpeg, "_folders", lambda: [Path("/first"), Path("/packages")])
+    monkeypatch.setattr(nvjpeg, "codec_version", lambda: "0.8.1.4")
+    for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
+        monkeypatch.delenv(name, raising=False)
     return known
 
 
@@ -68,6 +73,51 @@ def test_an_installation_for_cuda_13_brings_one_that_is_new_enough() -> None:
 def test_regions_since(libraries: dict[str, Libraries], version: nvjpeg.Version, regions: bool) -> None:
     libraries["loaded"]["libnvjpeg.so.13"] = version
     assert nvjpeg.decodes_regions() is regions
+
+
+@pytest.mark.parametrize(("codec", "regions"), [("0.8.1.4", True), ("0.9.0.20", False), ("0.9.1.1", True), ("", True)])
+def test_regions_are_not_asked_of_the_codec_that_crashes_on_them(
+    libraries: dict[str, Libraries], monkeypatch: pytest.MonkeyPatch, codec: str, regions: bool
+) -> None:
+    libraries["loaded"]["libnvjpeg.so.13"] = (13, 3, 2)
+    monkeypatch.setattr(nvjpeg, "codec_version", lambda: codec)
+    assert nvjpeg.decodes_regions() is regions
+    for wanted in (False, True):
+        monkeypatch.setenv(nvjpeg.REGIONS, str(int(wanted)))
+        assert nvjpeg.decodes_regions() is wanted
+
+
+def test_the_codec_here_says_its_version_without_being_imported() -> None:
+    version = importlib.metadata.version("nvidia-nvimgcodec-cu13")
+    assert nvjpeg.codec_version() == version
+
+
+@pytest.mark.usefixtures("libraries")
+def test_who_has_measured_sets_the_engines_load_and_whether_decoding_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (0.9, True)
+    monkeypatch.setenv(nvjpeg.ENGINE_LOAD, "0.0")
+    assert (nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (0.0, False)
+    monkeypatch.setenv(nvjpeg.WAITS, "1")
+    assert nvjpeg.decoding_waits()
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(
+    ("name", "value", "ask"),
+    [
+        (nvjpeg.REGIONS, "yes", nvjpeg.decodes_regions),
+        (nvjpeg.WAITS, "", nvjpeg.decoding_waits),
+        (nvjpeg.ENGINE_LOAD, "much", nvjpeg.engine_load),
+        (nvjpeg.ENGINE_LOAD, "1.5", nvjpeg.engine_load),
+        (nvjpeg.ENGINE_LOAD, "nan", nvjpeg.engine_load),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, ask: Callable[[], object]
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name} must be .*, got {value!r}"):
+        ask()
 
 
 def test_nobody_knows_where_there_is_none(libraries: dict[str, Libraries]) -> None:

@@ -10,6 +10,8 @@ What holds the interpreter lock stops the training loop, so little here does:
   that wants to see all names at once waits for a sample. Rejected: building in a thread beside batches that are being
   delivered, which hides nothing; in another process, which cannot hand a graph over; through DALI's C interface, whose
   graphs Python cannot feed.
+- Before a run of a graph that decodes the host waits for the stream, where nvJPEG's engine may write too early
+  (``nvjpeg.decoding_waits``): no work that is under way reads memory that DALI may give to the decoder.
 - A graph outlives the errors of its operators (``dali_errors``); it is built anew where its inputs have failed, or
   where nothing else has come of it for so long that the graph itself is under suspicion. That stops the training loop
   too, and there is no other way to go on; so it gets the rarer the more has failed, as of a folder of broken files.
@@ -24,15 +26,17 @@ from typing import Protocol
 
 import numpy as np
 
+from minato_gpu import nvjpeg
 from minato_gpu.lanes.dali_errors import leaves_graph_usable
 from minato_gpu.lanes.dali_outputs import Kept, Output, on_device, on_host
 from minato_gpu.lanes.segments import Segment
 from minato_gpu.lanes.values import Batch, Drawn, as_tensor, device_number, plain
-from minato_gpu.memory.accelerator import Stream
+from minato_gpu.memory.accelerator import Stream, await_stream
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.stages import DaliFragment, Stage
 
+_DECODER = b"decoders__"  # with this the names of DALI's decoders begin
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
@@ -47,6 +51,9 @@ class Graph(Protocol):
 
     def input_feed_count(self, source: str) -> int:
         """How many batches of an input a run needs first. KeyError where it has no such input."""
+
+    def serialize(self) -> bytes:
+        """The graph's definition, with the names of its operators."""
 
 
 class DaliGraph(Segment):
@@ -72,6 +79,7 @@ class DaliGraph(Segment):
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
         self._graph: Graph | None = None
+        self._waits = False  # for the stream, before each run of this graph
         self._kept = Kept()
         self._failed = 0  # runs, since one did not
         self._suspect = _SUSPECT  # so many of them cost the next graph
@@ -108,6 +116,8 @@ class DaliGraph(Segment):
                 self.at.pause()
                 self._graph.feed_input(source, values)
             self.at.pause()
+            if self._waits and self.stream is not None:
+                await_stream(self.stream)
             outputs = self._graph.run(self.stream)
         except BaseException as error:
             self._failed += 1
@@ -201,6 +211,8 @@ class DaliGraph(Segment):
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
         self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
+        decodes = self._device != "cpu" and _DECODER in graph.serialize()
+        self._waits = decodes and nvjpeg.decoding_waits()
         built: Graph = graph
         return built
 

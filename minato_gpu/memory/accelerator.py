@@ -189,6 +189,13 @@ def _on(device: torch.device, stream: Stream) -> Iterator[None]:
         yield
 
 
+def await_stream(stream: Stream) -> None:
+    """Wait, asleep, until the stream is through with all that has been issued on it."""
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    event.synchronize()
+
+
 def enter_same() -> Callable[[], None]:
     """Called in another thread, it makes the device current that is so in this one, if this process has met CUDA."""
     if not torch.cuda.is_initialized():

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minato_gpu import nvjpeg
+from minato_gpu.lanes import dali_graph
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.dali_outputs import Kept
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
@@ -84,6 +86,35 @@ def test_nothing_is_copied_under_the_lock_and_nothing_built_after_the_first(benc
     for value in (10, 20):
         bench.run(value)
     assert bench.dali.held == [("build", 0)]
+
+
+@pytest.mark.parametrize(
+    ("operators", "engine_load", "waits", "idle"),
+    [
+        (b"decoders__Image", None, None, True),
+        (b"decoders__Image", "0", None, False),
+        (b"decoders__ImageSlice", "0.9", "0", False),
+        (b"decoders__ImageSlice", "0", "1", True),
+        (b"Resize", "0.9", "1", False),
+    ],
+)
+def test_the_host_waits_before_each_decoding_run_where_the_engine_may_write_early(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    operators: bytes,
+    engine_load: str | None,
+    waits: str | None,
+    idle: bool,
+) -> None:
+    for name, value in ((nvjpeg.ENGINE_LOAD, engine_load), (nvjpeg.WAITS, waits)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dali_graph, "await_stream", lambda stream: stream.record_event().synchronize())
+    bench.dali.operators = operators
+    runs = [(value, *bench.run(value)) for value in (10, 20, 30)]
+    assert [left == 0 for left in bench.dali.runs] == [True, idle, idle]
+    assert [bench.read(rows, event) for _, rows, event in runs] == [wanted(value) for value, _, _ in runs]
 
 
 class _KeepsNothing(Kept):
