@@ -108,6 +108,7 @@ class DeviceLane(Lane):
             counts_cores=device == "cpu",  # a GPU's time is not that of cores
             ahead=self._ahead,
             no_memory=self._retire,
+            useless=self._retire_useless,
             trim=None if transfers is None else transfers.accelerator.trim,
             report=self._report,
         )
@@ -327,6 +328,15 @@ class DeviceLane(Lane):
             self._give_up()
             what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
             LOGGER.warning("%s; %s (%s)", what, self._others(), error)
+
+    def _retire_useless(self, why: str) -> None:
+        """The device has failed every sample for long, and the CPU could prepare them all. The only lane stays: its
+        thread prepares them, which is slow and right."""
+        alone = "without a CPU lane, this one prepares all samples on one core: leave lanes out"
+        what = f"the {self.name} lane fails every sample that it is given, and the CPU prepares them"
+        LOGGER.warning("%s; %s (%s)", what, self._others() if self._may_retire else alone, why)
+        if self._may_retire:
+            self._give_up()
 
     def _others(self) -> str:
         """Who goes on."""

@@ -14,7 +14,7 @@ class Part(NamedTuple):
     """Samples of a task that came at one split point and were issued together.
 
     ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile; ``ran``: those of the
-    samples that could be read.
+    samples that could be read; ``repeated``: how many of them the CPU has prepared already, in the device's place.
     """
 
     split: int
@@ -22,6 +22,7 @@ class Part(NamedTuple):
     issued: Issued
     host_s: float
     ran: list[int]
+    repeated: int
 
 
 class DeviceRun:

@@ -12,12 +12,13 @@ Where memory is short no sample is bad: the pools of PyTorch, CuPy and DALI let 
 is tried again. Only then is it halved until it fits, and smaller micro-batches follow.
 
 A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
-counts. So is each of those that were at work together where an error is none of their own.
+counts. So is each of those that were at work together where an error is none of their own. A lane that makes nothing
+for ``_MOST_USELESS`` micro-batches in a row which the CPU can prepare costs three times the work for nothing: that is
+told to ``useless``, with the last error.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -38,6 +39,8 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
 from minato_gpu.slices import Slices
 
+_MOST_USELESS = 32
+
 
 class Unreported(BaseException):
     """A task could not be reported while another was at work: no error of the step that it was reported before, which
@@ -51,8 +54,9 @@ class Unreported(BaseException):
 class DeviceWork:
     """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
-    there is no memory for even one sample that the CPU can prepare; ``trim``: frees what pools of the device's memory
-    hold and do not use, if it has pools; ``report``: told of every task."""
+    there is no memory for even one sample that the CPU can prepare; ``useless``: told, with the last error, where the
+    device fails all that it is given and the CPU can prepare it; ``trim``: frees what pools of the device's memory hold
+    and do not use, if it has pools; ``report``: told of every task."""
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class DeviceWork:
         counts_cores: bool,
         ahead: BuildAhead,
         no_memory: Callable[[Exception], None],
+        useless: Callable[[str], None],
         trim: Callable[[], None] | None,
         report: Callable[[Report], None],
     ) -> None:
@@ -78,12 +83,15 @@ class DeviceWork:
         self._counts_cores = counts_cores
         self._ahead = ahead
         self._no_memory = no_memory
+        self._useless = useless
         self._trim = trim
         self._report = report
         self._runs: deque[DeviceRun] = deque()  # issued, and not reported
         self._current: DeviceRun | None = None  # the one that is issued or waited for
         self._ending = False  # a step of ``end`` itself ends no other
         self._reported = 0.0  # when the last one was
+        self._failing = 0  # micro-batches in a row of which the device made nothing, and the CPU something
+        self._why = ""  # the device's last error
         self._looked = 0  # graphs built when their threads were last looked for
         self._cores: CoreTime | None = None
         self._slices = Slices()
@@ -177,7 +185,7 @@ class DeviceWork:
             left = left[count:]
 
     def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> None:
-        begin, used, unusual = perf_counter(), self._core_s(), self._unusual(split)
+        begin, used, unusual, repeated = perf_counter(), self._core_s(), self._unusual(split), run.repeated
         issued: Issued | None = None
         short: str | None = None
         run.given = []
@@ -185,7 +193,8 @@ class DeviceWork:
             issued = self._issue(run, split, numbers)
         except Exception as error:  # not a sample's own, nor kept: its frames hold memory
             self._outlet.let_go()
-            short = str(error) if is_out_of_memory(error) else None
+            self._why = str(error)
+            short = self._why if is_out_of_memory(error) else None
         if issued is None:
             if short is not None and self._begin_again(run, split, numbers, most):
                 return
@@ -195,7 +204,8 @@ class DeviceWork:
             elif short is not None and most is not None:  # the sample asks for too much wherever it is
                 self._executors[split].batches.size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
-        part = Part(split, numbers, issued, min(core_s, passed) if core_s > 0 else passed, run.given)
+        host_s = min(core_s, passed) if core_s > 0 else passed
+        part = Part(split, numbers, issued, host_s, run.given, run.repeated - repeated)
         run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
@@ -238,13 +248,26 @@ class DeviceWork:
         """Wait until the device is through with the part."""
         found: list[Item] | None = None
         seconds: float | None = None
-        with contextlib.suppress(Exception):  # of the device: not a sample's own
+        repeated = part.repeated
+        try:
             found = self._outlet.settle(part.issued)
             seconds = self._outlet.seconds(part.issued)
+        except Exception as error:  # of the device: not a sample's own
+            self._why = str(error)
         if found is None:
-            found = self._without_device(run, part.split, part.numbers)
+            found, repeated = self._without_device(run, part.split, part.numbers), len(part.ran)
         run.settle(part, found, seconds)
         self._executors[part.split].sweep()
+        self._judge(found, made=len(part.ran) - repeated)
+
+    def _judge(self, items: list[Item], made: int) -> None:
+        """Whether the device is of any use. ``made``: how many of a micro-batch's ``items`` it has made."""
+        if made > 0:
+            self._failing = 0
+        elif not all(isinstance(item, Failure) for item in items):
+            self._failing += 1
+            if self._failing == _MOST_USELESS:
+                self._useless(self._why)
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
@@ -280,12 +303,15 @@ class DeviceWork:
         self, run: DeviceRun, split: int, number: int, given: tuple[dict[str, Value], int], result: Result
     ) -> Item:
         """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
-        if not isinstance(result, StageError):
+        if isinstance(result, StageError):
+            self._why = str(result)
+        else:
             try:
                 return self._outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
+                self._why = str(error)
         return self._repeat(run, split, number, *given)
 
     def _repeat(self, run: DeviceRun, split: int, number: int, fields: dict[str, Value], seed: int) -> Item:

@@ -11,8 +11,12 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes import device_work
+from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.contract import Broken
+from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork
+from minato_gpu.lanes.functions import FunctionSegment
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
 from tests.lanes.device_bench import bench, pipeline
 from tests.lanes.lanes import of_kind
@@ -152,6 +156,55 @@ def test_others_do_what_it_has_begun(
     ]
     gc.collect()
     assert device.used == 0
+
+
+@pytest.mark.usefixtures("open_from_the_start")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: list[str], late: bool
+) -> None:
+    """Be it as a stage raises, or as its work is waited for. Without another lane it goes on, and says so as well."""
+    device = fake(LAZY_COPIES)
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("nvImageCodec failure: '#8'")
+
+    if late:
+        monkeypatch.setattr(DeviceOutput, "settle", fails)
+    else:
+        monkeypatch.setattr(FunctionSegment, "run", fails)
+    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
+    wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        loader = loader_on(lanes, generator=seeded())
+        check_same(consume(device, loader), wanted)
+    stats = loader.stats()
+    assert stats["device_lane"]["retired"] is (len(lanes) > 1)
+    (record,) = caplog.records
+    assert record.message.startswith("the device lane fails every sample that it is given")
+    assert "nvImageCodec failure: '#8'" in record.message
+    if len(lanes) > 1:
+        assert 0 < stats["samples_repeated"] < LENGTH // 2
+    else:
+        assert stats["samples_repeated"] == LENGTH
+
+
+def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a folder of broken files."""
+
+    def fails(fields: Any, params: Any) -> Any:
+        raise ValueError("no photograph")
+
+    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
+    with caplog.at_level(logging.WARNING, "minato_gpu"), bench(FakeDevice(), pipeline(fails, cpu=fails)) as one:
+        for chunk in range(5):
+            one.send(20, 21, chunk=chunk)
+            assert one.reported(chunk)
+        assert not caplog.records
+        assert all(isinstance(item, Failure) for report in one.reports for item in report.items or [None])
 
 
 def test_a_thread_that_gets_no_stream_for_copies_tells_the_consumer(
