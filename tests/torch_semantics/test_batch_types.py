@@ -187,7 +187,7 @@ def test_batches_are_pinned(loader_class: Any, persistent: bool) -> None:
     loader = loader_class(data, 2, num_workers=1, pin_memory=True, persistent_workers=persistent)
     for batch in loader:
         assert batch["a"][0].is_pinned() and batch["b"]["c"].is_pinned()
-        assert batch["a"][1] == ["text", "text"]
+        assert batch["a"][1] == ("text", "text")
 
 
 @pytest.mark.gpu
