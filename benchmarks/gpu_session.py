@@ -1,22 +1,28 @@
 """What a GPU machine is needed for, in one go: ``python -m benchmarks.gpu_session``.
 
-Parts run one after another, each in a process of its own with a time limit; the document is written after each of them,
-so that what is known stays known. ``--part`` runs some of them and keeps what the document has of the others, where it
-is of the same commit. Correctness comes first: what only a GPU can decide, the tests that need one, the parity of every
-pipeline, then figures:
+Parts run one after another, what is most worth knowing first, each in a process of its own. Each row is written when it
+is known (``NAME.rows.jsonl`` beside the document): a part that dies, or a machine that goes away, costs no other.
 
-    checks   = questions with two answers, and what each means for the project (``session/checks.py``)
-    tune     = the peers' settings: PyTorch and SPDL with GPU transforms, DALI with mixed decoding
+    probe    = which way of decoding JPEGs works here, is right beside other work, and is fastest; the others use it
+    first    = the GPU tests of the device lane
+    tune     = settings of every peer and of this loader, each tried for as long as the others
     rates    = photographs, decoded, cropped, normalised, without a step: all-CPU, all-device, hybrid, peers; samples/s
     training = the same with a step of ResNet-50; step_s on the device, and resident_step_s on batches that lay there
-    light    = the same with small photographs, for which the CPU lane should suffice
+    cores    = one run each on 4 and on 8 cores, which a server of eight GPUs has for each of them
+    tests    = all other GPU tests, file by file
+    checks   = questions with two answers, and what each means for the project (``session/checks.py``)
+    parity   = every stage of every pipeline: do its CPU and its device implementation mean the same?
     memory   = the device's memory that a loader takes, without and with a budget
     price    = the step against the share of time that the device lane works
+    light    = training with small photographs, for which the CPU lane should suffice
     thread   = what ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is
                taken from it while it computes
 
-``targets`` in the document says what was to be reached and what was. The photographs are made once, in ``--data``.
-Without a GPU the same code runs against the CPU stand-ins, which shows that it works; its figures mean nothing.
+``--seconds`` is for all of that, this program's own start included: what a part leaves goes to those after it, and none
+is begun without time for it. ``--resume FILE`` goes on with what an earlier command has left: parts that are complete
+are not run again, unless ``--part`` names them. ``targets`` in the document says what was to be reached and what was.
+The photographs are made once, in ``--data``. Without a GPU the same code runs against the CPU stand-ins, which shows
+that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +30,11 @@ from __future__ import annotations
 import gc
 import importlib
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,157 +45,131 @@ import torch
 from benchmarks import report
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
-from benchmarks.session import checks, harm, parts
-from benchmarks.session.about import ROOT, default_path, described, joinable
-from benchmarks.session.parts import Asked, Rows
+from benchmarks.session import checks, gpu_tests, harm, parts, probe
+from benchmarks.session.about import default_path, described, differences
+from benchmarks.session.asked import LEAST_S, Asked
+from benchmarks.session.record import NO_TIME, Record, Row, Rows, unanswered
 from benchmarks.session.settings import Settings
-from benchmarks.session.targets import targets
 from minato_gpu import parity
 from minato_gpu.demo.photographs import make
-from minato_gpu.report import write as write_json
 from pipelines import image_classification
 
 MODULES = ("image_classification", "segmentation_3d", "object_detection", "speech_recognition")
 _COLUMNS = (
-    "case",
-    "name",
-    "passed",
-    "holds",
-    "samples_per_s",
-    "samples_per_s_spread",
-    "step_s",
-    "step_slowdown",
-    "device_bytes_peak",
-    "device_share",
-    "step_s_per_device_s",
-    "next_p99_s",
-    "pause_p99_s",
-    "missing",
-    "error",
+    *("case", "name", "passed", "holds", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
+    *("device_share", "gpu_busy", "jpeg_engine_busy", "gpu_bytes", "device_bytes_peak"),
+    *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s", "next_p99_s", "pause_p99_s"),
+    *("max_levels", "content_ok", "missing", "error"),
 )
 _TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck", "why")
+_LINE = 100  # characters of an error in a table
 
 
 @dataclass(frozen=True)
 class Part:
-    """``limit_s``: after so long it is ended; what can be repeated is not begun again where it would not fit."""
+    """``share_s``: seconds that it is worth; it gets more where all have more. ``least_s``: not begun without them."""
 
-    run: Callable[[Asked], Rows]
-    limit_s: float
-
-
-# --- correctness -------------------------------------------------------------------------------------------------
+    run: Callable[[Asked], Iterator[Row]]
+    share_s: float
+    least_s: float = 15.0
 
 
-def tests(asked: Asked) -> Rows:
-    """``pytest -m gpu``; where there is a GPU nothing may be skipped. At toy size one file, to show that it works."""
-    required = ["--require-gpu"] if asked.settings.device == "cuda" else []
-    which = ["tests/memory/test_nvml.py"] if asked.settings.quick else []
-    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-m", "gpu", "--all", *required, *which]
-    status, said = _run(command, asked.deadline - perf_counter())
-    lines = said.strip().splitlines() or ["it said nothing"]
-    row = {"name": "pytest -m gpu", "passed": status == 0, "summary": lines[-1]}
-    if row["passed"]:
-        return [row]
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    why = f"not through after {-status:.0f} s\n" if status < 0 else ""
-    return [{**row, "failed": failed, "error": why + said[-12000:]}]
-
-
-def _run(command: Sequence[str], limit_s: float) -> tuple[int | float, str]:
-    """The status of a command, and all that it has said; the negative limit where it was ended for taking longer."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
-        try:
-            status: int | float = process.wait(max(1.0, limit_s))
-        except subprocess.TimeoutExpired:
-            status = -max(1.0, limit_s)
-        finally:
-            process.kill()
-            process.wait()
-        said.seek(0)
-        return status, said.read()
-
-
-def check(asked: Asked) -> Rows:
+def check(asked: Asked) -> Iterator[Row]:
     """Every stage of every pipeline, on its module's example data. One that cannot be checked hides no other."""
-    return [_checked(asked, module) for module in MODULES[: 1 if asked.settings.quick else None]]
+    for module in MODULES[: 1 if asked.settings.quick else None]:
+        if asked.row("parity", module) is None:
+            yield _checked(asked, module)
 
 
-def _checked(asked: Asked, module: str) -> dict[str, Any]:
-    limit_s = asked.limit_s(150.0)
+def _checked(asked: Asked, module: str) -> Row:
+    if not asked.time_for(LEAST_S):
+        return {"name": module, "missing": NO_TIME}
+    limit_s, device = asked.limit_s(150.0), asked.settings.device
     try:
-        found = isolated(parity.run_check, f"pipelines.{module}", None, asked.settings.device, timeout_s=limit_s)
+        found = isolated(parity.run_check, f"pipelines.{module}", None, device, timeout_s=limit_s)
     except MeasurementError as error:
         progress(f"parity of {module} failed:\n{error}")
-        return {"name": module, "passed": False, "error": str(error)[-2000:]}
+        return {"name": module, "passed": False, "error": parts.short(error)}
     worst = [row["stage"] for row in found.rows if not row["passed"]]
     return {"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows}
 
 
 PARTS: dict[str, Part] = {
-    "checks": Part(checks.checks, 180.0),
-    "tests": Part(tests, 240.0),
-    "parity": Part(check, 120.0),
-    "tune": Part(parts.tune, 170.0),
-    "rates": Part(parts.rates, 220.0),
-    "training": Part(parts.training, 260.0),
-    "light": Part(parts.light, 190.0),
-    "memory": Part(parts.memory, 60.0),
-    "price": Part(harm.price, 100.0),
-    "thread": Part(harm.thread, 140.0),
+    "probe": Part(probe.probe, 60.0),
+    "first": Part(gpu_tests.first, 40.0),
+    "tune": Part(parts.tune, 100.0, 30.0),
+    "rates": Part(parts.rates, 120.0, 30.0),
+    "training": Part(parts.training, 110.0, 30.0),
+    "cores": Part(parts.cores, 70.0, 30.0),
+    "tests": Part(gpu_tests.tests, 100.0),
+    "checks": Part(checks.checks, 100.0),
+    "parity": Part(check, 60.0),
+    "memory": Part(parts.memory, 45.0, 30.0),
+    "price": Part(harm.price, 60.0, 40.0),
+    "light": Part(parts.light, 70.0, 30.0),
+    "thread": Part(harm.thread, 60.0, 30.0),
 }
-"""In the order in which they run. The limits together make less than 30 minutes; each leaves room in ``COMMAND_S`` for
-what a command does before its first part."""
+"""In the order in which they run: what must not be wrong, the figures that claims stand on, the rest."""
 
-COMMAND_S = 500.0
-PHOTOGRAPHS_S = 150.0
-"""How long one command may take where a machine is lent, and the photographs in it."""
+USUAL_S = 1800.0
+PHOTOGRAPHS_S = 50.0
+_UNWIND_S = 5.0  # a part that is asked to end
 
 
 # --- the session -------------------------------------------------------------------------------------------------
 
 
-def session(settings: Settings, names: Sequence[str], path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the parts; the document at ``path`` is whole after each. A part that fails or takes too long is a row.
-
-    ``about``: the document's other keys (see ``described``). What the document has of other parts already is kept.
-    """
-    rows: Rows = [row for row in joinable(path, about) or [] if row["case"] not in names]
-    content: dict[str, Any] = {}
-    for name in names:
-        progress(f"{name} ...")
+def session(settings: Settings, names: Sequence[str], record: Record, end: float) -> Row:
+    """Run the parts until ``end`` (by ``perf_counter``); the document is whole after each. A part that fails, takes too
+    long, or is not begun, is a row."""
+    for number, name in enumerate(names):
+        left, rows = end - perf_counter(), record.rows(list(PARTS))
+        probe.decide(rows)
+        if left < PARTS[name].least_s and not settings.quick:
+            progress(f"{name}: {NO_TIME}")
+            record.add({"part": name, "complete": False, "missing": NO_TIME})
+            continue
         began = perf_counter()
-        rows += [{"case": name, **row} for row in _part(name, settings, rows)]
+        ended = _part(name, settings, rows, record, share_of(names[number:], left))
         progress(f"{name}: {perf_counter() - began:.0f} s")
-        rows.sort(key=lambda row: list(PARTS).index(row["case"]))
-        ended = datetime.now(UTC).isoformat()
-        content = {**about, "ended": ended, "rows": rows, "targets": targets(rows)}
-        write_json(content, path)
-    return content
+        record.add({"part": name, **ended, "seconds": perf_counter() - began})
+        record.write(list(PARTS))
+    return record.write(list(PARTS))
 
 
-def _part(name: str, settings: Settings, rows: Rows) -> Rows:
+def share_of(names: Sequence[str], left_s: float) -> float:
+    """Seconds for the first of the parts that are left: what it is worth, and more where there is more for all."""
+    share, total = PARTS[names[0]].share_s, sum(PARTS[name].share_s for name in names)
+    return min(left_s, share * max(1.0, left_s / total))
+
+
+def _part(name: str, settings: Settings, rows: Rows, record: Record, limit_s: float) -> Row:
+    """Run a part, which adds its rows: whether it is ``complete``, and its ``error``."""
+    known = len(record.lines())
     try:
-        return isolated(
+        isolated(
             _within,
             name,
             settings,
             rows,
-            timeout_s=PARTS[name].limit_s,
+            record,
+            limit_s - _UNWIND_S,
+            timeout_s=limit_s,
             settle_s=settings.settle_s,
-            grace_s=10.0,
+            grace_s=_UNWIND_S,
             quiet=False,
         )
     except MeasurementError as error:
         progress(f"{name} failed:\n{error}")
-        return [{"name": name, "passed": False, "error": str(error)[-2000:]}]
+        return {"complete": False, "error": parts.short(error)}
+    return {"complete": not unanswered(record.lines()[known:])}
 
 
-def _within(name: str, settings: Settings, rows: Rows) -> Rows:
+def _within(name: str, settings: Settings, rows: Rows, record: Record, limit_s: float) -> None:
     """A part, in its process. Asked to end, it unwinds, so that no measurement of its own is left running."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return PARTS[name].run(Asked(settings, rows, perf_counter() + 0.9 * PARTS[name].limit_s))
+    for row in PARTS[name].run(Asked(settings, rows, perf_counter() + limit_s)):
+        record.add({"case": name, **row})
 
 
 def _photographs(folder: Path, count: int) -> None:
@@ -221,31 +199,66 @@ def _usual_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _begun(resume: Path | None, out: Path | None, settings: Settings, about: Mapping[str, Any]) -> Record:
+    """The record to add to, with what an earlier command knew."""
+    if resume is None:
+        return Record.begin(out or default_path(settings, about), about)
+    try:
+        known = Record.read(resume)
+    except ValueError as error:
+        raise click.UsageError(f"--resume: {error}") from error
+    unlike = differences(known.about, about)
+    if unlike:
+        raise click.UsageError(f"--resume: {resume} was measured otherwise; not the same are {', '.join(unlike)}")
+    return Record.begin(out or known.path, about, known)
+
+
+def _short_lines(rows: Rows) -> Rows:
+    """The rows for a table, with one line of each error."""
+    return [{**row, "error": _last_line(row["error"])} if "error" in row else row for row in rows]
+
+
+def _last_line(error: object) -> str:
+    return str(error).strip().splitlines()[-1][:_LINE] if str(error).strip() else ""
+
+
 @click.command(help=__doc__)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="The GPU where there is one, if not given.")
 @click.option("--part", "names", multiple=True, type=click.Choice(list(PARTS)), help="Only this part; repeatable.")
-@click.option("--out", type=click.Path(path_type=Path), help="Where the document goes.")
+@click.option("--seconds", type=click.FloatRange(min=1.0), default=USUAL_S, help="For all of it; half an hour.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the document goes.")
+@click.option("--resume", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="An earlier document.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the photographs are, or go.")
-@click.option("--commit", help="What is measured, where that is not a git checkout.")
+@click.option("--commit", help="What is measured; must be given on a GPU.")
 @click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing.")
 def main(
-    device: str | None, names: tuple[str, ...], out: Path | None, data: Path | None, commit: str | None, quick: bool
+    device: str | None,
+    names: tuple[str, ...],
+    seconds: float,
+    out: Path | None,
+    resume: Path | None,
+    data: Path | None,
+    commit: str | None,
+    quick: bool,
 ) -> None:
     """See the module's head."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    end = perf_counter() + seconds
+    report.end_in_order()
     device = device or isolated(_usual_device, settle_s=0.0)  # who asks CUDA can fork no more
+    if device == "cuda" and commit is None:
+        raise click.UsageError("--commit must be given on a GPU: figures of an unknown commit are worth nothing")
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="minato_gpu_session_")) if quick else None
         folder = data or Path(scratch or tempfile.gettempdir()) / "minato_gpu_session_photographs"
         settings = Settings.usual(device, folder, quick=quick)
-        about = isolated(described, settings, commit, settle_s=0.0)
+        record = _begun(resume, out, settings, isolated(described, settings, commit, settle_s=0.0))
         isolated(_photographs, folder, settings.photographs, timeout_s=PHOTOGRAPHS_S, settle_s=0.0)
-        path = out or default_path(settings, about)
         _preload(device)
-        content = session(settings, [name for name in PARTS if not names or name in names], path, about)
-    report.print_table("gpu session", content["rows"], _COLUMNS)
+        wanted = [name for name in PARTS if (name in names if names else name not in record.complete())]
+        content = session(settings, wanted, record, end)
+    report.print_table("gpu session", _short_lines(content["rows"]), _COLUMNS)
     report.print_table("targets", content["targets"], _TARGET_COLUMNS)
-    progress(f"written to {path}")
+    progress(f"written to {record.path}")
     if any(row.get("passed") is False or "error" in row for row in content["rows"]):
         raise SystemExit(1)
 

@@ -25,6 +25,7 @@ import psutil
 
 Result = TypeVar("Result")
 
+_ENDING_S = 10.0  # from when a dying process has closed its pipe; it may write a core file
 _SETTLE_S = 0.5  # after a measurement, so that the kernel is through with what it left before the next one begins
 
 
@@ -55,13 +56,13 @@ def isolated(
         process.start()
         theirs.close()
         try:
-            return _received(ours, timeout_s)  # type: ignore[no-any-return]
+            return _received(ours, timeout_s, process)  # type: ignore[no-any-return]
         except MeasurementError as error:
             if grace_s:
                 process.terminate()
                 wait([process.sentinel], grace_s)  # does not reap it: see _end
             complaints.seek(0)
-            raise MeasurementError(f"{error}\n{complaints.read()[-2000:]}".rstrip()) from None
+            raise MeasurementError(f"{complaints.read()[-2000:]}\n{error}".strip()) from None  # its last line says why
         finally:
             _end(process, settle_s)
             ours.close()
@@ -107,16 +108,29 @@ def _end(process: multiprocessing.process.BaseProcess, settle_s: float) -> None:
     time.sleep(settle_s)
 
 
-def _received(receiver: Connection, timeout_s: float) -> Any:
+def _received(receiver: Connection, timeout_s: float, process: multiprocessing.process.BaseProcess) -> Any:
     if not receiver.poll(timeout_s):
         raise MeasurementError(f"no result after {timeout_s:g} s")
     try:
         succeeded, value = receiver.recv()
     except EOFError:
-        raise MeasurementError("the measuring process died without a result") from None
+        raise MeasurementError(f"the measuring process {_how_it_ended(process)} without a result") from None
     if not succeeded:
         raise MeasurementError(value)
     return value
+
+
+def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
+    """What ended it, in words. It is not reaped: see ``_end``."""
+    assert process.pid is not None
+    end = time.monotonic() + _ENDING_S
+    while (found := os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        if time.monotonic() > end:
+            return "closed its pipe"
+        time.sleep(0.01)
+    if found.si_code == os.CLD_EXITED:
+        return f"ended with status {found.si_status}"
+    return f"was ended by {signal.Signals(found.si_status).name}"
 
 
 def _child(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tempfile
@@ -62,23 +61,20 @@ def default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
     if settings.device != "cuda" or settings.quick:
         return outside() / "stand-in.json"
     name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
-    return place(outside() / name / f"{datetime.now(UTC):%Y-%m-%d}.json", about)
+    return free(outside() / name / f"{datetime.now(UTC):%Y-%m-%d}.json")
 
 
-def joinable(path: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The rows of a document, if they can stand beside new ones: same commit, driver, size and GPU."""
-    if not path.exists():
-        return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    theirs, ours = ((each["settings"], each["machine"]["gpus"]) for each in (content, about))
-    rows: list[dict[str, Any]] = content["rows"]
-    return rows if theirs == ours else None
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Names of what keeps figures of two commands apart: settings (commit and driver among them), or the GPUs."""
+    names = theirs["settings"].keys() | ours["settings"].keys()
+    found = [name for name in sorted(names) if theirs["settings"].get(name) != ours["settings"].get(name)]
+    return [*found, *(["gpus"] if theirs["machine"]["gpus"] != ours["machine"]["gpus"] else [])]
 
 
-def place(path: Path, about: Mapping[str, Any]) -> Path:
-    """The path, or one beside it where there are figures that new ones cannot be joined to."""
-    free, number = path, 1
-    while free.exists() and joinable(free, about) is None:
+def free(path: Path) -> Path:
+    """The path, or one beside it where there is a document already."""
+    found, number = path, 1
+    while found.exists():
         number += 1
-        free = path.with_stem(f"{path.stem}-{number}")
-    return free
+        found = path.with_stem(f"{path.stem}-{number}")
+    return found

@@ -6,18 +6,20 @@ there is none. They come before everything else of a session: what they say deci
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.report import progress
 from benchmarks.session import questions, waits
-from benchmarks.session.parts import Asked, Rows
+from benchmarks.session.asked import Asked
+from benchmarks.session.record import NO_TIME, Row
 from benchmarks.session.settings import Settings
 
 Answer = tuple[bool, dict[str, Any]]
-_EACH_S = 40.0  # most of a check is to import, and to make a context
+_EACH_S = 40.0
+_USUAL_S = 8.0  # most of a check is to import, and to make a context
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ CHECKS = (
         "a micro-batch is issued without a wait",
         waits.micro_batch_is_asynchronous,
         "two are in flight",
-        "something waits for the stream: try copy_to_external with use_copy_kernel=True in lanes/dali_outputs.py",
+        "the lane does where nvjpeg.decoding_waits(); else something waits for the stream: try copy_to_external with "
+        "use_copy_kernel=True in lanes/dali_outputs.py",
     ),
     Check(
         "letting go of DALI's outputs does not wait for the device",
@@ -158,15 +161,20 @@ CHECKS = (
 )
 
 
-def checks(asked: Asked) -> Rows:
-    """A row for each: ``holds`` and what that ``means``, or why it is ``missing``, or its ``error``."""
-    return [_row(asked, check) for check in CHECKS]
+def checks(asked: Asked) -> Iterator[Row]:
+    """A row for each: ``holds`` and what that ``means``, or why it is ``missing``, or its ``error``. What an earlier
+    command has answered is not asked again."""
+    for check in CHECKS:
+        if asked.row("checks", check.name) is None:
+            yield _row(asked, check)
 
 
-def _row(asked: Asked, check: Check) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": check.name}
+def _row(asked: Asked, check: Check) -> Row:
+    row: Row = {"name": check.name}
     if asked.settings.device != "cuda" and not check.anywhere:
         return {**row, "missing": "a GPU is needed to ask"}
+    if not asked.time_for(_USUAL_S):
+        return {**row, "missing": NO_TIME}
     try:
         holds, figures = isolated(
             check.ask, asked.settings, timeout_s=asked.limit_s(_EACH_S), settle_s=asked.settings.settle_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.isolate import isolated
-from benchmarks.session import loaders, measure, steps
-from benchmarks.session.parts import Asked, Rows
+from benchmarks.session import measure, steps
+from benchmarks.session.asked import Asked
+from benchmarks.session.loaders import Ours
+from benchmarks.session.parts import chosen_ours
+from benchmarks.session.questions import made_by_device
+from benchmarks.session.record import Row, Rows
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, SMALL, job
 
@@ -18,29 +23,27 @@ EVERY = (0, 8, 4, 2, 1)
 """Of so many steps one takes a batch that the device lane has prepared; 0: none."""
 
 
-def price(asked: Asked) -> Rows:
+def price(asked: Asked) -> Iterator[Row]:
     """ResNet-50 on resident batches while the device lane works so much: its share of the time, and the step.
 
     The last row's ``step_s_per_device_s`` is the slope of the least-squares line through (seconds of device work for
     each step, seconds of the step): what the loader learns while running, here known from the whole range.
     """
-    settings = asked.settings
-    repetitions = min(2, settings.repetitions)
-    limit = max(10.0, asked.deadline - perf_counter())
+    limit = asked.limit_s(600.0)
     points: list[dict[str, float]] = isolated(
-        _priced, settings, repetitions, timeout_s=limit, settle_s=settings.settle_s
+        _priced, asked.settings, chosen_ours(asked)[1], 0.9 * limit, timeout_s=limit, settle_s=asked.settings.settle_s
     )
-    return priced_rows(points)
+    yield from priced_rows(points)
 
 
 def priced_rows(points: list[dict[str, float]]) -> Rows:
-    """Rows from points {"every", "device_share", "device_s_per_step", "step_s"}, of which some have every = 0."""
+    """Rows from points {"every", "device_busy", "device_s_per_step", "step_s"}, of which some have every = 0."""
     alone = report.median([point["step_s"] for point in points if not point["every"]])
     rows: Rows = []
     for every in dict.fromkeys(int(point["every"]) for point in points):
         here = [point for point in points if point["every"] == every]
         row: dict[str, Any] = {"name": f"a batch for every {every} steps" if every else "no device work"}
-        for name, unit in (("device_share", ""), ("device_s_per_step", ""), ("step", "_s")):
+        for name, unit in (("device_busy", ""), ("device_s_per_step", ""), ("step", "_s")):
             row |= report.summarise(name, [point[f"{name}{unit}"] for point in here], unit)
         rows.append({**row, "repetitions": len(here), "step_slowdown": row["step_s"] / alone - 1})
     work = np.array([point["device_s_per_step"] for point in points])
@@ -50,16 +53,19 @@ def priced_rows(points: list[dict[str, float]]) -> Rows:
     return [*rows, {"name": "slope", "step_s_per_device_s": slope}]
 
 
-def _priced(settings: Settings, repetitions: int) -> list[dict[str, float]]:
+def _priced(settings: Settings, contender: Ours, limit_s: float) -> list[dict[str, float]]:
+    """The points; after the first round only while there is time for another."""
+    begun = perf_counter()
     measure.begin(settings)
     step = steps.make(steps.TRAINING, settings)
     resident = steps.resident(settings)
-    device = loaders.ours(settings.workers)[1]
-    loader = device.make(job(settings, MIXED), settings.device)
+    loader = contender.make(job(settings, MIXED), settings.device)
     batches = iter(loader)
     next(batches)
     points = []
-    for _ in range(repetitions):
+    for number in range(min(2, settings.repetitions)):
+        if number and perf_counter() - begun > 0.5 * limit_s:
+            break
         for every in EVERY:
             for timed in (False, True):  # first what was prepared ahead is taken, or the lane comes to rest
                 watch = steps.Stopwatch(settings.device)
@@ -75,11 +81,12 @@ def _priced(settings: Settings, repetitions: int) -> list[dict[str, float]]:
             points.append(
                 {
                     "every": float(every),
-                    "device_share": worked / elapsed,
+                    "device_busy": worked / elapsed,
                     "device_s_per_step": worked / len(watch),
                     "step_s": float(np.mean(took)),  # the median would not see that every eighth is longer
                 }
             )
+    made_by_device(loader)
     return points
 
 
@@ -93,23 +100,22 @@ def _device_s(loader: Any) -> float:
 # --- the training thread -----------------------------------------------------------------------------------------
 
 
-def thread(asked: Asked) -> Rows:
+def thread(asked: Asked) -> Iterator[Row]:
     """What ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is taken
     from it while it computes (the longest gap of a loop that reads the clock, also without a loader)."""
-    settings = asked.settings
-    limit = max(10.0, asked.deadline - perf_counter())
-    rows: Rows = isolated(_thread, settings, 0.9 * limit, timeout_s=limit, settle_s=settings.settle_s)
-    return rows
+    limit = asked.limit_s(600.0)
+    rows: Rows = isolated(
+        _thread, asked.settings, chosen_ours(asked)[2], 0.8 * limit, timeout_s=limit, settle_s=asked.settings.settle_s
+    )
+    yield from rows
 
 
-def _thread(settings: Settings, limit_s: float) -> Rows:
+def _thread(settings: Settings, contender: Ours, limit_s: float) -> Rows:
     measure.begin(settings)
     end = perf_counter() + limit_s
-    count, step_s = (20, 2e-3) if settings.quick else (2000, 50e-3)
+    count, step_s = (20, 2e-3) if settings.quick else (2000, 20e-3)
     alone = [longest_gap(step_s) for _ in range(count // 4)]
-    loader = loaders.ours(settings.workers)[2].make(
-        job(settings, SMALL, (count + count // 10) * settings.batch), settings.device
-    )
+    loader = contender.make(job(settings, SMALL, (count + count // 10) * settings.batch), settings.device)
     batches = iter(loader)
     for _ in range(count // 20):  # until it has settled
         next(batches)
@@ -122,6 +128,7 @@ def _thread(settings: Settings, limit_s: float) -> Rows:
         next(batches)
         nexts.append(perf_counter() - asked)
         gaps.append(longest_gap(step_s))
+    made_by_device(loader)
     return [
         {"name": "without a loader", "steps": len(alone), **_tail("pause", alone)},
         {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -13,30 +14,55 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks.isolate import tree_cpu_s
 from benchmarks.session import steps
-from benchmarks.session.loaders import Contender
+from benchmarks.session.loaders import Contender, Ours
 from benchmarks.session.settings import Settings
-from benchmarks.session.work import Taken, job
+from benchmarks.session.watch import watched_gpu
+from benchmarks.session.work import SMALL, Content, Taken, job
 
-_LEAST = 3  # batches before and within what is timed
 _WATCH_S = 5e-3
+_MOST_REPEATED = 0.01  # of the samples: beyond, the figure is that of the CPU's implementations
 _left: list[Any] = []  # loaders that end with their process: SPDL's takes seconds to end by itself
+
+
+class SubstituteError(RuntimeError):
+    """What was measured is not what its name says."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run measured. ``step_s``: median step on the device while loading; ``resident_step_s``: on batches that
-    lay there, before there was a loader (None: not measured); ``next_p50_s``, ``next_p99_s``: what ``next`` took of
-    the training thread; ``stats``: the loader's own."""
+    """What a run measured. ``steps_s``: each step on the device while loading; ``resident_steps_s``: on batches that
+    lay there, before there was a loader (empty: not measured); ``nexts_s``: what each ``next`` took of the training
+    thread; ``cpu_s``: CPU seconds of all processes; ``made``: samples that lanes have finished meanwhile, by lane;
+    ``repeated``: of those prepared twice; ``watched``: see ``Readings.row``; ``stats``: the loader's own."""
 
-    samples_per_s: float
-    step_s: float
-    resident_step_s: float | None
-    next_p50_s: float
-    next_p99_s: float
-    batches: int
+    samples: int
+    seconds: float
+    cpu_s: float
+    steps_s: Sequence[float]
+    nexts_s: Sequence[float]
+    resident_steps_s: Sequence[float] = ()
+    made: Mapping[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    content: Content = field(default_factory=Content)
+    watched: Mapping[str, float] = field(default_factory=dict)
     device_bytes_peak: int | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.seconds
+
+    @property
+    def step_s(self) -> float:
+        return float(np.median(self.steps_s))
+
+    @property
+    def device_share(self) -> float | None:
+        """The share of the samples that device lanes made; None for loaders without lanes."""
+        total = sum(self.made.values())
+        return sum(n for name, n in self.made.items() if name.startswith("device")) / total if total else None
 
 
 def begin(settings: Settings) -> None:
@@ -48,15 +74,18 @@ def begin(settings: Settings) -> None:
 
 
 def run(settings: Settings, contender: Contender, which: str, step_name: str, timed_s: float) -> Run:
-    """Measure; call it in a fresh process. Raises ContentError where a sample came twice, not at all, or changed."""
+    """Measure; call it in a fresh process. Raises ContentError where a sample came twice, not at all, or as another;
+    SubstituteError where the figure would not be that of the contender."""
+    if settings.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: settings.cores])
     begin(settings)
     step = steps.make(step_name, settings)
-    resident_s = None if step_name == steps.EMPTY else resident_step_s(settings, step, settings.resident_s)
-    return loaded(settings, contender, which, step, resident_s, timed_s)
+    resident = [] if step_name == steps.EMPTY else resident_steps_s(settings, step, settings.resident_s)
+    return replace(loaded(settings, contender, which, step, timed_s), resident_steps_s=resident)
 
 
 def memory(settings: Settings, contender: Contender, which: str) -> Run:
-    """The same without a step, with the device's memory watched."""
+    """A run without a step, with the device's memory watched."""
     begin(settings)
     step = steps.make(steps.EMPTY, settings)
     for batch, _ in zip(steps.resident(settings), range(2), strict=False):
@@ -66,62 +95,97 @@ def memory(settings: Settings, contender: Contender, which: str) -> Run:
     if settings.device == "cuda":
         torch.cuda.empty_cache()
     with _watched(_used_bytes(settings.device)) as peak:
-        found = loaded(settings, contender, which, step, None, settings.timed_s)
+        found = loaded(settings, contender, which, step, settings.timed_s)
     return replace(found, device_bytes_peak=peak[0])
 
 
-def loaded(
-    settings: Settings, contender: Contender, which: str, step: steps.Step, resident_s: float | None, timed_s: float
-) -> Run:
+def loaded(settings: Settings, contender: Contender, which: str, step: steps.Step, timed_s: float) -> Run:
     """Take the step on the loader's batches: first until it has settled, then for ``timed_s`` seconds."""
     asked = job(settings, which)
     made = contender.make(asked, settings.device)
     _left.append(made)
-    batches, taken = iter(made), Taken()
-    _for(settings.warm_s, batches, steps.Stopwatch(settings.device), step, taken)
+    batches, taken, least = iter(made), Taken(), settings.least_batches
+    _for(settings.warm_s, least, batches, steps.Stopwatch(settings.device), step, taken)
     steps.synchronise(settings.device)
-    watch = steps.Stopwatch(settings.device)
-    clock = perf_counter()
-    nexts, samples = _for(timed_s, batches, watch, step, taken)
-    steps.synchronise(settings.device)
-    elapsed = perf_counter() - clock
-    stats = made.stats() if hasattr(made, "stats") else {}
-    taken.check(
+    watch, before, cpu_s = steps.Stopwatch(settings.device), _stats(made), tree_cpu_s()
+    with watched_gpu(settings.device) as readings:
+        clock = perf_counter()
+        nexts, samples = _for(timed_s, min(3, least), batches, watch, step, taken)
+        steps.synchronise(settings.device)
+        elapsed = perf_counter() - clock
+    cpu_s, stats = tree_cpu_s() - cpu_s, _stats(made)
+    found = Run(
+        samples=samples,
+        seconds=elapsed,
+        cpu_s=cpu_s,
+        steps_s=watch.seconds(),
+        nexts_s=nexts,
+        made={name: int(lane["samples"]) - _lane(before, name) for name, lane in stats.get("lanes", {}).items()},
+        repeated=int(stats.get("samples_repeated", 0)) - int(before.get("samples_repeated", 0)),
+        watched=readings.row(),
+        stats=stats,
+    )
+    has_device = isinstance(contender, Ours) and "device" in contender.lanes
+    refuse_substitutes(found, wants_device=has_device and which != SMALL and not settings.quick)
+    content = taken.check(
         asked,
         contender.tolerance(asked, settings.device),
         ordered=contender.ordered,
         own_draws=contender.own_draws,
     )
-    p50, p99 = np.percentile(nexts, [50, 99])
-    return Run(
-        samples_per_s=samples / elapsed,
-        step_s=float(np.median(watch.seconds())),
-        resident_step_s=resident_s,
-        next_p50_s=float(p50),
-        next_p99_s=float(p99),
-        batches=len(nexts),
-        stats=stats,
-    )
+    return replace(found, content=content)
 
 
-def resident_step_s(settings: Settings, step: steps.Step, seconds: float) -> float:
-    """The median step on resident batches, once it has settled."""
+def refuse_substitutes(found: Run, *, wants_device: bool) -> None:
+    """Raises SubstituteError where the CPU's implementations have stood in for the device, whatever came.
+
+    ``wants_device``: a device lane is there, and has samples to make that the CPU lane cannot keep up with.
+    """
+    for lane in _each(found.stats, "device_lane"):
+        if lane.get("retired"):
+            raise SubstituteError("the device lane has retired; the log says why")
+    for device in _each(found.stats, "device"):
+        if device.get("pinning_refused"):
+            raise SubstituteError(f"pinning of host memory was refused: {device['pinning_refused']}")
+    made = sum(found.made.values())
+    if found.repeated > _MOST_REPEATED * max(1, made):
+        raise SubstituteError(f"{found.repeated} of {made} samples were prepared again by the CPU's implementations")
+    if wants_device and not found.device_share:
+        raise SubstituteError(f"the device lane made none of {made} samples")
+
+
+def _each(stats: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """What stats say of one device, or of each of several."""
+    found = stats.get(name) or []
+    return [found] if isinstance(found, Mapping) else list(found)
+
+
+def resident_steps_s(settings: Settings, step: steps.Step, seconds: float) -> list[float]:
+    """Steps on resident batches, once they have settled."""
     batches = steps.resident(settings)
     for _ in range(2):
         watch = steps.Stopwatch(settings.device)
         end = perf_counter() + seconds
-        while perf_counter() < end or len(watch) < _LEAST:
+        while perf_counter() < end or len(watch) < 3:
             watch.time(step, next(batches))
-    return float(np.median(watch.seconds()))
+    return watch.seconds()
+
+
+def _stats(loader: Any) -> dict[str, Any]:
+    return loader.stats() if hasattr(loader, "stats") else {}
+
+
+def _lane(stats: Mapping[str, Any], name: str) -> int:
+    return int(stats.get("lanes", {}).get(name, {}).get("samples", 0))
 
 
 def _for(
-    seconds: float, batches: Iterator[Any], watch: steps.Stopwatch, step: steps.Step, taken: Taken
+    seconds: float, least: int, batches: Iterator[Any], watch: steps.Stopwatch, step: steps.Step, taken: Taken
 ) -> tuple[list[float], int]:
-    """Take steps for so long, and no fewer than a few: what each ``next`` took, and the number of samples."""
+    """Take steps for so long, and on no fewer than ``least`` batches: what each ``next`` took, and how many samples."""
     nexts: list[float] = []
     samples, end = 0, perf_counter() + seconds
-    while perf_counter() < end or len(nexts) < _LEAST:
+    while perf_counter() < end or len(nexts) < least:
         asked = perf_counter()
         batch: Mapping[str, Any] | None = next(batches, None)
         nexts.append(perf_counter() - asked)

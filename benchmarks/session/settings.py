@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ class Settings:
     """``device``: "cuda" or "cpu" (the stand-ins). ``quick``: toy size. ``folder``: class folders of photographs.
 
     A run of a loader takes ``resident_s`` for steps on resident batches (where there are steps), at least ``warm_s``
-    until it has settled, and ``timed_s`` that count; a try of a setting is timed for ``tried_s``. ``settle_s``: the
-    pause between two runs.
+    and ``least_batches`` until it has settled, and ``timed_s`` that count; a try of a setting is timed for ``tried_s``.
+    ``settle_s``: the pause between two runs. ``cores``: how many of this machine's a run may use; 0: all.
     """
 
     device: str
@@ -32,6 +32,8 @@ class Settings:
     timed_s: float
     tried_s: float
     settle_s: float
+    least_batches: int
+    cores: int = 0
 
     @classmethod
     def usual(cls, device: str, folder: Path, *, quick: bool) -> Settings:
@@ -52,6 +54,7 @@ class Settings:
                 timed_s=0.04,
                 tried_s=0.02,
                 settle_s=0.0,
+                least_batches=3,
             )
         return cls(
             device,
@@ -64,11 +67,16 @@ class Settings:
             size=224,
             classes=1000,
             resident_s=1.0,
-            warm_s=1.5,
+            warm_s=3.0,
             timed_s=3.0,
             tried_s=2.0,
             settle_s=0.3,
+            least_batches=24,
         )
+
+    def on_cores(self, count: int) -> Settings:
+        """The same on so many cores."""
+        return replace(self, cores=count, workers=max(1, count - 2))
 
     def told(self) -> dict[str, Any]:
         """All of them but the path, which is this machine's own affair."""

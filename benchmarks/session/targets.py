@@ -57,10 +57,9 @@ def targets(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float | None]:
-    """``measured``, with ``low`` and ``high`` (95 %) where repetitions can be paired and there are several."""
-    if len(ours) != len(theirs):
-        return {"measured": float(np.median(ours) / np.median(theirs)), "low": None, "high": None}
-    middle, low, high = paired(ours, theirs)
+    """``measured``, with ``low`` and ``high`` (95 %) where there are several repetitions; of those that both have."""
+    both = min(len(ours), len(theirs))
+    middle, low, high = paired(ours[:both], theirs[:both])
     several = math.isfinite(high)
     return {"measured": middle, "low": low if several else None, "high": high if several else None}
 
@@ -76,11 +75,13 @@ def _each(row: Row | None) -> list[float]:
 
 
 def _hybrid_of_sum(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """The hybrid's rate to that of both lanes, in which a core counts once: what the device lane takes of the host's
+    cores, the CPU lane does not have. Each lane's CPU seconds a sample are those that it has taken by itself."""
     cpu, device, hybrid = (_each(rows.get(name)) for name in _OURS)
     if not (cpu and device and hybrid):
         return _target("hybrid_of_sum", "rates", None, ">=", HYBRID_OF_SUM)
-    same = len(cpu) == len(device)
-    total = [a + b for a, b in zip(cpu, device, strict=True)] if same else [float(np.median(cpu) + np.median(device))]
+    busy = zip(rows["cpu"]["cores_busy_each"], rows["device"]["cores_busy_each"], strict=False)
+    total = [b + a * max(0.0, 1 - beside / own) for a, b, (own, beside) in zip(cpu, device, busy, strict=False)]
     found = ratio(hybrid, total)
     return _target("hybrid_of_sum", "rates", found.pop("measured"), ">=", HYBRID_OF_SUM, **found)
 

@@ -21,6 +21,7 @@ from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
 from benchmarks.session.transforms import brought, finished, resized
 from pipelines import image_classification
+from pipelines.photograph_stages import GEOMETRIC
 from tests.waiting import wait_until
 
 
@@ -80,11 +81,16 @@ def test_peers_prepare_the_samples_of_the_pipeline(photographs: Path, squares: b
     taken = work.Taken()
     taken.add(batch)
     peer = loaders.TorchGpu("pytorch", 1, 32)
-    assert taken.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False) == 8
+    found = taken.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
+    assert found.content_ok and found.max_levels is not None and found.max_levels <= GEOMETRIC.maximum
     wrong = work.Taken()
     wrong.add({**batch, "image": batch["image"].flip(3)})
-    with pytest.raises(ContentError, match="is off by"):
-        wrong.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
+    off = wrong.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
+    assert off.content_ok is False and (off.mean_levels or 0.0) > GEOMETRIC.mean, "told, and no error"
+    other = work.Taken()
+    other.add({**batch, "label": batch["label"] + 1})
+    with pytest.raises(ContentError, match="label of samples"):
+        other.check(asked, peer.tolerance(asked, "cpu"), ordered=True, own_draws=False)
 
 
 # --- transforms on the device ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from benchmarks.session.targets import targets
 
 def test_the_price_is_the_slope() -> None:
     points = [
-        {"every": every, "device_share": share, "device_s_per_step": work_s, "step_s": 0.1 + 0.5 * work_s}
+        {"every": every, "device_busy": share, "device_s_per_step": work_s, "step_s": 0.1 + 0.5 * work_s}
         for every, share, work_s in ((0.0, 0.0, 0.0), (2.0, 0.2, 0.02), (1.0, 0.4, 0.05), (0.0, 0.0, 0.0))
     ]
     rows = priced_rows(points)
@@ -41,7 +41,11 @@ def test_nothing_measured_is_nothing_met() -> None:
 
 @pytest.mark.parametrize(("hybrid", "met"), [((28.0, 27.5), True), ((26.0, 26.5), False)])
 def test_hybrid_of_sum(hybrid: tuple[float, float], met: bool) -> None:
-    rows = [loader_row("rates", "cpu", 10, 10), loader_row("rates", "device", 20, 20)]
+    """Of 15 and 20 samples/s; the device lane takes two of the six cores that the CPU lane needs for its own."""
+    rows = [
+        loader_row("rates", "cpu", 15, 15, cores_busy_each=[6.0, 6.0]),
+        loader_row("rates", "device", 20, 20, 20, cores_busy_each=[2.0, 2.0, 2.0]),
+    ]
     row = found([*rows, loader_row("rates", "hybrid", *hybrid)], "hybrid_of_sum", "rates")
     assert row["met"] is met and row["low"] < row["measured"] < row["high"]
     assert row["measured"] == pytest.approx(np.sqrt(hybrid[0] * hybrid[1]) / 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -78,11 +79,18 @@ def _exit() -> None:
     os._exit(3)
 
 
+def _crash() -> None:
+    faulthandler.disable()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
 def test_a_measurement_that_fails_says_why() -> None:
     with pytest.raises(MeasurementError, match="ZeroDivisionError"):
         isolated(divmod, 1, 0)
-    with pytest.raises(MeasurementError, match="died without a result"):
+    with pytest.raises(MeasurementError, match="ended with status 3 without a result"):
         isolated(_exit)
+    with pytest.raises(MeasurementError, match="was ended by SIGSEGV without a result"):
+        isolated(_crash)
 
 
 @pytest.mark.usefixtures("no_leaks")

@@ -1,0 +1,165 @@
+"""The part ``probe``: the ways of decoding JPEGs on this GPU. Which work, are right, also while the stream is busy, and
+how fast is each?
+
+Each way in a process of its own, because one of them may end it (nvImageCodec 0.9 with regions on an H100: SIGSEGV).
+What is right alone may be wrong beside other work, where nvJPEG's hardware engine writes before its stream's turn: then
+the same is tried with a lane that waits for its stream before it decodes. The fastest of those that are right is chosen
+for all parts that follow, by the environment (``minato_gpu/nvjpeg.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.report import progress
+from benchmarks.session import measure
+from benchmarks.session.asked import Asked
+from benchmarks.session.questions import executor_of, made, photographs, synchronise
+from benchmarks.session.record import NO_TIME, Row
+from benchmarks.session.settings import Settings
+from minato_gpu import nvjpeg
+from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.lanes.values import to_numpy
+from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.pipeline import Pipeline
+
+DECISION = "decision"
+
+_MOST_LEVELS = 64.0  # of 255, of a single value: beyond, it is another picture
+_EACH_S = 25.0
+_USUAL_S = 9.0
+_BUSY_CYCLES = 350_000_000  # of a kernel: 0.2 s, as long as a training step is at work
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """How JPEGs are decoded."""
+
+    regions: bool
+    load: float
+    waits: bool = False
+
+    @property
+    def name(self) -> str:
+        parts = ["regions" if self.regions else "whole", *(["engine"] if self.load else [])]
+        return ", ".join([*parts, *(["waiting"] if self.waits else [])])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes a lane decode so."""
+        return {
+            nvjpeg.REGIONS: str(int(self.regions)),
+            nvjpeg.ENGINE_LOAD: str(self.load),
+            nvjpeg.WAITS: str(int(self.waits)),
+        }
+
+
+WAYS = (Way(True, 0.9), Way(False, 0.9), Way(True, 0.0), Way(False, 0.0))
+CAREFUL = Way(False, 0.0, True)
+"""Where nothing is known: what is slow and was never reported to be wrong."""
+
+
+def probe(asked: Asked) -> Iterator[Row]:
+    """A row for each way, then the decision, with the ``environment`` that follows from it."""
+    found: list[tuple[Way, Row]] = []
+    for way in WAYS:
+        found.append((way, _row(asked, way)))
+        yield found[-1][1]
+        if found[-1][1].get("wrong_while_busy") and way.load:
+            waiting = Way(way.regions, way.load, True)
+            found.append((waiting, _row(asked, waiting)))
+            yield found[-1][1]
+    yield decided(found)
+
+
+def decided(found: Sequence[tuple[Way, Mapping[str, Any]]]) -> Row:
+    """The fastest way that is right; the careful one where none is known to be."""
+    right = [(row["samples_per_s"], way) for way, row in found if row.get("passed")]
+    best = max(right, key=lambda each: float(each[0]), default=None)
+    way = CAREFUL if best is None else best[1]
+    progress(f"decoding: {way.name}" + ("" if best else ", because no way was found to be right"))
+    return {"name": DECISION, "way": way.name, "environment": way.environment, "passed": best is not None}
+
+
+def decide(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Let what was decided hold for this process and its children, but for what its user has set."""
+    for row in rows:
+        if (row.get("case"), row.get("name")) == ("probe", DECISION):
+            for name, value in row["environment"].items():
+                os.environ.setdefault(name, value)
+
+
+def _row(asked: Asked, way: Way) -> Row:
+    if not asked.time_for(_USUAL_S):
+        return {"name": way.name, "missing": NO_TIME}
+    settings = asked.settings
+    try:
+        figures = isolated(_tried, settings, way, timeout_s=asked.limit_s(_EACH_S), settle_s=settings.settle_s)
+    except MeasurementError as error:
+        progress(f"probe, {way.name} failed:\n{error}")
+        return {"name": way.name, "passed": False, "error": str(error)[-2000:]}
+    progress(f"probe, {way.name}: {figures}")
+    return {"name": way.name, **figures}
+
+
+def _tried(settings: Settings, way: Way) -> dict[str, Any]:
+    os.environ.update(way.environment)
+    measure.begin(settings)
+    count = 4 if settings.quick else 64
+    pipeline, split, items = photographs(settings, 2 * count)
+    sets = [items[:count], items[count:]]
+    executor = executor_of(settings, pipeline, split, count)
+    alone = [_pictures(executor.run(each)) for each in sets]
+    off = _off(pipeline, split, sets[0][:16], alone[0][:16])
+    wrong = _wrong_while_busy(executor, sets, alone) if settings.device == "cuda" else 0
+    figures: dict[str, Any] = {"max_levels": float(off.max()), "mean_levels": float(off.mean(1).max())}
+    figures["wrong_while_busy"] = wrong  # samples that are not what they are when nothing else is on the stream
+    figures |= _speed(settings, executor, sets)
+    return {**figures, "passed": not wrong and figures["max_levels"] <= _MOST_LEVELS}
+
+
+def _pictures(results: Sequence[Any]) -> Any:
+    return np.stack([to_numpy(one["image"]) for one in made(results)])
+
+
+def _off(pipeline: Pipeline, split: int, items: Sequence[tuple[Any, int]], found: Any) -> Any:
+    """How far samples are from the CPU lane's, in levels: [samples, values]."""
+    level = pipeline.fields_at(len(pipeline.stages))["image"].level
+    wanted = np.stack([pipeline.run(fields, seed, start=split)["image"] for fields, seed in items])
+    return np.abs(found - wanted).reshape(len(wanted), -1) / level
+
+
+def _wrong_while_busy(executor: DeviceExecutor, sets: Sequence[Any], alone: Sequence[Any]) -> int:
+    """How many samples come out otherwise when two micro-batches are issued behind other work, as behind a training
+    step: of ``_ROUNDS`` times all."""
+    device = Accelerator(torch.device("cuda"))
+    stream, wrong = device.stream(), 0
+    for _ in range(_ROUNDS):
+        with device.working(stream):
+            torch.cuda._sleep(_BUSY_CYCLES)
+            issued = [executor.run(items, stream) for items in sets]
+            done = device.event()
+        done.synchronize()
+        for results, well in zip(issued, alone, strict=True):
+            wrong += int((_pictures(results) != well).any((1, 2, 3)).sum())
+    return wrong
+
+
+def _speed(settings: Settings, executor: DeviceExecutor, sets: Sequence[Any]) -> dict[str, float]:
+    runs, used, begin = 0, process_time(), perf_counter()
+    while perf_counter() - begin < settings.tried_s:
+        kept = executor.run(sets[runs % len(sets)])
+        runs += 1
+    del kept
+    synchronise(settings)
+    took, samples = perf_counter() - begin, runs * len(sets[0])
+    return {"samples_per_s": samples / took, "cpu_s_per_sample": (process_time() - used) / samples}

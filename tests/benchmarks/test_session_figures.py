@@ -1,0 +1,252 @@
+"""What a GPU session takes for a figure, and what it refuses: the CPU standing in for the device, without a word."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_session
+from benchmarks.isolate import MeasurementError
+from benchmarks.session import measure, parts, probe, questions, steps, waits
+from benchmarks.session.asked import Asked
+from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes
+from benchmarks.session.probe import CAREFUL, Way
+from benchmarks.session.record import Row
+from benchmarks.session.rows import summary
+from benchmarks.session.settings import Settings
+from benchmarks.session.watch import watched_gpu
+from benchmarks.session.work import Content
+from minato_gpu import nvjpeg
+from minato_gpu.samples import Origin, StageError
+from tests.waiting import wait_until
+
+GOOD = {"device_lane": {"retired": False}, "device": {"pinning_refused": None}}
+
+
+def run(**more: Any) -> Run:
+    """A hundred samples in half a second."""
+    return Run(100, 0.5, 2.0, [0.1, 0.3], [0.01, 0.02], **more)
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        (run(stats=GOOD, made={"cpu": 60, "device": 40}), None),
+        (run(stats={}, made={}), None),  # a peer
+        (run(stats=GOOD, made={"cpu": 60, "device": 40}, repeated=1), None),
+        (run(stats=GOOD, made={"cpu": 60, "device": 40}, repeated=2), "2 of 100 samples were prepared again"),
+        (run(stats={**GOOD, "device_lane": {"retired": True}}, made={"device": 9}), "has retired"),
+        (run(stats={"device_lane": [{"retired": False}, {"retired": True}]}, made={"device:0": 9}), "has retired"),
+        (run(stats={**GOOD, "device": {"pinning_refused": "error 2"}}, made={"device": 9}), "refused: error 2"),
+        (run(stats=GOOD, made={"cpu": 100, "device": 0}), "made none of 100"),
+    ],
+)
+def test_a_figure_is_that_of_what_its_name_says(found: Run, complaint: str | None) -> None:
+    wants_device = bool(found.made)
+    if complaint is None:
+        refuse_substitutes(found, wants_device=wants_device)
+        return
+    with pytest.raises(SubstituteError, match=complaint):
+        refuse_substitutes(found, wants_device=wants_device)
+
+
+def test_a_lane_that_is_spared_is_no_substitute() -> None:
+    refuse_substitutes(run(stats=GOOD, made={"cpu": 100, "device": 0}), wants_device=False)
+
+
+def test_a_question_is_not_answered_by_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failing takes no cores either."""
+    assert questions.made([{"image": 1}]) == [{"image": 1}]
+    broken = SimpleNamespace(run=lambda *_: [StageError("error 8", Origin())], close=lambda: None)
+    settings = Settings.usual("cpu", tmp_path, quick=True)
+    monkeypatch.setattr(questions, "executor_of", lambda *_: broken)
+    monkeypatch.setattr(waits, "executor_of", lambda *_: broken)
+    monkeypatch.setattr(questions, "photographs", lambda *_: (SimpleNamespace(), 0, []))
+    for ask in (questions.decodes_there, waits.feeding_stops_nobody):
+        with pytest.raises(RuntimeError, match=r"could not make a sample: .*error 8"):
+            ask(settings)
+
+
+@pytest.mark.parametrize(("repeated", "retired"), [(0, False), (1, False), (0, True)])
+def test_a_loader_is_asked_who_has_made_its_samples(repeated: int, retired: bool) -> None:
+    stats = {"samples_repeated": repeated, "device_lane": {"retired": retired}}
+    loader = SimpleNamespace(stats=lambda: stats)
+    if not repeated and not retired:
+        questions.made_by_device(loader)
+        return
+    with pytest.raises(RuntimeError, match="the CPU has stood in"):
+        questions.made_by_device(loader)
+
+
+# --- the row -----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_it_took_and_who_made_it() -> None:
+    more: dict[str, Any] = {"stats": GOOD, "made": {"cpu": 25, "device": 75}, "resident_steps_s": [0.1]}
+    runs = [
+        run(**more, content=Content(1.0, 0.5, True), watched={"gpu_busy": 0.5, "gpu_bytes": 9}),
+        run(**more, content=Content(3.0, 0.2, False), watched={"gpu_busy": 0.7, "gpu_bytes": 9}, repeated=1),
+    ]
+    row = summary(runs)
+    wanted = {
+        "samples_per_s": 200.0,
+        "cpu_s_per_sample": 0.02,
+        "cores_busy": 4.0,
+        "device_share": 0.75,
+        "step_s": 0.2,
+        "step_p50_s": 0.2,
+        "resident_step_s": 0.1,
+        "step_slowdown": 1.0,
+        "gpu_busy": 0.6,
+        "max_levels": 3.0,
+        "mean_levels": 0.5,
+        "repeated_share": 0.005,
+        "gpu_bytes": 9,
+    }
+    assert {name: row[name] for name in wanted} == pytest.approx(wanted)
+    assert row["content_ok"] is False and row["step_p99_s"] > row["step_p50_s"] and "next_p99_s" in row
+    assert summary([]) == {}
+    assert not {"max_levels", "device_share", "gpu_busy", "resident_step_s"} & summary([run()]).keys()
+
+
+def test_a_run_uses_no_more_cores_than_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def loaded(settings: Settings, *_: Any) -> Run:
+        seen.append(settings.workers)
+        return run()
+
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: seen.append(len(cores)))
+    monkeypatch.setattr(measure, "loaded", loaded)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    settings, anybody = Settings.usual("cpu", tmp_path, quick=True), parts.hybrid
+    for size in (settings.on_cores(1), replace(settings, workers=5)):
+        measure.run(size, anybody(size), "mixed", steps.EMPTY, 1.0)
+    assert seen == [1, 1, 5], "no affinity where all cores are used"
+
+
+class FakeNvml:
+    """A library that knows one device; ``readings``: how often it was asked for its memory."""
+
+    NVMLError = OSError
+
+    def __init__(self, *, jpeg: bool) -> None:
+        self.jpeg, self.readings = jpeg, 0
+
+    def nvmlInit(self) -> None:
+        """As NVML's."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        assert uuid == "GPU-abc"
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        self.readings += 1
+        return SimpleNamespace(used=100 * self.readings)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetJpgUtilization(self, handle: str) -> list[int]:
+        if not self.jpeg:
+            raise OSError("not supported")
+        return [25, 1000]
+
+
+@pytest.mark.parametrize("jpeg", [True, False])
+def test_the_gpu_is_watched_as_far_as_nvml_tells(monkeypatch: pytest.MonkeyPatch, jpeg: bool) -> None:
+    nvml = FakeNvml(jpeg=jpeg)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="abc"))
+    with watched_gpu("cuda") as readings:
+        assert wait_until(lambda: nvml.readings >= 3)
+    row = readings.row()
+    assert row["gpu_busy"] == 0.5 and row["gpu_bytes"] >= 300
+    assert row.get("jpeg_engine_busy") == (0.25 if jpeg else None)
+    assert not [one for one in threading.enumerate() if one.name == "nvml"]
+    with watched_gpu("cpu") as nothing:
+        assert nothing.row() == {}
+
+
+def test_an_error_takes_one_line_in_a_table() -> None:
+    rows = [{"name": "a", "error": "Traceback\n" + "x" * 300}, {"name": "b", "error": ""}, {"name": "c"}]
+    assert [row.get("error") for row in gpu_session._short_lines(rows)] == ["x" * 100, "", None]
+
+
+# --- the probe ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody has set how JPEGs are decoded; what the test decides is forgotten."""
+    before = dict(os.environ)
+    for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
+def probed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: Mapping[str, Mapping[str, Any] | None]
+) -> dict[str, Row]:
+    """The rows of a probe whose ways come out like this; None: the process is ended."""
+
+    def isolated(function: Any, settings: Settings, way: Way, **_: Any) -> Mapping[str, Any]:
+        found = answers[way.name]
+        if found is None:
+            raise MeasurementError("Fatal Python error\nthe measuring process was ended by SIGSEGV without a result")
+        return found
+
+    monkeypatch.setattr(probe, "isolated", isolated)
+    settings = replace(Settings.usual("cpu", tmp_path, quick=True), device="cuda")
+    return {row["name"]: row for row in probe.probe(Asked(settings, [], time.perf_counter() + 60))}
+
+
+def way_row(rate: float, wrong: int = 0) -> dict[str, Any]:
+    return {"samples_per_s": rate, "wrong_while_busy": wrong, "passed": not wrong}
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_the_fastest_way_that_is_right_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions end their process, and the engine writes too early unless the lane waits."""
+    answers = {
+        "regions, engine": None,
+        "regions": None,
+        "whole": way_row(500.0),
+        "whole, engine": way_row(900.0, wrong=3),
+        "whole, engine, waiting": way_row(700.0),
+    }
+    rows = probed(monkeypatch, tmp_path, answers)
+    assert {*rows} == {*answers, probe.DECISION}
+    assert rows["regions"]["error"].endswith("was ended by SIGSEGV without a result")
+    decision = rows[probe.DECISION]
+    assert decision["passed"] and decision["way"] == "whole, engine, waiting"
+    probe.decide([{"case": "probe", **decision}])
+    assert (nvjpeg.decodes_regions(), nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (False, 0.9, True)
+
+
+@pytest.mark.usefixtures("no_settings")
+def test_where_no_way_is_right_the_careful_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = dict.fromkeys(("regions, engine", "whole, engine", "regions", "whole"))
+    decision = probed(monkeypatch, tmp_path, answers)[probe.DECISION]
+    assert not decision["passed"] and decision["environment"] == CAREFUL.environment
+    os.environ[nvjpeg.ENGINE_LOAD] = "0.5"
+    probe.decide([{"case": "probe", **decision}])
+    assert nvjpeg.engine_load() == 0.5, "who has set it knows why"
+    assert (nvjpeg.decodes_regions(), nvjpeg.decoding_waits()) == (False, True)

@@ -1,0 +1,160 @@
+"""What a GPU session knows is written when it is known, and a later command goes on with it; time is shared out."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from benchmarks import gpu_session
+from benchmarks.gpu_session import PARTS, Part
+from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.session import about
+from benchmarks.session.asked import Asked
+from benchmarks.session.record import NO_TIME, Record, Row, Rows
+from benchmarks.session.settings import Settings
+
+ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
+
+
+def settings(tmp_path: Path) -> Settings:
+    return Settings.usual("cpu", tmp_path, quick=True)
+
+
+def rows_of(monkeypatch: pytest.MonkeyPatch, **parts_: Callable[[Asked], Iterator[Row]]) -> None:
+    """Parts of the session that are these functions."""
+    monkeypatch.setattr(gpu_session, "isolated", lambda function, *rest, **options: function(*rest))
+    for name, run in parts_.items():
+        monkeypatch.setitem(PARTS, name, replace(PARTS[name], run=run))
+
+
+def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record.begin(tmp_path / "session.json", ABOUT)
+    seen: list[Rows] = []
+
+    def rates(asked: Asked) -> Iterator[Row]:
+        yield {"name": "hybrid", "samples_per_s": 1.0}
+        seen.append(Record.read(tmp_path / "session.rows.jsonl").rows())
+        yield {"name": "hybrid", "samples_per_s": 2.0}
+        yield {"name": "dali", "missing": NO_TIME}
+
+    def parity_(asked: Asked) -> Iterator[Row]:
+        seen.append([dict(row) for row in asked.rows])
+        yield {"name": "p", "passed": True}
+        raise MeasurementError("one\nand two")
+
+    rows_of(monkeypatch, rates=rates, parity=parity_)
+    content = gpu_session.session(settings(tmp_path), ["rates", "parity"], record, time.perf_counter() + 60)
+    assert seen[0] == [{"case": "rates", "name": "hybrid", "samples_per_s": 1.0}]
+    assert [(row["name"], row.get("samples_per_s")) for row in seen[1]] == [("hybrid", 2.0), ("dali", None)]
+    told = {(row["case"], row["name"]): row for row in content["rows"]}
+    assert list(told) == [("rates", "hybrid"), ("rates", "dali"), ("parity", "p"), ("parity", "parity")]
+    assert told["parity", "parity"]["error"] == "one\nand two"
+    assert json.loads(record.path.read_text(encoding="utf-8"))["rows"] == content["rows"]
+    assert record.complete() == set(), "there was no time for one, and an error of the other"
+
+
+def test_a_later_command_goes_on_with_what_an_earlier_one_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with what the earlier one was at as its machine went away, and in another file."""
+    first = Record.begin(tmp_path / "first.json", ABOUT)
+    tuned = {"case": "tune", "name": "dali", "samples_per_s": 9.0, "loader_settings": {"threads": 3}}
+    first.add(tuned, {"part": "tune", "complete": True}, {"part": "rates", "complete": False, "error": "died"})
+    with first.path.with_suffix(".rows.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"case": "rates", "na')
+    record = gpu_session._begun(
+        first.path.with_suffix(".rows.jsonl"), tmp_path / "out/b.json", settings(tmp_path), ABOUT
+    )
+    assert record.complete() == {"tune"} and record.rows()[0] == tuned
+    assert [row.get("error") for row in record.rows() if row["case"] == "rates"] == ["died"]
+    known: list[Any] = []
+
+    def rates(asked: Asked) -> Iterator[Row]:
+        known.append(asked.row("tune", "dali"))
+        yield {"name": "dali", "samples_per_s": 8.0}
+
+    rows_of(monkeypatch, rates=rates)
+    content = gpu_session.session(settings(tmp_path), ["rates"], record, time.perf_counter() + 60)
+    assert known == [tuned] and record.complete() == {"tune", "rates"}
+    assert [row.get("error") for row in content["rows"]] == [None, None], "the part has run again"
+
+
+def test_figures_of_another_commit_are_not_gone_on_with(tmp_path: Path) -> None:
+    Record.begin(tmp_path / "first.json", ABOUT)
+    other = {**ABOUT, "settings": {"commit": "def", "quick": True}, "machine": {"gpus": ["B"]}}
+    with pytest.raises(click.UsageError, match="not the same are commit, gpus"):
+        gpu_session._begun(tmp_path / "first.json", None, settings(tmp_path), other)
+    with pytest.raises(click.UsageError, match="is missing, or is none"):
+        gpu_session._begun(tmp_path / "none.json", None, settings(tmp_path), ABOUT)
+
+
+def test_no_document_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "2026-11-22.json"
+    assert about.free(path) == path
+    path.touch()
+    assert about.free(path) == tmp_path / "2026-11-22-2.json"
+
+
+def test_the_time_is_shared_out_over_what_is_left() -> None:
+    """What is worth most comes first, and is known within ten minutes of asking for a machine, which takes two."""
+    names, left, known = list(PARTS), 480.0 - gpu_session.PHOTOGRAPHS_S, {}
+    assert names[:5] == ["probe", "first", "tune", "rates", "training"] and PARTS["probe"].share_s <= 60.0
+    for number, name in enumerate(names):
+        share = gpu_session.share_of(names[number:], left)
+        assert share <= left and share >= min(left, PARTS[name].share_s)
+        left -= share
+        known[name] = left
+    assert known["training"] >= 0.0 and known["rates"] >= PARTS["training"].share_s
+    assert left == pytest.approx(0.0), "all of it is used"
+    plenty = gpu_session.share_of(["rates", "training"], 10_000.0)
+    assert plenty == pytest.approx(10_000.0 * PARTS["rates"].share_s / (230.0)), "and more where there is more"
+
+
+def test_a_part_is_not_begun_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_of(monkeypatch, rates=_never, memory=_never)
+    record = Record.begin(tmp_path / "session.json", ABOUT)
+    usual = replace(settings(tmp_path), quick=False)
+    content = gpu_session.session(usual, ["rates", "memory"], record, time.perf_counter() + 20)
+    assert [(row["case"], row["missing"]) for row in content["rows"]] == [("rates", NO_TIME), ("memory", NO_TIME)]
+    assert record.complete() == set()
+
+
+def _too_long(folder: Path) -> tuple[Rows, bool]:
+    """A part with a measurement of its own that never ends: its rows, and whether the measurement has ended too."""
+    note = folder / "pid"
+
+    def for_ever() -> None:
+        note.write_text(str(os.getpid()), encoding="ascii")
+        time.sleep(600)
+
+    def run(asked: Asked) -> Iterator[Row]:
+        yield {"name": "known"}
+        isolated(for_ever, settle_s=0.0)
+
+    gc.freeze()  # a fork looks for garbage before it begins
+    PARTS["thread"], limit_s = Part(run, 1.0), gpu_session._UNWIND_S + 0.5
+    record = Record.begin(folder / "session.json", ABOUT)
+    while not note.exists():  # on a busy machine it takes a while until the measurement has begun
+        chosen = Settings.usual("cpu", folder, quick=True)
+        ended = gpu_session._part("thread", chosen, [], record, limit_s)
+        record.add({"part": "thread", **ended})
+        limit_s *= 2
+    return record.rows(), not Path(f"/proc/{note.read_text(encoding='ascii')}").exists()
+
+
+def test_a_part_that_takes_too_long_is_ended_with_all_it_runs(fresh: Executor, tmp_path: Path) -> None:
+    (known, row), ended = fresh.submit(_too_long, tmp_path).result()
+    assert known["name"] == "known" and "no result after" in row["error"]
+    assert ended
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("it was run")
