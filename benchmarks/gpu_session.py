@@ -19,10 +19,10 @@ is known (``NAME.rows.jsonl`` beside the document): a part that dies, or a machi
                taken from it while it computes
 
 ``--seconds`` is for all of that, this program's own start included: what a part leaves goes to those after it, and none
-is begun without time for it. ``--resume FILE`` goes on with what an earlier command has left: parts that are complete
-are not run again, unless ``--part`` names them. ``targets`` in the document says what was to be reached and what was.
-The photographs are made once, in ``--data``. Without a GPU the same code runs against the CPU stand-ins, which shows
-that it works; its figures mean nothing.
+is begun without time for it. ``--resume FILE`` goes on with what an earlier command has left, as does an ``--out`` that
+is there: parts that are complete are not run again, unless ``--part`` names them. ``targets`` in the document says what
+was to be reached and what was. The photographs are made once, in ``--data``. Without a GPU the same code runs against
+the CPU stand-ins, which shows that it works; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from benchmarks.report import progress
 from benchmarks.session import checks, gpu_tests, harm, parts, probe
 from benchmarks.session.about import default_path, described, differences
 from benchmarks.session.asked import LEAST_S, Asked
-from benchmarks.session.record import NO_TIME, Record, Row, Rows, unanswered
+from benchmarks.session.record import NO_TIME, Record, Row, Rows, lines_beside, unanswered
 from benchmarks.session.settings import Settings
 from minato_gpu import parity
 from minato_gpu.demo.photographs import make
@@ -200,16 +200,18 @@ def _usual_device() -> str:
 
 
 def _begun(resume: Path | None, out: Path | None, settings: Settings, about: Mapping[str, Any]) -> Record:
-    """The record to add to, with what an earlier command knew."""
-    if resume is None:
-        return Record.begin(out or default_path(settings, about), about)
+    """The record to add to, with what an earlier command knew: ``resume``, or what is at ``out`` already."""
+    target = out or resume or default_path(settings, about)
+    source = resume or target
+    if resume is None and not lines_beside(target).exists():
+        return Record.begin(target, about)
     try:
-        known = Record.read(resume)
+        known = Record.read(source)
     except ValueError as error:
-        raise click.UsageError(f"--resume: {error}") from error
+        raise click.UsageError(str(error)) from error
     unlike = differences(known.about, about)
     if unlike:
-        raise click.UsageError(f"--resume: {resume} was measured otherwise; not the same are {', '.join(unlike)}")
+        raise click.UsageError(f"{source} was measured otherwise: {', '.join(unlike)} differ; name another --out")
     return Record.begin(out or known.path, about, known)
 
 

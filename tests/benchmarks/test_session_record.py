@@ -90,8 +90,9 @@ def test_a_later_command_goes_on_with_what_an_earlier_one_knew(tmp_path: Path, m
 def test_figures_of_another_commit_are_not_gone_on_with(tmp_path: Path) -> None:
     Record.begin(tmp_path / "first.json", ABOUT)
     other = {**ABOUT, "settings": {"commit": "def", "quick": True}, "machine": {"gpus": ["B"]}}
-    with pytest.raises(click.UsageError, match="not the same are commit, gpus"):
-        gpu_session._begun(tmp_path / "first.json", None, settings(tmp_path), other)
+    for resume, out in ((tmp_path / "first.json", None), (None, tmp_path / "first.json")):
+        with pytest.raises(click.UsageError, match="commit, gpus differ"):
+            gpu_session._begun(resume, out, settings(tmp_path), other)
     with pytest.raises(click.UsageError, match="is missing, or is none"):
         gpu_session._begun(tmp_path / "none.json", None, settings(tmp_path), ABOUT)
 
