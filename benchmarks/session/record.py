@@ -37,7 +37,7 @@ class Record:
         lines = [{"about": dict(about)}, *([] if known is None else known.lines()[1:])]
         path.parent.mkdir(parents=True, exist_ok=True)
         record = cls(path, about)
-        record._lines.write_text("".join(f"{_line(line)}\n" for line in lines), encoding="utf-8")
+        record._lines.write_text("\n".join(map(_line, lines)), encoding="utf-8")
         return record
 
     @classmethod
@@ -52,9 +52,10 @@ class Record:
         return record
 
     def add(self, *lines: Mapping[str, Any]) -> None:
-        """Append rows, at once; also from several processes."""
+        """Append rows, at once; also from several processes. Each begins a line: one that a process was writing as it
+        was ended must not spoil the next."""
         with self._lines.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{_line(line)}\n" for line in lines))
+            file.write("".join(f"\n{_line(line)}" for line in lines))
 
     def lines(self) -> Rows:
         """All that was written. What a process was writing as it was ended is left out."""

@@ -67,9 +67,11 @@ def test_a_later_command_goes_on_with_what_an_earlier_one_knew(tmp_path: Path, m
     """Also with what the earlier one was at as its machine went away, and in another file."""
     first = Record.begin(tmp_path / "first.json", ABOUT)
     tuned = {"case": "tune", "name": "dali", "samples_per_s": 9.0, "loader_settings": {"threads": 3}}
-    first.add(tuned, {"part": "tune", "complete": True}, {"part": "rates", "complete": False, "error": "died"})
+    first.add(tuned, {"part": "tune", "complete": True})
     with first.path.with_suffix(".rows.jsonl").open("a", encoding="utf-8") as file:
-        file.write('{"case": "rates", "na')
+        file.write('\n{"case": "rates", "na')
+    first.add({"part": "rates", "complete": False, "error": "died"})
+    assert gpu_session._begun(None, first.path, settings(tmp_path), ABOUT).complete() == {"tune"}
     record = gpu_session._begun(
         first.path.with_suffix(".rows.jsonl"), tmp_path / "out/b.json", settings(tmp_path), ABOUT
     )
