@@ -35,6 +35,18 @@ def decodes_regions() -> bool:
     return version is None or version[:2] >= _REGIONS_SINCE
 
 
+def engine_load() -> float:
+    """Returns the share of JPEGs that DALI gives to the GPU's JPEG engine: ``MINATO_HW_DECODER_LOAD``, or 0.9."""
+    said = os.environ.get("MINATO_HW_DECODER_LOAD", "0.9")
+    try:
+        load = float(said)
+    except ValueError:
+        load = -1.0
+    if not 0 <= load <= 1:
+        raise ValueError(f"MINATO_HW_DECODER_LOAD is {said!r}, and must be a number from 0 to 1")
+    return load
+
+
 def _folders() -> list[Path]:
     """Where nvImageCodec looks first: in the path of the environment, then in the packages beside it."""
     environment = [Path(one) for one in os.environ.get("LD_LIBRARY_PATH", "").split(":") if one]

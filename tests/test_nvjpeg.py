@@ -88,3 +88,18 @@ def test_stats_tell_the_version(monkeypatch: pytest.MonkeyPatch, version: Any, t
     loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"])
     next(iter(loader))
     assert loader.stats()["device_lane"]["nvjpeg"] == told
+
+
+@pytest.mark.parametrize(("said", "load"), [(None, 0.9), ("0", 0.0), ("0.65", 0.65), ("1", 1.0)])
+def test_the_engines_share_is_set_from_outside(monkeypatch: pytest.MonkeyPatch, said: str | None, load: float) -> None:
+    monkeypatch.delenv("MINATO_HW_DECODER_LOAD", raising=False)
+    if said is not None:
+        monkeypatch.setenv("MINATO_HW_DECODER_LOAD", said)
+    assert nvjpeg.engine_load() == load
+
+
+@pytest.mark.parametrize("said", ["most", "1.5", "-1", "nan", ""])
+def test_a_share_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("MINATO_HW_DECODER_LOAD", said)
+    with pytest.raises(ValueError, match="MINATO_HW_DECODER_LOAD"):
+        nvjpeg.engine_load()
