@@ -224,7 +224,7 @@ def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
     return {
         "dali": (*whole, *engine, half, *recipe, {"prefetch": 3}, {"exec_dynamic": False}, *last),
         "dali_dynamic": (*whole, *engine, half, *recipe, {"capture": False, "ahead": 1}, *last),
-        "torchvision": ({"pinned": True}, {"workers": max(1, cores // 4)}, {"workers": cores, "prefetch": 4}),
+        "torchvision": ({"pinned": True}, {"workers": max(1, cores // 4), "prefetch": 4}, {"workers": cores}),
         "dali_cpu": ({"squares": True}, half, {"threads": 2 * cores}, {"prefetch": 3}, {"exec_dynamic": False}),
         "pytorch": (*decoding, {"workers": cores, "prefetch": 4}),
         "spdl": (*decoding, {"threads": cores}),

@@ -6,9 +6,8 @@ import importlib
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cv2
@@ -121,7 +120,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     io: Any = ModuleType("torchvision.io")
-    io.ImageReadMode = Enum("ImageReadMode", "RGB")
+    io.ImageReadMode = SimpleNamespace(RGB="RGB")
     io.decode_jpeg = lambda files, mode, device: [_as_opencv(file, cv2.IMREAD_IGNORE_ORIENTATION) for file in files]
     io.decode_image = lambda file, mode, apply_exif_orientation: _as_opencv(file, 0)
     functional: Any = ModuleType("torchvision.transforms.v2.functional")
