@@ -18,7 +18,7 @@ from benchmarks.session import loaders, measure, steps, work
 from benchmarks.session.crops import Crops, packed
 from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
-from benchmarks.session.transforms import brought, finished, resized
+from benchmarks.session.transforms import brought, finished, moved, resized
 from pipelines import image_classification
 from tests.waiting import wait_until
 
@@ -153,13 +153,20 @@ def test_batches_are_brought_one_ahead_and_waited_for(monkeypatch: pytest.Monkey
             log.append(f"asked for {number}")
             yield packed([sample], squares=False)
 
-    shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32)]
+    def make(batch: Any, device: str, size: int) -> dict[str, torch.Tensor]:
+        log.append(f"made on {torch.cuda.current_stream().name}")  # type: ignore[attr-defined]
+        return moved(batch, device, size)
+
+    shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32, make)]
     assert shapes == [("meta", (1, 3, 32, 32))] * 3
     assert log == [
         "asked for 0",
+        "made on side",
         "asked for 1",
+        "made on side",
         "consumer waits for event 1",
         "asked for 2",
+        "made on side",
         "consumer waits for event 2",
         "consumer waits for event 3",
     ]
