@@ -4,7 +4,7 @@ Three of NVIDIA's ways: ``DaliGpu`` decodes on the GPU, ``DaliCpu`` on the CPU, 
 operators one by one. All draw by themselves: their batches are the same work as the pipeline's, not the same pixels.
 
 NVIDIA's example for ResNet-50 (docs/examples/use_cases/pytorch/resnet50 in DALI's repository) has nvJPEG allocate ahead
-for the largest of ImageNet's photographs, today by the engine's hints, in earlier versions by padding; its sizes are
+for the largest of ImageNet's photographs, today by the engine's hints, earlier by padding; its sizes are
 enough for the session's photographs too. DALI's cache of decoded pictures is left out: nobody else has one here.
 """
 
@@ -29,7 +29,7 @@ HINTS = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
 """Of NVIDIA's example: pixels, for nvJPEG's engine."""
 
 PADDING = {"device_memory_padding": 211_025_920, "host_memory_padding": 140_544_512}
-"""Of the same example until DALI 1.x: bytes for each thread, for nvJPEG without the engine. DALI's own are a tenth."""
+"""Of an earlier version of that example: bytes for each thread, for nvJPEG without the engine; ten times DALI's own."""
 
 
 @dataclass(frozen=True)
