@@ -109,7 +109,9 @@ def test_who_has_measured_sets_the_engines_load_and_whether_decoding_waits(monke
         (nvjpeg.WAITS, "", nvjpeg.decoding_waits),
         (nvjpeg.ENGINE_LOAD, "much", nvjpeg.engine_load),
         (nvjpeg.ENGINE_LOAD, "1.5", nvjpeg.engine_load),
+        (nvjpeg.ENGINE_LOAD, "-1", nvjpeg.engine_load),
         (nvjpeg.ENGINE_LOAD, "nan", nvjpeg.engine_load),
+        (nvjpeg.ENGINE_LOAD, "", nvjpeg.engine_load),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(

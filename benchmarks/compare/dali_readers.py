@@ -144,7 +144,16 @@ def told_by(pipeline: Pipeline) -> dict[str, Any]:
 
 def finished(dali: ModuleType, image: Any, size: Any, mirror: Any, told: Mapping[str, Any]) -> Any:
     """Resized without antialiasing, as the pipelines do it; mirrored; normalised; channel first."""
-    image = dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
+    return normalised(dali, resized(dali, image, size), mirror, told)
+
+
+def resized(dali: ModuleType, image: Any, size: Any) -> Any:
+    """Bilinear, without antialiasing."""
+    return dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
+
+
+def normalised(dali: ModuleType, image: Any, mirror: Any, told: Mapping[str, Any]) -> Any:
+    """Mirrored; normalised; channel first."""
     return dali.fn.crop_mirror_normalize(
         image,
         mirror=mirror,

@@ -1,43 +1,81 @@
-"""DALI as its users run it on a GPU: its own reader and random operators, mixed decoding, its own PyTorch iterator."""
+"""DALI as its users run it on a GPU: its own reader and random operators, its own PyTorch iterator.
+
+Three of NVIDIA's ways: ``DaliGpu`` decodes on the GPU, ``DaliCpu`` on the CPU, and ``dali_dynamic`` calls DALI's
+operators one by one. All draw by themselves: their batches are the same work as the pipeline's, not the same pixels.
+
+NVIDIA's example for ResNet-50 (docs/examples/use_cases/pytorch/resnet50 in DALI's repository) has nvJPEG allocate ahead
+for the largest of ImageNet's photographs, today by the engine's hints, earlier by padding; its sizes are
+enough for the session's photographs too. DALI's cache of decoded pictures is left out: nobody else has one here.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from benchmarks.compare.dali_readers import finished, told_by
+from benchmarks.compare.dali_readers import normalised, resized, told_by
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
+from benchmarks.session.candidates import chosen
+from minato_gpu import nvjpeg
 from minato_gpu.stages import Tolerance
+
+HINTS = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}
+"""Of NVIDIA's example: pixels, for nvJPEG's engine."""
+
+PADDING = {"device_memory_padding": 211_025_920, "host_memory_padding": 140_544_512}
+"""Of an earlier version of that example: bytes for each thread, for nvJPEG without the engine; ten times DALI's own."""
 
 
 @dataclass(frozen=True)
-class DaliGpu:
-    """``nvidia.dali.Pipeline``. ``hw_decoder_load``: the share of pictures for the GPU's JPEG engine; ``prefetch``: the
-    queue's depth. Without a GPU the same graph on the CPU."""
+class Dali:
+    """What all of them have: ``threads`` of DALI's, which read, decode headers, and decode what the GPU does not."""
 
     name: str
     threads: int
-    prefetch: int = 2
-    hw_decoder_load: float = 0.65
-    exec_dynamic: bool = True
     package: str = "nvidia.dali"
     ordered: bool = True
     own_draws: bool = True
 
     def settings(self) -> dict[str, Any]:
-        names = ("threads", "prefetch", "hw_decoder_load", "exec_dynamic")
-        return {name: getattr(self, name) for name in names}
-
-    def make(self, job: Job, device: str) -> Iterable[Any]:
-        return self._batches(job, device)
+        return chosen(self)
 
     def tolerance(self, job: Job, device: str) -> Tolerance | None:
         return None
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How the GPU decodes. ``hw_decoder_load``: the share of the work for the GPU's JPEG engine. ``regions``: only the
+    random crop is decoded, or (False) the whole picture, of which the GPU cuts it. ``hints``, ``padding``: NVIDIA's."""
+
+    regions: bool = field(default_factory=nvjpeg.decodes_regions)
+    hw_decoder_load: float = field(default_factory=nvjpeg.engine_load)
+    hints: bool = False
+    padding: bool = False
+
+    def options(self, *, on_gpu: bool) -> dict[str, Any]:
+        """What its operator is told; on a CPU there is nothing to choose."""
+        if not on_gpu:
+            return {}
+        recipe = {**(HINTS if self.hints else {}), **(PADDING if self.padding else {})}
+        return {"hw_decoder_load": self.hw_decoder_load, **recipe}
+
+
+@dataclass(frozen=True)
+class DaliGraph(Dali):
+    """``nvidia.dali.Pipeline``; ``prefetch``: its queue's depth. Without a GPU the same graph on the CPU."""
+
+    prefetch: int = 2
+    exec_dynamic: bool = True
+
+    def make(self, job: Job, device: str) -> Iterable[Any]:
+        return self._batches(job, device)
 
     def _batches(self, job: Job, device: str) -> Iterator[dict[str, Any]]:
         plugin = importlib.import_module("nvidia.dali.plugin.pytorch")
@@ -63,19 +101,54 @@ class DaliGpu:
             prefetch_queue_depth=self.prefetch,
             exec_dynamic=self.exec_dynamic,
         )
-        hardware = {"hw_decoder_load": self.hw_decoder_load} if on_gpu else {}
         with graph:
             encoded, index = dali.fn.readers.file(files=files, labels=list(range(len(files))), name="reader")
-            image = dali.fn.decoders.image_random_crop(
-                encoded,
-                device="mixed" if on_gpu else "cpu",
-                output_type=dali.types.RGB,
-                random_area=list(told["scale"]),
-                random_aspect_ratio=list(told["ratio"]),
-                **hardware,
-            )
+            image = self._square(dali, encoded, told, on_gpu=on_gpu)
             mirror = dali.fn.random.coin_flip(probability=told["probability"])
-            image = finished(dali, image, [told["size"]] * 2, mirror, told)
-            graph.set_outputs(image, index.gpu() if on_gpu else index)
+            graph.set_outputs(normalised(dali, image, mirror, told), index.gpu() if on_gpu else index)
         graph.build()
         return graph
+
+    def _square(self, dali: ModuleType, encoded: Any, told: Mapping[str, Any], *, on_gpu: bool) -> Any:
+        """A random crop of the picture, resized; on the GPU if there is one."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DaliGpu(Decoder, DaliGraph):
+    """Decodes on the GPU ("mixed": with the host's help)."""
+
+    def _square(self, dali: ModuleType, encoded: Any, told: Mapping[str, Any], *, on_gpu: bool) -> Any:
+        decoder = {"device": "mixed" if on_gpu else "cpu", "output_type": dali.types.RGB}
+        decoder |= self.options(on_gpu=on_gpu)
+        if self.regions:
+            image = dali.fn.decoders.image_random_crop(encoded, **decoder, **crop(told))
+            return resized(dali, image, [told["size"]] * 2)
+        return dali.fn.random_resized_crop(
+            dali.fn.decoders.image(encoded, **decoder),
+            size=[told["size"]] * 2,
+            interp_type=dali.types.INTERP_LINEAR,
+            antialias=False,
+            **crop(told),
+        )
+
+
+@dataclass(frozen=True)
+class DaliCpu(DaliGraph):
+    """Decodes only the random crop, on the CPU. ``squares``: resizes there too, as NVIDIA's example does, so that less
+    travels to the GPU."""
+
+    squares: bool = False
+
+    def _square(self, dali: ModuleType, encoded: Any, told: Mapping[str, Any], *, on_gpu: bool) -> Any:
+        size = [told["size"]] * 2
+        image = dali.fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB, **crop(told))
+        if self.squares:
+            image = resized(dali, image, size)
+        image = image.gpu() if on_gpu else image
+        return image if self.squares else resized(dali, image, size)
+
+
+def crop(told: Mapping[str, Any]) -> dict[str, Any]:
+    """How DALI draws the pipeline's crops."""
+    return {"random_area": list(told["scale"]), "random_aspect_ratio": list(told["ratio"])}

@@ -1,9 +1,9 @@
 """Who is measured: this loader on each of its lanes, and its peers with GPU transforms; each with the settings that are
 tried for it.
 
-All prepare the same samples: PyTorch's and SPDL's workers read and draw by the pipeline's own functions, so that their
-batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. It upsamples chroma
-without smoothing, its default on a GPU, which is less work than the others do.
+All prepare the same samples: PyTorch's, SPDL's and torchvision's workers read and draw by the pipeline's own functions,
+so that their batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. DALI
+and torchvision upsample chroma without smoothing, nvJPEG's default, which is less work than the others do.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import importlib.util
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.peers import Job
+from benchmarks.session.candidates import chosen
 from benchmarks.session.crops import Crops, Packing
-from benchmarks.session.dali import DaliGpu
+from benchmarks.session.dali import DaliCpu, DaliGpu
+from benchmarks.session.dali_dynamic import DaliDynamic
 from benchmarks.session.settings import Settings
+from benchmarks.session.torchvision_gpu import TorchvisionGpu
 from benchmarks.session.transforms import brought
 from minato_gpu import DataLoader as MinatoDataLoader
 from minato_gpu import nvjpeg
@@ -133,7 +136,7 @@ class TorchGpu:
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        return _chosen(self)
+        return chosen(self)
 
     def make(self, job: Job, device: str) -> Iterable[Any]:
         loader: DataLoader[Any] = DataLoader(
@@ -167,7 +170,7 @@ class SpdlGpu:
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        return _chosen(self)
+        return chosen(self)
 
     def make(self, job: Job, device: str) -> Iterable[Any]:
         from spdl.pipeline import PipelineBuilder
@@ -192,12 +195,6 @@ class SpdlGpu:
         return GEOMETRIC
 
 
-def _chosen(contender: Any) -> dict[str, Any]:
-    """What is not the same for every candidate of this kind."""
-    same = ("name", "package", "ordered", "own_draws", "size")
-    return {name: value for name, value in asdict(contender).items() if name not in same}
-
-
 # --- all of them -------------------------------------------------------------------------------------------------
 
 
@@ -212,27 +209,48 @@ def ours(workers: int) -> tuple[Ours, Ours, Ours]:
 
 def peers(settings: Settings) -> dict[str, Contender]:
     """The peers, as they are before anything was tried. The strongest is first: time may run short for the last."""
+    cores = usable_cores()
     return {
-        "dali": DaliGpu("dali", usable_cores()),
+        "dali": DaliGpu("dali", cores),
+        "dali_dynamic": DaliDynamic("dali_dynamic", cores),
+        "torchvision": TorchvisionGpu("torchvision", settings.workers, settings.size),
+        "dali_cpu": DaliCpu("dali_cpu", cores),
         "pytorch": TorchGpu("pytorch", settings.workers, settings.size),
         "spdl": SpdlGpu("spdl", settings.workers, settings.size),
     }
 
 
 def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """For each peer the changes of settings that are tried one after the other; one that is faster is kept."""
+    """For each peer and the hybrid the changes of settings that are tried one after the other; one that is faster is
+    kept. What is expected to gain most comes first, because time may end the list."""
     if quick:
-        return {"pytorch": ({"squares": False},), "spdl": (), "dali": ({"exec_dynamic": False},)}
+        return {
+            "hybrid": ({"micro_batch": 32},),
+            "pytorch": ({"squares": False},),
+            "spdl": (),
+            "dali": ({"exec_dynamic": False},),
+            "dali_cpu": ({"squares": True},),
+            "dali_dynamic": ({"capture": False, "ahead": 1},),
+            "torchvision": ({"pinned": True},),
+        }
     cores = usable_cores()
     decoding = ({"squares": False}, {"decoder": "nvimgcodec"})
+    half, recipe = {"threads": max(1, cores // 2)}, ({"hints": True}, {"padding": True})
+    engine, last = _engine(1.0, 0.9, 0.65), _engine(0.0)
+    whole = [{"regions": False}] if nvjpeg.decodes_regions() else []
+    load = [{"engine_load": 0.5}] if nvjpeg.engine_load() else []
     return {
+        "hybrid": ({"micro_batch": 128}, {"workers": cores}, *load, {"workers": max(2, cores // 2)}),
+        "dali": (*whole, *engine, half, *recipe, {"prefetch": 3}, {"exec_dynamic": False}, *last),
+        "dali_dynamic": (*whole, *engine, half, *recipe, {"capture": False, "ahead": 1}, *last),
+        "torchvision": ({"pinned": True}, {"workers": max(1, cores // 4), "prefetch": 4}, {"workers": cores}),
+        "dali_cpu": ({"squares": True}, half, {"threads": 2 * cores}, {"prefetch": 3}, {"exec_dynamic": False}),
         "pytorch": (*decoding, {"workers": cores, "prefetch": 4}),
         "spdl": (*decoding, {"threads": cores}),
-        "dali": (
-            {"threads": max(1, cores // 2)},
-            {"hw_decoder_load": 0.9},
-            {"hw_decoder_load": 0.0},
-            {"prefetch": 3},
-            {"exec_dynamic": False},
-        ),
     }
+
+
+def _engine(*loads: float) -> list[dict[str, Any]]:
+    """Other shares for the JPEG engine than the one to begin with; none where it was told to be left alone."""
+    first = nvjpeg.engine_load()
+    return [{"hw_decoder_load": load} for load in loads if first > 0 and load != first]

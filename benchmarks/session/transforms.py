@@ -6,7 +6,7 @@ levels. A batch is resized by four gathers rather than picture by picture, whose
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -74,21 +74,29 @@ def _neighbours(extent: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     return before, torch.minimum(before + 1, last), at - before
 
 
-def brought(batches: Iterable[Batch], device: str, size: int) -> Iterator[dict[str, Tensor]]:
-    """The batches, finished on the device. On a GPU one batch ahead of the consumer, on a stream of its own, so that
-    copies and transforms do not wait for the step before."""
+def moved(batch: Batch, device: str, size: int) -> dict[str, Tensor]:
+    """The batch, moved to the device and finished there, on the current stream."""
+    there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+    if device != "cpu":
+        for value in there.values():
+            value.record_stream(torch.cuda.current_stream())  # SPDL made it on another
+    return finished(there, size)
+
+
+def brought(
+    batches: Iterable[Any], device: str, size: int, make: Callable[[Any, str, int], dict[str, Tensor]] = moved
+) -> Iterator[dict[str, Tensor]]:
+    """The batches as ``make`` makes them on the device. On a GPU one batch ahead of the consumer, on a stream of its
+    own, so that copies and transforms do not wait for the step before."""
     if device == "cpu":
         for batch in batches:
-            yield finished(batch, size)
+            yield make(batch, device, size)
         return
     stream = torch.cuda.Stream()
     waiting: tuple[dict[str, Tensor], Any] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
-            for value in there.values():
-                value.record_stream(stream)  # SPDL made it on another
-            ready = finished(there, size), stream.record_event()
+            ready = make(batch, device, size), stream.record_event()
         if waiting is not None:
             yield _handed(*waiting)
         waiting = ready

@@ -60,7 +60,7 @@ from minato_gpu.window.loading import Loading
 _MICRO_BATCH = 16
 MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
-THREADS_BESIDE = 4  # of DALI, beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
+THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 THREADS_ALONE = 1 << 10  # at most, where no CPU lane is: all cores, because workers that only read leave them idle
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy

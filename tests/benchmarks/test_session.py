@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +16,9 @@ from benchmarks.compare.workloads import INDEX
 from benchmarks.content import ContentError
 from benchmarks.session import loaders, measure, steps, work
 from benchmarks.session.crops import Crops, packed
-from benchmarks.session.dali import DaliGpu
 from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
-from benchmarks.session.transforms import brought, finished, resized
+from benchmarks.session.transforms import brought, finished, moved, resized
 from pipelines import image_classification
 from pipelines.photograph_stages import GEOMETRIC
 from tests.waiting import wait_until
@@ -142,8 +141,16 @@ def test_batches_are_brought_one_ahead_and_waited_for(monkeypatch: pytest.Monkey
     current, side = FakeStream(log, "consumer"), FakeStream(log, "side")
     kept: list[str] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current)
+    streams = [current]
+
+    @contextmanager
+    def on(stream: FakeStream) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append(stream.name))
     sample = {"pixels": np.zeros((5, 7, 3), np.uint8), "mirror": True, "label": 3, INDEX: 0}
 
@@ -152,34 +159,24 @@ def test_batches_are_brought_one_ahead_and_waited_for(monkeypatch: pytest.Monkey
             log.append(f"asked for {number}")
             yield packed([sample], squares=False)
 
-    shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32)]
+    def make(batch: Any, device: str, size: int) -> dict[str, torch.Tensor]:
+        log.append(f"made on {torch.cuda.current_stream().name}")  # type: ignore[attr-defined]
+        return moved(batch, device, size)
+
+    shapes = [(batch["image"].device.type, batch["image"].shape) for batch in brought(source(), "meta", 32, make)]
     assert shapes == [("meta", (1, 3, 32, 32))] * 3
     assert log == [
         "asked for 0",
+        "made on side",
         "asked for 1",
+        "made on side",
         "consumer waits for event 1",
         "asked for 2",
+        "made on side",
         "consumer waits for event 2",
         "consumer waits for event 3",
     ]
     assert kept.count("consumer") == 9 and kept.count("side") == 18
-
-
-def test_dali_accepts_the_graph_for_a_gpu(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dali = pytest.importorskip("nvidia.dali")
-    monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)  # the rest needs the GPU
-    asked = work.job(settings(photographs), samples=16)
-    for exec_dynamic in (True, False):
-        graph = DaliGpu("dali", 2, hw_decoder_load=0.9, exec_dynamic=exec_dynamic)._graph(asked, "cuda")
-        graph._build_graph()  # names and types of all arguments are checked
-        made_on = {each.name.strip("_").rstrip("_0123456789"): each.outputs[0].device for each in graph._ops}
-        assert made_on == {
-            "reader": "cpu",
-            "ImageRandomCrop": "gpu",
-            "CoinFlip": "cpu",
-            "Resize": "gpu",
-            "CropMirrorNormalize": "gpu",
-        }
 
 
 # --- the step ----------------------------------------------------------------------------------------------------

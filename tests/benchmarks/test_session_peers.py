@@ -1,0 +1,193 @@
+"""The peers of the GPU session: DALI's ways and torchvision, as far as they can be tried without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import cv2
+import pytest
+import torch
+
+from benchmarks.compare.workloads import INDEX
+from benchmarks.session import dali, loaders, work
+from benchmarks.session.crops import Files, joined
+from benchmarks.session.dali_dynamic import DaliDynamic
+from benchmarks.session.settings import Settings
+from benchmarks.session.torchvision_gpu import TorchvisionGpu, decoded
+from minato_gpu import nvjpeg
+from pipelines import image_classification
+from pipelines.image_classification import MEAN, STD
+
+
+def settings(folder: Path) -> Settings:
+    return Settings.usual("cpu", folder, quick=True)
+
+
+CHANGED = [
+    ("dali", {"regions": True}),
+    ("dali", {"regions": False}),
+    ("dali_cpu", {}),
+    ("dali_cpu", {"squares": True}),
+    ("dali_dynamic", {"regions": True}),
+    ("dali_dynamic", {"regions": False}),
+    ("dali_dynamic", {"capture": False, "ahead": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGED)
+def test_dali_delivers_each_sample_once_finished(photographs: Path, name: str, change: dict[str, Any]) -> None:
+    pytest.importorskip("nvidia.dali")
+    asked = work.job(settings(photographs), samples=32)
+    peer: Any = loaders.peers(settings(photographs))[name]
+    batches = list(replace(peer, **change).make(asked, "cpu"))
+    assert [batch[INDEX].tolist() for batch in batches] == [list(range(first, first + 4)) for first in range(0, 32, 4)]
+    labels = asked.source.dataset.labels
+    assert all(batch["label"].tolist() == [labels[number] for number in batch[INDEX]] for batch in batches)
+    assert all(batch["image"].shape == (4, 3, 32, 32) and batch["image"].dtype == torch.float32 for batch in batches)
+    levels = torch.cat([batch["image"] for batch in batches]).movedim(1, 3) * torch.tensor(STD) + torch.tensor(MEAN)
+    assert -0.001 < levels.min() < 0.05 and 0.95 < levels.max() < 1.001
+    assert not torch.equal(batches[0]["image"], batches[1]["image"])
+
+
+GRAPHS = [  # what is changed, and where each operator of the graph is
+    ("dali", {"regions": True, "hints": True, "padding": True}, {"ImageRandomCrop": "gpu", "Resize": "gpu"}),
+    ("dali", {"regions": False, "hints": True, "padding": True}, {"Image": "gpu", "RandomResizedCrop": "gpu"}),
+    ("dali_cpu", {}, {"ImageRandomCrop": "cpu", "Resize": "gpu"}),
+    ("dali_cpu", {"squares": True}, {"ImageRandomCrop": "cpu", "Resize": "cpu"}),
+]
+
+
+@pytest.mark.parametrize("exec_dynamic", [True, False])
+@pytest.mark.parametrize(("name", "change", "places"), GRAPHS)
+def test_dali_accepts_the_graph_for_a_gpu(
+    photographs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    change: dict[str, Any],
+    places: dict[str, str],
+    exec_dynamic: bool,
+) -> None:
+    dali = pytest.importorskip("nvidia.dali")
+    monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)  # the rest needs the GPU
+    asked = work.job(settings(photographs), samples=16)
+    peer: Any = loaders.peers(settings(photographs))[name]
+    graph = replace(peer, exec_dynamic=exec_dynamic, **change)._graph(asked, "cuda")
+    graph._build_graph()  # names and types of all arguments are checked
+    made_on = {each.name.strip("_").rstrip("_0123456789"): each.outputs[0].device for each in graph._ops}
+    made_on.pop("Copy", None)  # of what the CPU made
+    assert made_on == {"reader": "cpu", **places, "CoinFlip": "cpu", "CropMirrorNormalize": "gpu"}
+
+
+def test_the_gpu_decodes_as_this_machine_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINATO_JPEG_REGIONS", "0")
+    monkeypatch.setattr(nvjpeg, "found", lambda: (13, 1, 0))
+    monkeypatch.setenv("MINATO_HW_DECODER_LOAD", "0")
+    for peer in (dali.DaliGpu("dali", 2), DaliDynamic("dali_dynamic", 2)):
+        assert peer.regions is False and peer.options(on_gpu=True) == {"hw_decoder_load": 0.0}
+    tried = [change for name in ("dali", "dali_dynamic") for change in loaders.changes(quick=False)[name]]
+    assert not any({"regions", "hw_decoder_load"} & set(change) for change in tried)
+    recipe = dali.DaliGpu("dali", 2, hints=True, padding=True)
+    assert recipe.options(on_gpu=True) == {"hw_decoder_load": 0.0, **dali.HINTS, **dali.PADDING}
+    assert recipe.options(on_gpu=False) == {}
+
+
+def test_dalis_dynamic_mode_captures_every_call(photographs: Path) -> None:
+    """What it does not capture it does call by call, without a word, and prefetches nothing."""
+    pytest.importorskip("nvidia.dali")
+    capture = importlib.import_module("nvidia.dali.experimental.dynamic._capture")
+    asked = work.job(settings(photographs), samples=16)
+    for regions, first in ((True, ["ImageRandomCrop", "Resize"]), (False, ["Image", "RandomResizedCrop"])):
+        batches = iter(DaliDynamic("dali_dynamic", 2, regions=regions).make(asked, "cpu"))
+        next(batches), next(batches)
+        captured = capture.CaptureContext.current()
+        assert captured.state is capture.State.CAPTURED
+        assert [node.op_class.__name__ for node in captured.nodes] == [*first, "CoinFlip", "CropMirrorNormalize"]
+        del batches
+
+
+@pytest.fixture
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision where it can be loaded; else, as beside a torch that it was not built for, what is asked of it."""
+    with suppress(ImportError, RuntimeError):
+        importlib.import_module("torchvision.io")
+        return
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    io: Any = ModuleType("torchvision.io")
+    io.ImageReadMode = SimpleNamespace(RGB="RGB")
+    io.decode_jpeg = lambda files, mode, device: [_as_opencv(file, cv2.IMREAD_IGNORE_ORIENTATION) for file in files]
+    io.decode_image = lambda file, mode, apply_exif_orientation: _as_opencv(file, 0)
+    functional: Any = ModuleType("torchvision.transforms.v2.functional")
+    functional.resized_crop = _resized_crop
+    monkeypatch.setitem(sys.modules, "torchvision.io", io)
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.v2.functional", functional)
+
+
+def _as_opencv(file: torch.Tensor, flags: int) -> torch.Tensor:
+    return torch.from_numpy(cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR_RGB | flags)).permute(2, 0, 1)
+
+
+def _resized_crop(picture: Any, top: int, left: int, height: int, width: int, size: Any, *, antialias: bool) -> Any:
+    crop = picture[None, :, top : top + height, left : left + width].float()
+    found = torch.nn.functional.interpolate(crop, size, mode="bilinear", antialias=antialias)
+    return found[0].round().to(torch.uint8)
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_torchvision_prepares_the_samples_of_the_pipeline(photographs: Path) -> None:
+    """All of them: those of other formats and orientations too, which its nvJPEG cannot do."""
+    asked = work.job(settings(photographs), samples=len(image_classification.dataset(photographs)))
+    files = Files(asked)
+    plain = [files[number]["plain"] for number in range(len(files))]
+    assert any(plain) and not all(plain)
+    peer = TorchvisionGpu("torchvision", 1, 32)
+    for first in range(0, len(files), 8):
+        numbers = range(first, min(first + 8, len(files)))
+        batch = decoded(joined([files[number] for number in numbers]), "cpu", 32)
+        assert batch["image"].shape == (len(numbers), 3, 32, 32)
+        taken = work.Taken()
+        taken.add(batch)
+        assert taken.check(asked, peer.tolerance(asked, "cpu"), ordered=False, own_draws=False).content_ok
+    wrong = work.Taken()
+    wrong.add({**batch, "image": batch["image"].flip(3)})
+    assert not wrong.check(asked, peer.tolerance(asked, "cpu"), ordered=False, own_draws=False).content_ok
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_torchvision_delivers_each_sample_once(photographs: Path) -> None:
+    asked = work.job(settings(photographs), samples=16)
+    batches = list(TorchvisionGpu("torchvision", 1, 32).make(asked, "cpu"))
+    assert sorted(torch.cat([batch[INDEX] for batch in batches]).tolist()) == list(range(16))
+
+
+class FakeStream:
+    """Notes that it is waited for."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def synchronize(self) -> None:
+        self.log.append("waits")
+
+
+@pytest.mark.usefixtures("torchvision")
+def test_torchvision_decodes_when_the_stream_is_through(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decoder does not wait for the stream whose memory it writes to."""
+    log: list[str] = []
+    io = importlib.import_module("torchvision.io")
+    decode = io.decode_jpeg
+
+    def noted(files: Any, *, mode: Any, device: str) -> Any:
+        log.append(f"decodes on {device}")
+        return [picture.to(device) for picture in decode(files, mode=mode, device="cpu")]
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(log))
+    monkeypatch.setattr(io, "decode_jpeg", noted)
+    files = Files(work.job(settings(photographs), samples=16))
+    batch = decoded(joined([files[number] for number in range(8)]), "meta", 32)
+    assert log == ["waits", "decodes on meta"] and batch["image"].device.type == "meta"
