@@ -78,9 +78,7 @@ class Run:
         step_s = float(np.mean(profile.step_s)) if self.steps else 0.0
         away = step_s + profile.loader_s + profile.transfer_s
         computed = (profile.step_cpu_share * step_s + profile.loader_s) / away if away else 0.0
-        gives_way = profile.loader == "minato_gpu" and profile.worker_kind == "process"
-        weight = _GIVES_WAY if gives_way else 1.0
-        return Cores(profile.cores, profile.prepare_cpu_share, computed, weight, self.other)
+        return Cores(profile.cores, profile.prepare_cpu_share, computed, self.other)
 
     def _short(self, cores: Cores) -> Cores | None:
         """Only where there may be too few of them."""
@@ -248,7 +246,4 @@ def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
 # volumes and their labels
 _URL_S, _FILE_S = 2e-4, 5e-5
 _BYTE_S = 5e-10
-# weight of the training process's threads, a worker's being 1 that gives way (lanes/priority.py): what the kernel gives
-# to nice values of 0 and of 10
-_GIVES_WAY = 1024 / 110
 _MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

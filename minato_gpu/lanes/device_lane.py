@@ -48,7 +48,6 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork, Unreported
 from minato_gpu.lanes.graph_prebuild import BuildAhead
-from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, PUMP
@@ -239,7 +238,8 @@ class DeviceLane(Lane):
     def _open(self) -> None:
         """Import what stages need, and build graphs. Without that the CPU's implementations prepare the samples, in the
         lane there is."""
-        self._settle_in()  # and so do DALI's threads, which start from here
+        if self._transfers is not None:
+            self._transfers.accelerator.enter()
         self._work.open()
         try:
             for executor in self._executors.values():
@@ -299,13 +299,6 @@ class DeviceLane(Lane):
         if not self.retired:
             self.retired = True
             self._tell(Retired())
-
-    def _settle_in(self) -> None:
-        """A thread begins. The stand-in for a GPU shares cores with workers and training."""
-        if self._transfers is not None:
-            self._transfers.accelerator.enter()
-        if self._device == "cpu":
-            give_way()
 
     def _tell(self, message: Message) -> None:
         self._told.append(message)

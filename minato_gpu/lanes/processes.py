@@ -35,7 +35,6 @@ from torch.utils.data._utils import worker as torch_worker
 from minato_gpu import children
 from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit, Opened
-from minato_gpu.lanes.priority import give_way
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
@@ -79,7 +78,6 @@ def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> No
 
 
 def _work(number: int, job: Job, links: WorkerChannels) -> None:
-    give_way()
     torch.set_num_threads(1)
     keep_freed_memory()
     collate_in_own_memory()

@@ -1,8 +1,7 @@
 """Cores that workers and the consumer share: where more would compute than there are cores, all of it becomes slower.
 
-The kernel shares cores out by weight, and nobody's thread has more than one (Linux, "CFS Scheduler"): with two cores,
-two workers and a step of one thread have two thirds of a core each. Workers of this loader give way to the step: then
-that has its core, and the workers half a one each.
+The kernel shares cores out evenly among threads, and no thread has more than one (Linux, "EEVDF Scheduler"): with two
+cores, two workers and a step of one thread have two thirds of a core each.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ ALONE = Pace(1.0, 1.0)
 @dataclass(frozen=True)
 class Cores:
     """``computed``: of a worker's time, the share that it computes, the rest being waited. ``consumer``: cores that the
-    consumer keeps busy during its step, above 1 where several threads compute. ``weight``: of each of its threads, a
-    worker's being 1. ``other``: CPU seconds a second of all else."""
+    consumer keeps busy during its step, above 1 where several threads compute. ``other``: CPU seconds a second of all
+    else."""
 
     cores: float
     computed: float
     consumer: float = 0.0
-    weight: float = 1.0
     other: float = 0.0
 
     def pace(self, workers: float, *, stepping: bool = False) -> Pace:
@@ -74,5 +72,4 @@ def _pace(cores: Cores, workers: float, stepping: bool) -> Pace:
 def _with(cores: Cores, part: float) -> Pace:
     """A worker's thread having this part of a core whenever it would compute."""
     of_step = min(1.0, cores.consumer)
-    computed, step = cores.computed, min(1.0, part * cores.weight)
-    return Pace(1 - computed + computed / part, 1 - of_step + of_step / step)
+    return Pace(1 - cores.computed + cores.computed / part, 1 - of_step + of_step / part)

@@ -240,3 +240,15 @@ def test_worker_count() -> None:
     assert [row["workers"] for row in rows] == ["num_workers=2", "num_workers=2, max_workers=16", "num_workers=16"]
     assert all(row["samples_per_s"] > 0 for row in rows)
     assert rows[0]["at_work"] == 2 and rows[2]["at_work"] == 16 and 2 <= rows[1]["at_work"] <= 16
+
+
+@pytest.mark.on_request  # see the module's head
+def test_busy() -> None:
+    rows = _document("busy")["rows"]
+    assert {row["busy"] for row in rows} == {0, 2} and all(row["of_bound"] > 0 for row in rows)
+    assert {row["loader"] for row in rows if row["loader"].startswith("minato_gpu")} == {
+        *("minato_gpu in order", "minato_gpu bounded")
+    }
+    assert all("ratio_to_pytorch" in row for row in rows if row["loader"].startswith("minato_gpu"))
+    ways = _document("busy", "--step")["rows"]
+    assert len(ways) == 4 and all(row["late_p99_us"] >= row["late_p50_us"] > 0 for row in ways)

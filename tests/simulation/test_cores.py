@@ -47,8 +47,6 @@ def test_computing_takes_longer_where_cores_are_short(cores: Cores, workers: int
         (Cores(2, 1.0, consumer=1.0), 2, Pace(1.5, 1.5)),  # three threads on two cores
         (Cores(2, 1.0, consumer=2.0), 2, Pace(2.0, 2.0)),  # four
         (Cores(2, 1.0, consumer=0.0), 2, ALONE),
-        (Cores(1, 1.0, consumer=1.0, weight=9.0), 1, Pace(10.0, 10 / 9)),
-        (Cores(2, 1.0, consumer=1.0, weight=9.0), 2, Pace(2.0, 1.0)),  # one thread has no more than a core
     ],
 )
 def test_a_step_that_computes_shares_the_cores(cores: Cores, workers: int, pace: Pace) -> None:
@@ -59,7 +57,7 @@ def test_a_step_that_computes_shares_the_cores(cores: Cores, workers: int, pace:
 @pytest.mark.parametrize("computed", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize("consumer", [0.3, 1.0, 2.5])
 def test_no_more_is_computed_than_there_are_cores(computed: float, consumer: float) -> None:
-    cores = Cores(2, computed, consumer, weight=3.0)
+    cores = Cores(2, computed, consumer)
     pace = cores.pace(16, stepping=True)
     assert 16 * computed / pace.worker + consumer / pace.consumer == pytest.approx(2)
     assert pace.worker > 1 <= pace.consumer
@@ -91,8 +89,3 @@ class TestEpoch:
         which a core has nothing to do."""
         found = makespan(loader, Cores(2, 1.0, consumer=2.0), 1.0)
         assert found == pytest.approx(60.5, rel=0.02)
-
-    def test_a_worker_that_gives_way_hardly_slows_the_step(self, loader: str) -> None:
-        """Steps are as long as preparing: the first sample, then steps one after the other, on one core."""
-        fair, weighted = (makespan(loader, Cores(1, 1.0, 1.0, weight), 1.0) for weight in (1.0, 9.0))
-        assert fair == pytest.approx(weighted, rel=0.02) == pytest.approx(2 * COUNT, rel=0.02)

@@ -32,6 +32,16 @@ def test_no_worker_info_in_the_main_process(loader_class: Any) -> None:
     assert get_worker_info() is None
 
 
+def _scheduled(index: int) -> tuple[int, int]:
+    return os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+
+
+def test_workers_have_as_much_of_the_machine_as_the_program(loader_class: Any) -> None:
+    """Beside other users' processes they would get next to nothing else."""
+    samples = [one for batch in loader_class(Made(4, _scheduled), 2, num_workers=1, collate_fn=keep) for one in batch]
+    assert samples == [_scheduled(0)] * 4
+
+
 def test_worker_info(loader_class: Any) -> None:
     data = Made(24, lambda index: (*_described(index)[:4], _described(index)[4] is data))
     samples = [sample for batch in loader_class(data, 2, num_workers=3, collate_fn=keep) for sample in batch]
