@@ -40,7 +40,9 @@ def build(packages: Path, headers: Path, folder: Path) -> None:
     of_driver = {name for name in others if re.match("cu[A-Z](?!ile)", name)} | _DRIVER
     beside = ("-L.", "-l:libcudart.so.13")
     _link(folder, "libcuda.so.1", stubs(of_driver, driver, answer=100), driver, *beside)
-    _link(folder, "libnvidia-ml.so.1", "", driver, *beside)
+    # PyTorch asks for functions of NVML by name, and fails where one is missing.
+    of_nvml = re.findall(rb"\0(nvml[A-Z]\w+)", (packages / "torch/lib/libc10_cuda.so").read_bytes())
+    _link(folder, "libnvidia-ml.so.1", stubs({name.decode() for name in of_nvml}, driver), driver, *beside)
 
 
 def symbols(library: Path, kind: str) -> set[str]:

@@ -487,10 +487,17 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
   return cudaSuccess;
 }
 
-// --- beyond CUDA: for kernels.py, dali.py and nvml.cpp ---
+// --- beyond CUDA: for Python and driver.cpp ---
 
 API void fake_cuda_sleep(cudaStream_t stream, long us) {
   of(stream)->put([us] { std::this_thread::sleep_for(std::chrono::microseconds(us)); });
+}
+
+// The one kernel of tests/gate.py.
+API void fake_cuda_wait(cudaStream_t stream, volatile int* open) {
+  of(stream)->put([open] {
+    while (!*open) std::this_thread::yield();
+  });
 }
 
 // Freed when every stream has come by, as a pool does it.

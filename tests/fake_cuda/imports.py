@@ -7,15 +7,21 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 CHANGED = {"torch": "kernels", "nvidia.dali.backend_impl": "dali", "torchvision.io.image": "pictures"}
 """Modules, and whose ``install`` here is called with each."""
 
+REPLACED = {"cupy": "arrays.py"}
+
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name in REPLACED:
+            return spec_from_file_location(name, Path(__file__).parent / REPLACED[name])
         spec = PathFinder.find_spec(name, path, target) if name in CHANGED else None
         if spec is None or spec.loader is None:
             return None

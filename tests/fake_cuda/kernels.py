@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,12 @@ _CYCLES_PER_US = 1755
 
 def install(module: ModuleType) -> None:
     """Before anything has asked CUDA."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of kernels that are replaced
+        _install()
+
+
+def _install() -> None:
     torch.backends.cudnn.enabled = False
     torch.backends.cudnn.version = lambda: 91900  # type: ignore[assignment]
     torch.cuda._sleep = lambda cycles: LIBRARY.fake_cuda_sleep(_stream(), cycles // _CYCLES_PER_US)
@@ -35,7 +42,8 @@ def install(module: ModuleType) -> None:
             continue
         operator = getattr(getattr(torch.ops.aten, base), overload or "default")
         if not _is_view(operator):
-            _LIBRARY.impl(name, _copy(kept) if full == "copy_" else _kernel(operator, generator), "CUDA")
+            ours = {"copy_": _copy(kept), "_foreach_copy_": _copy_each}
+            _LIBRARY.impl(name, ours.get(full) or _kernel(operator, generator), "CUDA")
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,3 +124,8 @@ def _copy(kept: Any) -> Callable[..., torch.Tensor]:
         return self
 
     return copy
+
+
+def _copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=non_blocking)

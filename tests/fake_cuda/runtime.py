@@ -16,6 +16,7 @@ for _name, _types in {
     "cudaStreamSynchronize": (ctypes.c_void_p,),
     "fake_cuda_release": (ctypes.c_void_p,),
     "fake_cuda_sleep": (ctypes.c_void_p, ctypes.c_long),
+    "fake_cuda_wait": (ctypes.c_void_p, ctypes.c_void_p),
 }.items():
     getattr(LIBRARY, _name).argtypes = _types
 
