@@ -56,9 +56,9 @@ class TensorGPU(OnDevice):
         if isinstance(source, (OnDevice, cls.backend.TensorCPU)):
             return getattr(source, "host", source)
         if not hasattr(source, "__cuda_array_interface__"):
-            import torch
+            import torch.utils.dlpack
 
-            source = torch.from_dlpack(source)
+            source = torch.utils.dlpack.from_dlpack(source)
         return cls.backend.TensorCPU(array(Seen(source)))
 
     def _parts(self) -> Sequence[Any]:

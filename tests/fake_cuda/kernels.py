@@ -31,7 +31,7 @@ def install(module: ModuleType) -> None:
 
 def _install() -> None:
     torch.backends.cudnn.enabled = False
-    torch.backends.cudnn.version = lambda: 91900  # type: ignore[assignment]
+    torch.backends.cudnn.version = lambda: 91900
     torch.cuda._sleep = lambda cycles: LIBRARY.fake_cuda_sleep(_stream(), cycles // _CYCLES_PER_US)
     generator = torch.Generator()
     kept = torch.library.get_kernel("aten::copy_", "CUDA")

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[3]))
-from tests.fake_cuda import imports  # noqa: E402
+from tests.fake_cuda import imports
 
 sys.path.pop()
 imports.install()
