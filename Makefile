@@ -63,16 +63,19 @@ $(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)
 		$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > locked.pth
 	touch $@
 
-# Both are run, whatever the first says.
+# All three are run, whatever the first says.
 REHEARSAL := .rehearsal
 PYTHON_REHEARSAL ?= $(shell for p in python3.12 python3.11 python3; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 11)))' 2>/dev/null && { echo $$p; break; }; done)
 ON_STAND_IN := $(REHEARSAL)/bin/python -m tests.fake_cuda
+# Not on the stand-in: how much a hybrid gives to the device depends on how fast that is.
+LEFT_OUT := 'tests/test_large_batches.py::test_large_batches_are_whole[cuda-cpu+device-'
 
 rehearse: $(REHEARSAL)/.installed
 	status=0; \
 	$(ON_STAND_IN) pytest tests/fake_cuda/stand_in.py || status=1; \
-	$(ON_STAND_IN) pytest --numprocesses 2 --dist worksteal -m gpu --all --require-gpu $(PYTEST_ARGS) || status=1; \
+	$(ON_STAND_IN) pytest --numprocesses 2 --dist worksteal -m gpu --all --require-gpu \
+		--deselect $(LEFT_OUT) $(PYTEST_ARGS) || status=1; \
 	$(ON_STAND_IN) benchmarks.gpu_session --device cuda --quick --commit rehearsal || status=1; \
 	exit $$status
 

@@ -1,7 +1,7 @@
 """Builds the libraries that PyTorch's CUDA build asks for: ``python -m tests.fake_cuda.build PACKAGES HEADERS FOLDER``.
 
-``cudart.cpp`` is the runtime, ``driver.cpp`` what is asked of a driver. Of all other libraries there is only what PyTorch's link to: each
-name is a function that returns 0 (success), and 100 (no device) in the driver's library.
+``cudart.cpp`` is the runtime, ``driver.cpp`` what is asked of a driver. Of all other libraries there is only what
+PyTorch's link to: each name is a function that returns 0 (success), and 100 (no device) in the driver's library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIBRARIES = {
     "libnvshmem_host.so.3": "NVSHMEM",
     **dict.fromkeys(("libcufile.so.0", "libcusparseLt.so.0", "libnccl.so.2", "libcurand.so.10")),
 }
-_DRIVER = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuDeviceGetCount"}
+_DRIVER = {"cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuDeviceGetCount"}
 
 
 def build(packages: Path, headers: Path, folder: Path) -> None:

@@ -1,101 +1,34 @@
 // A CUDA runtime without a GPU, for PyTorch's own CUDA build. Device memory is the host's; a thread for each stream does
 // its copies, events and waits in their order; nothing is known after a fork. Kernels cannot run: launching one fails,
 // because kernels.py has PyTorch's computed elsewhere. What is not here returns 0 (see build.py).
-// FAKE_CUDA_DELAY_US: how long each piece of a stream's work takes at least.
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
+
+#include "streams.h"
 
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Work = std::function<void()>;
-using Guard = std::lock_guard<std::mutex>;
-using Wait = std::unique_lock<std::mutex>;
-
-constexpr size_t TOTAL = size_t(80) << 30;
-const long delay_us = getenv("FAKE_CUDA_DELAY_US") ? atol(getenv("FAKE_CUDA_DELAY_US")) : 0;
+constexpr size_t TOTAL = size_t(80) << 30;     // which the host does not have: what is not touched costs nothing
+constexpr size_t POISONED = size_t(64) << 20;  // at the beginning of a block
 
 enum class Kind { unknown, device, pinned, registered };
 
 struct Range {
   size_t size;
   Kind kind;
-};
-
-struct Event {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = true;
-  long recorded = 0;  // how often
-  Clock::time_point at = Clock::now();
-};
-
-struct Stream {
-  int priority;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Work> queue;
-  bool busy = false;
-
-  explicit Stream(int priority) : priority(priority) {
-    std::thread([this] { run(); }).detach();
-  }
-
-  void run() {
-    for (;;) {
-      Work work;
-      {
-        Wait lock(mutex);
-        changed.wait(lock, [this] { return !queue.empty(); });
-        work = std::move(queue.front());
-        queue.pop_front();
-        busy = true;
-      }
-      if (delay_us) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
-      work();
-      work = nullptr;
-      {
-        Guard lock(mutex);
-        busy = false;
-      }
-      changed.notify_all();
-    }
-  }
-
-  void put(Work work) {
-    {
-      Guard lock(mutex);
-      queue.push_back(std::move(work));
-    }
-    changed.notify_all();
-  }
-
-  bool idle() {
-    Guard lock(mutex);
-    return queue.empty() && !busy;
-  }
-
-  void synchronize() {
-    Wait lock(mutex);
-    changed.wait(lock, [this] { return queue.empty() && !busy; });
-  }
 };
 
 std::mutex mutex;  // of the three below; none is ever destroyed, since threads outlive main
@@ -157,7 +90,7 @@ cudaError_t allocate(void** pointer, size_t size, Kind kind) {
   if (on_device && used + size > TOTAL) return fail(cudaErrorMemoryAllocation);
   if (posix_memalign(pointer, on_device ? 512 : 4096, size)) return fail(cudaErrorMemoryAllocation);
   if (on_device) {
-    memset(*pointer, 0xA5, size);  // nobody may rely on zeros
+    memset(*pointer, 0xA5, std::min(size, POISONED));  // nobody may rely on zeros
     used += size;
   }
   ranges[uintptr_t(*pointer)] = {size, kind};
@@ -187,6 +120,12 @@ cudaError_t no_kernels() {
   return fail(cudaErrorNoKernelImageForDevice);
 }
 
+template <typename T, typename U>
+cudaError_t answer(T* found, U value) {
+  *found = value;
+  return cudaSuccess;
+}
+
 int context_state(int, unsigned* flags, int* active) {
   *flags = 0;
   *active = home == getpid();
@@ -206,14 +145,12 @@ int nothing() { return 0; }
 
 API cudaError_t cudaGetDeviceCount(int* count) {
   NOT_AFTER_FORK;
-  *count = 1;
-  return cudaSuccess;
+  return answer(count, 1);
 }
 
 API cudaError_t cudaGetDevice(int* device) {
   NOT_AFTER_FORK;
-  *device = 0;
-  return cudaSuccess;
+  return answer(device, 0);
 }
 
 API cudaError_t cudaSetDevice(int device) {
@@ -221,10 +158,7 @@ API cudaError_t cudaSetDevice(int device) {
   return device ? fail(cudaErrorInvalidDevice) : cudaSuccess;
 }
 
-API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
+API cudaError_t cudaDriverGetVersion(int* version) { return answer(version, CUDART_VERSION); }
 
 API cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 
@@ -268,8 +202,7 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
 
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0;
-  *greatest = -5;
-  return cudaSuccess;
+  return answer(greatest, -5);
 }
 
 API cudaError_t cudaDeviceSynchronize() {
@@ -318,11 +251,6 @@ API cudaError_t cudaHostUnregister(void* pointer) {
   return cudaSuccess;
 }
 
-API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
-  *device = host;
-  return cudaSuccess;
-}
-
 API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const void* pointer) {
   Kind kind = kind_of(pointer);
   bool known = kind != Kind::unknown, on_device = kind == Kind::device;
@@ -362,19 +290,7 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int
   return cudaSuccess;
 }
 
-API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return cudaStreamCreateWithPriority(stream, flags, 0);
-}
-
-API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-  *priority = of(stream)->priority;
-  return cudaSuccess;
-}
-
-API cudaError_t cudaStreamGetDevice(cudaStream_t, int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
+API cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) { return answer(priority, of(stream)->priority); }
 
 API cudaError_t cudaStreamQuery(cudaStream_t stream) { return of(stream)->idle() ? cudaSuccess : cudaErrorNotReady; }
 
@@ -384,14 +300,12 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return answer(status, cudaStreamCaptureStatusNone);
 }
 
 API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long*,
                                          cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
+  return answer(status, cudaStreamCaptureStatusNone);
 }
 
 API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
@@ -409,19 +323,7 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 API cudaError_t cudaEventRecordWithFlags(cudaEvent_t handle, cudaStream_t stream, unsigned) {
   auto event = of(handle);
-  long recorded;
-  {
-    Guard lock(event->mutex);
-    event->done = false;
-    recorded = ++event->recorded;
-  }
-  of(stream)->put([event, recorded] {
-    Guard lock(event->mutex);
-    if (event->recorded != recorded) return;
-    event->done = true;
-    event->at = Clock::now();
-    event->changed.notify_all();
-  });
+  of(stream)->put([event, record = event->record()] { event->pass(record); });
   return cudaSuccess;
 }
 
@@ -429,16 +331,11 @@ API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaEventRecordWithFlags(event, stream, 0);
 }
 
-API cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  auto event = of(handle);
-  Guard lock(event->mutex);
-  return event->done ? cudaSuccess : cudaErrorNotReady;
-}
+API cudaError_t cudaEventQuery(cudaEvent_t event) { return of(event)->passed() ? cudaSuccess : cudaErrorNotReady; }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   auto event = of(handle);
-  Wait lock(event->mutex);
-  event->changed.wait(lock, [&] { return event->done; });
+  while (!event->passed()) event->wait(event->last_record());
   return cudaSuccess;
 }
 
@@ -451,16 +348,7 @@ API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to
 
 API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
   auto event = of(handle);
-  long recorded;
-  {
-    Guard lock(event->mutex);
-    recorded = event->recorded;
-    if (event->done) return cudaSuccess;
-  }
-  of(stream)->put([event, recorded] {
-    Wait lock(event->mutex);
-    event->changed.wait(lock, [&] { return event->done || event->recorded != recorded; });
-  });
+  of(stream)->put([event, record = event->last_record()] { event->wait(record); });
   return cudaSuccess;
 }
 

@@ -44,7 +44,7 @@ class Stream:
 
     def __init__(self, device_id: int | None) -> None:
         made = ctypes.c_void_p()
-        check(LIBRARY.cudaStreamCreate(ctypes.byref(made)))
+        check(LIBRARY.cudaStreamCreateWithPriority(ctypes.byref(made), 0, 0))
         self.handle, self.device_id = made.value, device_id
 
 

@@ -12,7 +12,7 @@ LIBRARY = ctypes.CDLL("libcudart.so.13")
 for _name, _types in {
     "cudaMalloc": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t),
     "cudaMemcpyAsync": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p),
-    "cudaStreamCreate": (ctypes.POINTER(ctypes.c_void_p),),
+    "cudaStreamCreateWithPriority": (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_int),
     "cudaStreamSynchronize": (ctypes.c_void_p,),
     "fake_cuda_release": (ctypes.c_void_p,),
     "fake_cuda_sleep": (ctypes.c_void_p, ctypes.c_long),
