@@ -10,8 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <set>
 #include <utility>
 
@@ -107,14 +105,6 @@ cudaError_t release(void* pointer) {
   return cudaSuccess;
 }
 
-// Returns at once only between pinned and device memory, as the real one.
-cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t stream) {
-  NOT_AFTER_FORK;
-  of(stream)->put([=] { memmove(to, from, size); });
-  if (kind_of(to) == Kind::unknown || kind_of(from) == Kind::unknown) of(stream)->synchronize();
-  return cudaSuccess;
-}
-
 cudaError_t no_kernels() {
   fprintf(stderr, "tests/fake_cuda: a CUDA kernel was launched, and none can run here (see kernels.py)\n");
   return fail(cudaErrorNoKernelImageForDevice);
@@ -164,8 +154,6 @@ API cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersio
 
 API cudaError_t cudaGetLastError() { return std::exchange(last, cudaSuccess); }
 
-API cudaError_t cudaPeekAtLastError() { return last; }
-
 API const char* cudaGetErrorName(cudaError_t) { return "an error of tests/fake_cuda"; }
 
 API const char* cudaGetErrorString(cudaError_t error) {
@@ -188,8 +176,6 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   found->warpSize = 32;
   found->maxThreadsPerBlock = 1024;
   found->maxThreadsPerMultiProcessor = 2048;
-  found->sharedMemPerBlock = 49152;
-  found->regsPerBlock = found->regsPerMultiprocessor = 65536;
   found->unifiedAddressing = found->hostRegisterSupported = found->streamPrioritiesSupported = 1;
   return cudaSuccess;
 }
@@ -262,15 +248,18 @@ API cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* found, const voi
   return cudaSuccess;
 }
 
+// Returns at once only between pinned and device memory, as the real one.
 API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind, cudaStream_t stream) {
-  return copy(to, from, size, stream);
+  NOT_AFTER_FORK;
+  of(stream)->put([=] { memmove(to, from, size); });
+  if (kind_of(to) == Kind::unknown || kind_of(from) == Kind::unknown) of(stream)->synchronize();
+  return cudaSuccess;
 }
 
-API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
-  NOT_AFTER_FORK;
-  copy(to, from, size, nullptr);
+API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
+  cudaError_t error = cudaMemcpyAsync(to, from, size, kind, nullptr);
   null_stream()->synchronize();
-  return cudaSuccess;
+  return error;
 }
 
 API cudaError_t cudaMemsetAsync(void* pointer, int value, size_t size, cudaStream_t stream) {
@@ -299,16 +288,28 @@ API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return cudaSuccess;
 }
 
-API cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  return answer(status, cudaStreamCaptureStatusNone);
+// What is captured is done at once, and not again.
+API cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  of(stream)->capturing = true;
+  return cudaSuccess;
 }
 
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, cudaStreamCaptureStatus* status, unsigned long long*,
+API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  of(stream)->capturing = false;
+  return answer(graph, reinterpret_cast<cudaGraph_t>(&home));
+}
+
+API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return answer(status, of(stream)->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone);
+}
+
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
                                          cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
-  return answer(status, cudaStreamCaptureStatusNone);
+  if (id) *id = 1;
+  return cudaStreamIsCapturing(stream, status);
 }
 
-API cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) { return fail(cudaErrorNotSupported); }
+API cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) { return answer(count, 1); }
 
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   NOT_AFTER_FORK;

@@ -2,6 +2,7 @@
 // FAKE_CUDA_DELAY_US: how long each piece of work takes at least.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -61,6 +62,7 @@ struct Stream {
   std::condition_variable changed;
   std::deque<Work> queue;
   bool busy = false;
+  std::atomic<bool> capturing{false};
 
   explicit Stream(int priority) : priority(priority) {
     std::thread([this] { run(); }).detach();
