@@ -79,7 +79,7 @@ rehearse: $(REHEARSAL)/.installed
 	$(ON_STAND_IN) benchmarks.gpu_session --device cuda --quick --commit rehearsal || status=1; \
 	exit $$status
 
-$(REHEARSAL)/.installed: requirements.lock $(wildcard tests/fake_cuda/*.cpp) tests/fake_cuda/build.py tests/fake_cuda/environment.py
+$(REHEARSAL)/.installed: requirements.lock $(wildcard tests/fake_cuda/*.cpp tests/fake_cuda/*.h) tests/fake_cuda/build.py tests/fake_cuda/environment.py
 	@test -n "$(PYTHON_REHEARSAL)" || { echo "no rehearsal: set PYTHON_REHEARSAL=/path/to/python3.12 (or 3.11)" >&2; exit 1; }
 	@$(PYTHON_REHEARSAL) -m tests.fake_cuda.environment $(REHEARSAL)
 	touch $@

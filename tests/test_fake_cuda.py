@@ -88,5 +88,6 @@ def test_modules_are_changed_as_they_are_imported(tmp_path: Path, monkeypatch: p
 
 def test_python_without_a_stand_in_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "LIBRARIES", tmp_path)
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("it went on"))
     with pytest.raises(SystemExit, match="make rehearse"):
         command.main()

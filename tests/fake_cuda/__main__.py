@@ -10,7 +10,7 @@ LIBRARIES = Path(sys.prefix) / "fake_cuda"
 
 
 def main() -> None:
-    """The dynamic linker looks into the environment once, as a process starts: so another program is executed."""
+    """Starts Python anew: the dynamic linker reads the environment only as a program starts."""
     if not (LIBRARIES / "libcuda.so.1").exists():
         sys.exit(f"{sys.prefix} has no stand-in for CUDA: run `make rehearse`, which makes an environment with one")
     for name, first in (("LD_LIBRARY_PATH", LIBRARIES), ("PYTHONPATH", Path(__file__).parent / "startup")):

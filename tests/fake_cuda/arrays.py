@@ -16,7 +16,7 @@ from tests.fake_cuda.runtime import LIBRARY, Memory, Seen, array
 
 
 class ndarray(NDArrayOperatorsMixin):
-    """As CuPy's. ``host``: as an array of NumPy's, in the device's memory."""
+    """An array on the device. ``host``: NumPy's array of the same memory."""
 
     def __init__(self, host: Any) -> None:
         self.host = host
@@ -52,7 +52,7 @@ class ndarray(NDArrayOperatorsMixin):
 
 
 def _given(values: Any) -> Any:
-    """What is on the device as arrays, once the current stream has come to it."""
+    """Waits for the current stream, and returns arrays of what is on the device."""
 
     def given(value: Any) -> Any:
         if isinstance(value, ndarray):
@@ -66,7 +66,7 @@ def _given(values: Any) -> Any:
 
 
 def _taken(values: Any) -> Any:
-    """The arrays in what a function has made, copied to the device."""
+    """Copies arrays that a function has made to the device."""
 
     def taken(value: Any) -> Any:
         if not isinstance(value, np.ndarray):
@@ -112,14 +112,14 @@ class RawKernel:
         assert name == "wait", f"the kernel {name} cannot run without a GPU"
 
     def compile(self) -> None:
-        """It is."""
+        """Nothing is to be done."""
 
     def __call__(self, grid: object, block: object, args: tuple[Any]) -> None:
         LIBRARY.fake_cuda_wait(torch.cuda.current_stream().cuda_stream, int(args[0]))
 
 
 def get_default_memory_pool() -> Any:
-    """There is none."""
+    """A pool that is always empty."""
     return SimpleNamespace(free_all_blocks=lambda: None)
 
 

@@ -26,7 +26,7 @@ _DRIVER = {"cuDriverGetVersion", "cuGetProcAddress", "cuGetProcAddress_v2", "cuD
 
 
 def build(packages: Path, headers: Path, folder: Path) -> None:
-    """Build into ``folder`` for the PyTorch in ``packages``. ``headers``: NVIDIA's wheels of the runtime, unpacked."""
+    """Builds into ``folder`` for the PyTorch in ``packages``. ``headers``: NVIDIA's wheels of the runtime, unpacked."""
     folder.mkdir(parents=True, exist_ok=True)
     runtime = headers / "nvidia/cu13"
     asked = {name for library in _ASKING for name in symbols(packages / f"torch/lib/lib{library}.so", "undefined")}

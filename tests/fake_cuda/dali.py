@@ -25,7 +25,7 @@ _output_devices: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDict
 
 
 def install(backend: Any) -> None:
-    """Into the module ``nvidia.dali.backend_impl``, before anything else of DALI is imported."""
+    """Changes the module ``nvidia.dali.backend_impl``, before anything else of DALI is imported."""
     OnDevice.backend = ModuleType("backend")
     OnDevice.backend.__dict__.update(backend.__dict__)
     _on_cpu(backend.OpSpec)
@@ -40,7 +40,7 @@ def install(backend: Any) -> None:
 
 
 class Stream:
-    """As DALI's."""
+    """A stream, with the attributes of DALI's class."""
 
     def __init__(self, device_id: int | None) -> None:
         made = ctypes.c_void_p()
@@ -49,7 +49,7 @@ class Stream:
 
 
 def _on_cpu(spec: Any) -> None:
-    """Operators are made for the CPU; where their results were to be is remembered."""
+    """Makes operators for the CPU, and remembers where their results were to be."""
     add_arg, add_input, add_output = spec.AddArg, spec.AddInput, spec.AddOutput
 
     def argument(self: Any, name: str, value: Any) -> Any:
@@ -66,7 +66,7 @@ def _on_cpu(spec: Any) -> None:
 
 
 def _brought(outputs: Sequence[Any], devices: Sequence[str]) -> tuple[Any, ...]:
-    """Results, where they were to be."""
+    """Brings results to where they were to be; raises where FAKE_DALI_FAILS says so."""
     fails = os.environ.get("FAKE_DALI_FAILS")
     if fails and "gpu" in devices:
         if fails == "crash":
@@ -77,7 +77,7 @@ def _brought(outputs: Sequence[Any], devices: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _read(value: Any, stream: Any) -> Any:
-    """An input as an operator of the CPU takes it, once the stream has come to it."""
+    """Waits for the stream, and returns the input as an operator of the CPU takes it."""
     if isinstance(value, list):
         return [_read(one, stream) for one in value]
     if not isinstance(value, OnDevice):
@@ -118,7 +118,7 @@ def _pipeline(base: Any) -> Any:
 
 
 def _operator(base: Any) -> Any:
-    """Of dynamic mode."""
+    """Class of operators in dynamic mode."""
 
     class Operator(base):  # type: ignore[misc]
         def __init__(self, spec: Any) -> None:

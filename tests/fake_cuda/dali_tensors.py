@@ -39,7 +39,7 @@ class OnDevice:
         return 0
 
     def copy_to_external(self, ptr: Any, cuda_stream: Any = None, non_blocking: bool = False, **_: object) -> None:
-        """As DALI's."""
+        """Copies all samples to this address, one behind the other."""
         to = getattr(ptr, "value", ptr)
         for part in map(np.asarray, self._parts()):
             check(LIBRARY.cudaMemcpyAsync(to, part.ctypes.data, part.nbytes, _TO_DEVICE, cuda_stream))
@@ -77,7 +77,7 @@ class TensorGPU(OnDevice):
         return 2, 0
 
     def as_cpu(self) -> Any:
-        """A copy."""
+        """Copies to the host, after waiting for the device."""
         LIBRARY.cudaDeviceSynchronize()
         return self.backend.TensorCPU(np.array(self.host), self.host.layout())
 
@@ -99,7 +99,7 @@ class TensorListGPU(OnDevice):
 
     @classmethod
     def _copied(cls, source: Any) -> Any:
-        """To one block of the device's memory, sample behind sample."""
+        """Copies to one block of the device's memory, sample behind sample."""
         dense, of = source.is_dense_tensor(), cls.backend.TensorListCPU
         samples = [np.asarray(one) for one in ([source.as_tensor()] if dense else source)]
         block, at, made = array(Memory(max(1, sum(one.nbytes for one in samples)))), 0, []
@@ -114,12 +114,12 @@ class TensorListGPU(OnDevice):
 
     @staticmethod
     def from_dlpack_list(objects: Sequence[Any], layout: Any = None, stream: Any = None, **_: object) -> TensorListGPU:
-        """As DALI's; the stream waits for whoever has made them."""
+        """A list of tensors, for which the stream waits."""
         return TensorListGPU([TensorGPU(one.__dlpack__(stream=stream.handle)) for one in objects], layout)
 
     @staticmethod
     def broadcast(sample: TensorGPU, count: int) -> TensorListGPU:
-        """As DALI's."""
+        """A list of one tensor, ``count`` times."""
         return TensorListGPU([sample] * count)
 
     def _parts(self) -> Sequence[Any]:
@@ -132,11 +132,11 @@ class TensorListGPU(OnDevice):
         return TensorGPU(self.host[number])
 
     def as_tensor(self) -> TensorGPU:
-        """All samples, as one."""
+        """All samples as one tensor."""
         return TensorGPU(self.host.as_tensor())
 
     def as_cpu(self) -> Any:
-        """A copy."""
+        """Copies to the host, after waiting for the device."""
         LIBRARY.cudaDeviceSynchronize()
         samples = [self.backend.TensorCPU(np.array(one), self.host.layout()) for one in self.host]
         return self.backend.TensorListCPU(samples, self.host.layout())

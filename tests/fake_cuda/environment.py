@@ -29,7 +29,7 @@ class Impossible(Exception):
 
 
 def make(folder: Path) -> None:
-    """Make it, or go on with one that was begun."""
+    """Makes the environment, or completes one that was begun."""
     check_machine()
     python = folder / "bin/python"
     if not python.exists():
@@ -65,17 +65,17 @@ def check_machine() -> None:
 
 
 def locked(text: str) -> list[str]:
-    """What a lock file names, without PyTorch."""
+    """Lines of a lock file that name packages, without PyTorch."""
     return [line for line in text.splitlines() if re.match(r"\w", line) and not line.startswith("torch==")]
 
 
 def install(python: Path, packages: Sequence[str], why: str) -> None:
-    """Nothing that packages depend on: it is locked, or not wanted."""
+    """Installs packages without what they depend on, which is locked or not wanted."""
     pip(python, "install", *packages, why=why)
 
 
 def pip(python: Path, command: str, *arguments: str, why: str) -> None:
-    """Raises Impossible with the sentence ``why`` and pip's last words."""
+    """Runs pip. Raises Impossible with ``why`` and pip's last line."""
     options = ["--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run(
         [python, "-m", "pip", command, *options, *arguments], stderr=subprocess.PIPE, text=True, check=False

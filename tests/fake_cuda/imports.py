@@ -37,5 +37,5 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """From now on."""
+    """Lets modules be changed that are imported from now on."""
     sys.meta_path.insert(0, _Finder())

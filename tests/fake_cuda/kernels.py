@@ -23,7 +23,7 @@ _CYCLES_PER_US = 1755
 
 
 def install(module: ModuleType) -> None:
-    """Before anything has asked CUDA."""
+    """Replaces PyTorch's kernels, before anything has asked CUDA."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's, of kernels that are replaced
         _install()

@@ -11,7 +11,7 @@ from tests.fake_cuda.kernels import uploaded
 
 
 def install(module: Any) -> None:
-    """See above."""
+    """Replaces the function in the module ``torchvision.io.image``."""
     decode = module.decode_jpeg
 
     @functools.wraps(decode)
