@@ -43,9 +43,10 @@ def test_streams_run_on_their_own_until_they_are_waited_for() -> None:
     with torch.cuda.stream(stream):
         torch.cuda._sleep(1755 * 200_000)  # 0.2 s
         event.record()
-    assert not event.query()
+    assert not event.query() and not stream.query()
     event.synchronize()
-    assert stream.query()
+    stream.synchronize()  # a stream is idle a moment after its last event
+    assert event.query() and stream.query()
 
 
 def test_dalis_iterator_gives_tensors_of_the_device() -> None:
