@@ -5,11 +5,13 @@
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
+# make rehearse   the GPU tests and a quick GPU session on a stand-in for CUDA, without a GPU (tests/fake_cuda); takes
+#                 530 MB from PyPI once; PYTHON_REHEARSAL=... names a Python 3.12 or 3.11
 # make clean   removes the environment and everything that was made here
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all mutations lint check clean test-torch
+.PHONY: demo test test-all mutations lint check clean test-torch rehearse
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -61,6 +63,27 @@ $(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)
 		$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > locked.pth
 	touch $@
 
+# All three are run, whatever the first says.
+REHEARSAL := .rehearsal
+PYTHON_REHEARSAL ?= $(shell for p in python3.12 python3.11 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] not in ((3, 12), (3, 11)))' 2>/dev/null && { echo $$p; break; }; done)
+ON_STAND_IN := $(REHEARSAL)/bin/python -m tests.fake_cuda
+# Not on the stand-in: how much a hybrid gives to the device depends on how fast that is.
+LEFT_OUT := 'tests/test_large_batches.py::test_large_batches_are_whole[cuda-cpu+device-'
+
+rehearse: $(REHEARSAL)/.installed
+	status=0; \
+	$(ON_STAND_IN) pytest tests/fake_cuda/stand_in.py || status=1; \
+	$(ON_STAND_IN) pytest --numprocesses 2 --dist worksteal -m gpu --all --require-gpu \
+		--deselect $(LEFT_OUT) $(PYTEST_ARGS) || status=1; \
+	$(ON_STAND_IN) benchmarks.gpu_session --device cuda --quick --commit rehearsal || status=1; \
+	exit $$status
+
+$(REHEARSAL)/.installed: requirements.lock $(wildcard tests/fake_cuda/*.cpp tests/fake_cuda/*.h) tests/fake_cuda/build.py tests/fake_cuda/environment.py
+	@test -n "$(PYTHON_REHEARSAL)" || { echo "no rehearsal: set PYTHON_REHEARSAL=/path/to/python3.12 (or 3.11)" >&2; exit 1; }
+	@$(PYTHON_REHEARSAL) -m tests.fake_cuda.environment $(REHEARSAL)
+	touch $@
+
 # The stamp is newer than the lock file and pyproject.toml exactly when what they ask for is installed.
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "minato_gpu needs Python 3.11 or later with venv; set PYTHON=/path/to/python3" >&2; exit 1; }
@@ -70,4 +93,4 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .torch runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REHEARSAL) .torch runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
