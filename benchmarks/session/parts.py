@@ -200,9 +200,10 @@ def _compared(asked: Asked, peers: Sequence[Contender], which: str, step: str) -
 
 
 def _fast(asked: Asked, peers: Sequence[Contender]) -> list[Contender]:
-    """Those that were not found to be slow."""
+    """Those that were not found to be slow; all of them at toy size."""
     best = max((_tuned_rate(asked, each.name) or 0.0 for each in peers), default=0.0)
-    return [each for each in peers if (_tuned_rate(asked, each.name) or best) >= _SLOW * best]
+    slow = 0.0 if asked.settings.quick else _SLOW * best
+    return [each for each in peers if (_tuned_rate(asked, each.name) or best) >= slow]
 
 
 def _runner(asked: Asked, which: str, step: str) -> Callable[[Contender], Run]:
