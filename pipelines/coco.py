@@ -147,6 +147,10 @@ class CocoDetection:
         within = owners - np.repeat(self._objects[:-1], np.diff(self._rings))
         self._ring = np.stack([within.astype(np.int32), sizes], axis=1)
         self._point = np.array(points, np.float32).reshape(-1, 2)
+        wrong = np.flatnonzero(~np.isfinite(self._point).all(axis=1))
+        if len(wrong):
+            image = self.image_ids[np.searchsorted(self._points, wrong[0], "right") - 1]
+            raise ValueError(f"image {image} has an object with a polygon whose points are beyond float32")
 
 
 def _starts(counts: Any) -> Any:

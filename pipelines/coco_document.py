@@ -18,6 +18,7 @@ import numpy as np
 BACKGROUND = "background"  # label 0
 NO_CATEGORY = -1  # its id
 
+_LARGEST_SIDE = 2**31 - 1  # of a picture, in an int32
 _CORNERS = 3  # that a polygon needs to enclose anything
 _KINDS = {int: "a whole number", str: "a text", list: "a list"}
 
@@ -74,7 +75,7 @@ def _pictures(entries: list[dict[str, Any]]) -> Pictures:
     ids = np.array([_value(entry, "id", int, "image") for entry in entries], np.int64)
     sizes = [[_value(entry, side, int, "image") for side in ("height", "width")] for entry in entries]
     for entry, size in zip(entries, sizes, strict=True):
-        if min(size) < 1:
+        if min(size) < 1 or max(size) > _LARGEST_SIDE:
             raise _wrong(entry, "image", f"is declared to be {size[1]} x {size[0]} pixels")
     names = np.array([_value(entry, "file_name", str, "image") for entry in entries])
     order = np.argsort(ids)

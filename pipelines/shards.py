@@ -23,6 +23,7 @@ from minato_gpu import Source
 
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"
+_LARGEST_LABEL = 2**63 - 1
 _PIECE = 1 << 20  # bytes read at a time
 
 _Found = tuple[int, int, int, int, str]  # shard, offset, bytes, label, member
@@ -159,4 +160,6 @@ def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, 
         value = int(text)
     except ValueError:
         raise ValueError(f"{label.name!r} of {shard!r} is no class number: {text[:40]!r}") from None
+    if abs(value) > _LARGEST_LABEL:
+        raise ValueError(f"{label.name!r} of {shard!r} is no class number that an int64 holds: {text[:40]!r}")
     return number, photograph.offset_data, photograph.size, value, photograph.name

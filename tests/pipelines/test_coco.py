@@ -161,6 +161,11 @@ WRONG = {
     "no image at all": (changed(lambda d: d.update(images=[])), "lists no images"),
     "no size": (changed(lambda d: d["images"][2].pop("width")), "image 9 has no 'width'"),
     "no area": (changed(lambda d: d["images"][2].update(width=0)), "image 9 is declared to be 0 x 20 pixels"),
+    "no int32": (changed(lambda d: d["images"][2].update(width=2**31)), "image 9 is declared to be 2147483648 x 20"),
+    "no float32": (
+        changed(lambda d: d["annotations"][1].update(segmentation=[[0, 1e39, 10, 10, 10, 40]])),
+        "image 70 has an object with a polygon whose points are beyond float32",
+    ),
     "odd name": (changed(lambda d: d["images"][0].update(file_name=3)), "image 70 has 3 as 'file_name', not a text"),
     "two images": (changed(lambda d: d["images"][0].update(id=9)), "two images have the id 9"),
     "two categories": (changed(lambda d: d["categories"][0].update(id=2)), "two categories have the same id"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,62 @@ def test_a_volume_smaller_than_the_patch_is_filled_up_with_zeros(tmp_path: Path)
         fields = volume_stages.crop(CaseFolder(tmp_path)[0], params, patch=PATCH)
         assert (fields["image"][:3] == 2).all() and (fields["image"][3:] == 0).all()
         assert (fields["label"][:3] == 1).all() and (fields["label"][3:] == 0).all()
+
+
+LABELS = np.zeros((4, 5, 6))
+LABELS[1:3, 2:4, 1:5] = 3
+
+
+@pytest.mark.parametrize("oversampling", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("labels", "value"),
+    [
+        (LABELS - 1e-4, None),
+        (LABELS.astype(np.float32) * np.float32(0.9999), None),
+        (LABELS.astype(">i8"), None),
+        (LABELS > 0, None),
+        (LABELS * 0.5, "1.5"),
+        (LABELS.astype(np.int16) * 1000, "3000"),
+        (LABELS.astype(np.int64) - 1, "-1"),
+        (LABELS * 100.0, "300.0"),
+        (np.where(LABELS == 0, np.nan, LABELS), "nan"),
+        (np.where(LABELS == 0, np.inf, LABELS), "inf"),
+        (LABELS.astype(np.complex64), "the type complex64"),
+    ],
+)
+def test_labels_are_those_of_the_file_or_refused(
+    tmp_path: Path, labels: Any, value: str | None, oversampling: float
+) -> None:
+    np.save(tmp_path / "a_x.npy", np.zeros(labels.shape, np.float32))
+    np.save(tmp_path / "a_y.npy", labels)
+    pipeline = segmentation_3d.build(labels.shape, oversampling=oversampling, flip=0)
+    if value is None:
+        assert np.array_equal(pipeline.run(CaseFolder(tmp_path)[0], 0)["label"][0], np.rint(labels + 0.0))
+        return
+    with pytest.raises(StageError, match=rf"a_y\.npy' (has the label|holds values of) {re.escape(value)}[;,]"):
+        pipeline.run(CaseFolder(tmp_path)[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.float64(1e300), "float32", r"a_x\.npy' has the value 1e\+300, which float32 cannot hold"),
+        (np.uint16(65535), "float16", r"a_x\.npy' has the value 65535, which dtype='float16', as .* cannot hold"),
+        (np.complex64(1), "float32", r"a_x\.npy' holds values of the type complex64"),
+        (np.uint16(65535), "float32", None),
+        (np.uint16(50000), "float16", None),
+    ],
+)
+def test_images_are_those_of_the_file_or_refused(tmp_path: Path, value: Any, dtype: str, message: str | None) -> None:
+    """Also where the brightness is changed."""
+    np.save(tmp_path / "a_x.npy", np.full((4, 5, 6), value))
+    np.save(tmp_path / "a_y.npy", np.zeros((4, 5, 6), np.uint8))
+    pipeline = segmentation_3d.build((4, 5, 6), noise=0, probability=1, dtype=dtype)
+    if message is None:
+        assert np.isfinite(pipeline.run(CaseFolder(tmp_path)[0], 0)["image"]).all()
+        return
+    with pytest.raises(StageError, match=message):
+        pipeline.run(CaseFolder(tmp_path)[0], 0)
 
 
 def test_flips_are_drawn_for_each_axis_and_turn_image_and_label_alike() -> None:

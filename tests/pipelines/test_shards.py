@@ -68,6 +68,7 @@ def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: 
     [
         ({"a.jpg": b"x"}, r"has no member \.cls; it has a\.jpg"),
         ({"a.cls": b"1", "b.jpg": b"x", "b.cls": b"2"}, r"has no member \.jpg or .* or \.webp; it has a\.cls"),
+        ({"a.jpg": b"x", "a.cls": b"9223372036854775808"}, "'a.cls' of .* is no class number that an int64 holds"),
         ({"a.jpg": b"x", "a.cls": b"cat"}, "'a.cls' of .* is no class number: b'cat'"),
         ({}, "hold no sample"),
     ],
