@@ -24,7 +24,7 @@ import numpy as np
 from minato_gpu import Source, read_bytes
 from minato_gpu.extras import from_extra
 
-from .files import find, say_left_out
+from .files import HIDDEN, find, say_left_out
 
 MOST_VOXELS = 1 << 30
 """A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
@@ -37,7 +37,8 @@ _LAYOUTS = (("imaging.nii.gz", "segmentation.nii.gz"), ("imaging.nii", "segmenta
 class CaseFolder:
     """The cases of a folder as a map-style data set; items are ``{"path": str, "label_path": str}``, sorted by name.
 
-    Cases may lie deeper, and links are followed. ``left_out`` counts other volumes, by ending; it is said once.
+    Cases may lie deeper, and links are followed; names that begin with a dot are none. ``left_out`` counts those
+    and other volumes, by ending; it is said once.
 
     Raises FileNotFoundError for a folder that is missing or has no case in either layout, and, naming it, for a case's
     image or label that is missing or is a link to what is missing.
@@ -49,7 +50,8 @@ class CaseFolder:
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
         self.paths: list[str] = []
         self.label_paths: list[str] = []
-        found = {Path(path) for path in find(self.root, _ENDINGS)[0]}
+        paths, others = find(self.root, _ENDINGS)
+        found = {Path(path) for path in paths}
         for image_end, label_end in _LAYOUTS:
             images = {file: _other(file, image_end, label_end) for file in found if _ends(file, image_end)}
             labels = {file: _other(file, label_end, image_end) for file in found if _ends(file, label_end)}
@@ -64,6 +66,7 @@ class CaseFolder:
             layouts = "case_00000/imaging.nii.gz (KiTS19) or case_00000_x.npy (NumPy)"
             raise FileNotFoundError(f"{str(root)!r} holds no volumes such as {layouts}")
         self.left_out = Counter(f"{''.join(file.suffixes)} files" for file in found)
+        self.left_out[HIDDEN] = others[HIDDEN]
         say_left_out(self.root, self.left_out, "neither a case's image nor its label by their names")
 
     def __len__(self) -> int:
