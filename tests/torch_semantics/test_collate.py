@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from tests.contracts.datasets import Made
 from tests.raising import error_of
@@ -137,6 +138,39 @@ def test_default_collation(loader_class: Any, num_workers: int, kind: str) -> No
     assert len(received) == 3
     for got, wanted in zip(received, expected, strict=True):
         assert same(got, wanted), f"{got!r} is not {wanted!r}"
+
+
+def _as_list(batch: Any, *, collate_fn_map: Any = None) -> list[Any]:
+    return list(batch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1], ids=["main", "worker"])
+@pytest.mark.parametrize(
+    ("registered", "kind"),
+    [
+        (torch.Tensor, "0-d tensor"),
+        (torch.Tensor, "array"),
+        (np.ndarray, "array"),
+        (np.number, "numpy float32"),
+        (int, "int"),
+        (int, "bool"),
+        (float, "tuple"),
+        (str, "dict"),
+        (bytes, "nested"),
+        (list, "list"),
+        (tuple, "tuple"),
+        (dict, "dict"),
+        (Point, "namedtuple in a dict"),
+        (Sequence, "nested"),
+        (Mapping, "namedtuple"),
+    ],
+)
+def test_registered_functions_are_used(
+    loader_class: Any, num_workers: int, registered: type, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last one's type nothing comes."""
+    monkeypatch.setitem(default_collate_fn_map, registered, _as_list)
+    test_default_collation(loader_class, num_workers, kind)
 
 
 def _wrong(received: list[Any], kind: str) -> str:
