@@ -11,7 +11,7 @@ import numpy as np
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
-from .volumes import open_volume
+from .volumes import open_pair, open_volume
 
 with from_extra("pipelines"):
     from scipy import ndimage
@@ -40,15 +40,13 @@ def crop(fields: Fields, params: Params, *, patch: tuple[int, int, int], most: f
 def open_volumes(fields: Fields) -> Fields:
     """What of ``crop`` depends on no draw: image_volume and label_volume, as their files hold them (dtype, byte order,
     order of axes in memory), mapped where the format allows it."""
-    paths = {"image_volume": fields["path"], "label_volume": fields["label_path"]}
-    return {name: np.asarray(open_volume(path)) for name, path in paths.items()}
+    image, label = open_pair(fields["path"], fields["label_path"])
+    return {"image_volume": np.asarray(image), "label_volume": np.asarray(label)}
 
 
 def crop_volumes(fields: Fields, params: Params, *, patch: tuple[int, int, int], most: float = math.inf) -> Fields:
     """As ``crop``, from what ``open_volumes`` made."""
     image, label, of = fields["image_volume"], fields["label_volume"], fields["label_path"]
-    if image.shape != label.shape:
-        raise ValueError(f"the image has the shape {image.shape}, its label {label.shape}")
     corner = None
     if params["balanced"]:
         label = classes(label, of)

@@ -216,6 +216,60 @@ def test_nifti_files_as_kits19_has_them(case: Any, tmp_path: Path, suffix: str) 
         assert np.array_equal(one["image"], other["image"]) and np.array_equal(one["label"], other["label"])
 
 
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (1, 4, 5, 6), (1, 4, 5, 6, 1)])
+@pytest.mark.parametrize("form", ["npy", "1 nii", "1 nii.gz", "2 nii", "2 nii.gz", "2 nii.gz >"])
+def test_axes_of_length_1_carry_nothing_in_any_format(tmp_path: Path, form: str, shape: tuple[int, ...]) -> None:
+    """Also of NIfTI-2, and of the other byte order."""
+    nibabel = pytest.importorskip("nibabel")
+    volume = np.arange(120, dtype=np.float32).reshape(shape)
+    path = tmp_path / f"a.{form.split()[min(1, len(form.split()) - 1)]}"
+    if form == "npy":
+        np.save(path, volume)
+    else:
+        kind = nibabel.Nifti2Image if form[0] == "2" else nibabel.Nifti1Image
+        header = kind.header_class(endianness=">") if form.endswith(">") else None
+        nibabel.save(kind(volume, np.eye(4), header), path)
+    assert np.array_equal(open_volume(str(path)), volume.reshape(4, 5, 6))
+
+
+def test_a_volume_of_several_channels_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((4, 5, 6, 2)))
+    with pytest.raises(ValueError, match=r"three dimensions, this one has the shape \(4, 5, 6, 2\)"):
+        open_volume(str(tmp_path / "a.npy"))
+
+
+MIRRORED = np.diag([-1.0, 1, 1, 1])
+MIRRORED[0, 3] = 7
+SHIFTED = np.eye(4)
+SHIFTED[2, 3] = 1
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+@pytest.mark.parametrize(
+    ("affine", "voxels"),
+    [
+        (np.eye(4), None),
+        (np.eye(4) * (1 + 1e-5), None),
+        (None, None),
+        (MIRRORED, "7"),
+        (SHIFTED, "1"),
+        (np.diag([1, 1, 2.0, 1]), "7"),
+    ],
+)
+def test_image_and_label_lie_in_the_same_place(tmp_path: Path, suffix: str, affine: Any, voxels: str | None) -> None:
+    """Or their files do not say where they lie."""
+    nibabel = pytest.importorskip("nibabel")
+    for name, lies in (("imaging", np.eye(4)), ("segmentation", affine)):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 8), np.uint8), lies), tmp_path / f"{name}{suffix}")
+    pipeline, sample = segmentation_3d.build((8, 8, 8)), CaseFolder(tmp_path)[0]
+    if voxels is None:
+        assert pipeline.run(sample, 0)["label"].shape == (1, 8, 8, 8)
+        return
+    said = rf"the label '.*segmentation{suffix}' lies up to {voxels} voxels beside the image '.*imaging{suffix}'"
+    with pytest.raises(StageError, match=said):
+        pipeline.run(sample, 0)
+
+
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         CaseFolder(tmp_path / "absent")
