@@ -299,7 +299,7 @@ def _plain(value: torch.Tensor) -> bool:
         value.device.type == "cpu"
         and value.layout is torch.strided
         and not value.requires_grad
-        and not (value.is_conj() or value.is_neg() or value.is_quantized)
+        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_nested)
     )
 
 

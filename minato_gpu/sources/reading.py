@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.disk.filesystem import read_into, read_to_end, tells_size
-from minato_gpu.sources.remote import read_here
+from minato_gpu.sources.remote import check_length, read_here
 from minato_gpu.sources.source import FIELDS, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
@@ -103,8 +103,7 @@ def read_now(source: Source) -> NDArray[np.uint8]:
         data = _read_remote(source)
     else:
         data = _read_file(source.file, source.offset, source.length)
-    if source.length is not None and len(data) != source.length:
-        raise EOFError(f"{source} ends {source.length - len(data)} bytes too early")
+    check_length(source, len(data))
     return data
 
 

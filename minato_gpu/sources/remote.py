@@ -14,6 +14,8 @@ from typing import Any
 
 from minato_gpu.sources.source import Source
 
+_SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a source without offset and length"
+
 
 class RemoteReads:
     """Asynchronous file systems, by protocol and options."""
@@ -34,9 +36,7 @@ class RemoteReads:
         else:
             data = await asyncio.to_thread(read_here, source)
         found = bytes(data) if not isinstance(data, bytes) else data
-        if source.length is not None and len(found) != source.length:
-            which = "fewer" if len(found) < source.length else "more"
-            raise EOFError(f"{source} was to have {source.length} bytes and has {which}: {len(found)} came")
+        check_length(source, len(found))
         return found
 
     def renew(self, source: Source) -> None:
@@ -78,22 +78,28 @@ def read_here(source: Source) -> Any:
 
 def asked_of(source: Source) -> dict[str, Any]:
     """What fsspec's ``cat_file`` is asked for, besides the path."""
-    if source.length is not None:
-        return {"start": source.offset, "end": source.offset + source.length}
-    asked: dict[str, Any] = {"start": source.offset or None, "end": None}
+    end = None if source.length is None else source.offset + source.length
+    asked: dict[str, Any] = {"start": (source.offset or None) if end is None else source.offset, "end": end}
     if source.offset and _protocol(source) in ("http", "https"):
         asked["raise_for_status"] = partial(_refuse_all, source)
     return asked
 
 
+def check_length(source: Source, nbytes: int) -> None:
+    """Raise where another number of bytes has come than is declared."""
+    if source.length is None or nbytes == source.length:
+        return
+    if nbytes < source.length:
+        raise EOFError(f"{source} ends {source.length - nbytes} bytes too early")
+    raise io.UnsupportedOperation(_SENDS_ALL.format(source=source))
+
+
 async def _refuse_all(source: Source, response: Any) -> None:
-    """A server that knows no ranges answers with all that there is, of which the number of bytes does not tell where
-    none is declared. It is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
+    """A server that knows no ranges answers with all that there is, of which the number of bytes need not tell. It
+    is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
     if response.status == 200:
         response.close()
-        raise io.UnsupportedOperation(
-            f"{source}: the server does not send parts, but all of it; declare a source without an offset"
-        )
+        raise io.UnsupportedOperation(_SENDS_ALL.format(source=source))
 
 
 def _protocol(source: Source) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -75,6 +76,13 @@ _DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 ]  # fmt: skip
 
+
+def _nested(index: int) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype
+        return torch.nested.nested_tensor([torch.zeros(2), torch.full((3,), index)])
+
+
 _SHARED = torch.arange(100.0)
 
 
@@ -123,6 +131,8 @@ _SAMPLES: dict[str, Callable[[int], Any]] = {
     "own immutable mapping": lambda i: Frozen({"a": i, "b": torch.tensor(i)}),
     "own sequence": lambda i: Row([i, torch.tensor(i)]),
     "range": lambda i: range(i, i + 3),
+    "view of bytes": lambda i: memoryview(b"ab%d" % i),
+    "view of an array": lambda i: {"x": memoryview(np.arange(3.0) + i)},
     "deque": lambda i: collections.deque([i, torch.tensor(i)]),
     "empty tuple": lambda i: (),
     "empty dict": lambda i: {},
@@ -224,6 +234,7 @@ _REFUSED: dict[str, tuple[Callable[[int], Any], type[Exception], str]] = {
     "unequal arrays": (lambda i: np.zeros((2, i)), RuntimeError, "stack expects each tensor to be equal size"),
     "unequal lists": (lambda i: [0] * (i + 1), RuntimeError, "each element in list of batch should be of equal size"),
     "missing key": (lambda i: {"a": 1} if i == 0 else {"b": 1}, KeyError, "'a'"),
+    "nested": (lambda i: _nested(i), RuntimeError, "Batches of nested tensors are not currently supported"),
     "sparse COO": (lambda i: torch.eye(2).to_sparse(), RuntimeError, "Batches of sparse tensors are not currently"),
 }
 
