@@ -132,7 +132,7 @@ def _reduce_view(obj: memoryview) -> object:
     return _view, parts
 
 
-def _view(data: bytes | bytearray, form: Value, shape: tuple[int, ...]) -> memoryview:
+def _view(data: bytes | bytearray, form: Value, shape: Value) -> Value:
     return memoryview(data).cast(form) if len(shape) == 1 else memoryview(data).cast(form, shape)
 
 

@@ -114,8 +114,8 @@ def test_other_objects(value: Any) -> None:
 
 _VIEWS: dict[str, memoryview] = {
     "of bytes": memoryview(b"abc"),
-    "of a matrix": memoryview(np.arange(12.0).reshape(3, 4)),
-    "with gaps": memoryview(np.arange(12)[::3]),
+    "of a matrix": np.arange(12.0).reshape(3, 4).data,
+    "with gaps": np.arange(12)[::3].data,
     "empty": memoryview(bytearray()),
 }
 
@@ -128,7 +128,7 @@ def test_views_hold_what_they_held(value: memoryview) -> None:
 
 def test_a_view_of_a_foreign_format_cannot_be_sent() -> None:
     with pytest.raises(TypeError, match="cannot pickle memoryview"):
-        there(memoryview(np.arange(3, dtype=">i4")))
+        there(np.arange(3, dtype=">i4").data)
 
 
 _IN_MEMORY: dict[str, Any] = {
