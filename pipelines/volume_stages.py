@@ -66,7 +66,7 @@ def classes(label: Any, path: str) -> Any:
     _check_kind(label, path)
     with np.errstate(invalid="ignore"):  # what uint8 does not have
         found = label.astype(np.uint8)
-        if np.array_equal(found, label):
+        if (found == label).all():
             return found
         whole = np.rint(label)
         wrong = ~((whole >= 0) & (whole <= _LARGEST) & (np.abs(whole - label) <= _ROUNDING))
