@@ -5,8 +5,8 @@ JSON document lists images, annotations and categories. A box is left, top, widt
 both in pixels from the picture's upper left corner: the pixel in column 3 reaches from x = 3 to x = 4.
 
 What is left out, counted in ``CocoDetection.left_out`` and said once: crowds (run-length regions of many objects, which
-training references leave out too), objects that have no width or height within their picture or whose polygons enclose
-nothing, and images of which nothing remains.
+training references leave out too), run-length masks of other objects, whose boxes are kept, objects that have no width
+or height within their picture or whose polygons enclose nothing, and images of which nothing remains.
 
 Decision: the document becomes a few flat arrays once. Lists of Python objects would be copied, page by page, into every
 forked worker as soon as it counts references to them; COCO's training set has 860,000 annotations.
@@ -125,6 +125,7 @@ class CocoDetection:
             raise ValueError("no image has an object to detect; keep_empty=True keeps images without")
         self.left_out = {
             "crowds": objects.left_out["crowds"],
+            "run-length masks": objects.left_out["run-length masks"],
             "degenerate objects": objects.left_out["degenerate objects"] + int((~sound).sum()),
             "images without objects": len(counts) - len(shown),
         }
@@ -147,6 +148,10 @@ class CocoDetection:
         within = owners - np.repeat(self._objects[:-1], np.diff(self._rings))
         self._ring = np.stack([within.astype(np.int32), sizes], axis=1)
         self._point = np.array(points, np.float32).reshape(-1, 2)
+        wrong = np.flatnonzero(~np.isfinite(self._point).all(axis=1))
+        if len(wrong):
+            image = self.image_ids[np.searchsorted(self._points, wrong[0], "right") - 1]
+            raise ValueError(f"image {image} has an object with a polygon whose points are beyond float32")
 
 
 def _starts(counts: Any) -> Any:

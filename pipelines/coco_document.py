@@ -18,6 +18,8 @@ import numpy as np
 BACKGROUND = "background"  # label 0
 NO_CATEGORY = -1  # its id
 
+_LARGEST_ID = 2**63 - 1
+_LARGEST_SIDE = 2**31 - 1  # of a picture, in an int32
 _CORNERS = 3  # that a polygon needs to enclose anything
 _KINDS = {int: "a whole number", str: "a text", list: "a list"}
 
@@ -32,7 +34,8 @@ class Pictures(NamedTuple):
 
 class Objects(NamedTuple):
     """In the document's order: the number of each object's picture, its label, its box as it is given, its polygons.
-    ``left_out``: how many "crowds", and "degenerate objects" whose polygons enclose nothing."""
+    ``left_out``: how many "crowds", "degenerate objects" whose polygons enclose nothing, and "run-length masks" of
+    objects that are no crowds, and are there by their boxes alone."""
 
     owner: array[int]
     labels: array[int]
@@ -71,10 +74,14 @@ def _entries(document: dict[str, Any], key: str) -> list[dict[str, Any]]:
 def _pictures(entries: list[dict[str, Any]]) -> Pictures:
     if not entries:
         raise ValueError("it lists no images")
-    ids = np.array([_value(entry, "id", int, "image") for entry in entries], np.int64)
+    numbers = [_value(entry, "id", int, "image") for entry in entries]
+    for entry, number in zip(entries, numbers, strict=True):
+        if abs(number) > _LARGEST_ID:
+            raise _wrong(entry, "image", "has an 'id' that an int64 does not hold: number the images anew")
+    ids = np.array(numbers, np.int64)
     sizes = [[_value(entry, side, int, "image") for side in ("height", "width")] for entry in entries]
     for entry, size in zip(entries, sizes, strict=True):
-        if min(size) < 1:
+        if min(size) < 1 or max(size) > _LARGEST_SIDE:
             raise _wrong(entry, "image", f"is declared to be {size[1]} x {size[0]} pixels")
     names = np.array([_value(entry, "file_name", str, "image") for entry in entries])
     order = np.argsort(ids)
@@ -103,8 +110,8 @@ def _objects(entries: list[dict[str, Any]], images: Any, categories: list[int]) 
             raise _wrong(entry, "annotation", f"is of image {image}, which is not among the images")
         if category not in labels:
             raise _wrong(entry, "annotation", f"is of category {category}, which is not among the categories")
-        crowd = entry.get("iscrowd", 0)
-        polygons = None if crowd else _polygons(entry)
+        crowd = _is_crowd(entry)
+        polygons = None if crowd else _polygons(entry, found.left_out)
         if polygons is None:
             found.left_out["crowds" if crowd else "degenerate objects"] += 1
             continue
@@ -122,12 +129,21 @@ def _box(entry: dict[str, Any]) -> list[float]:
     return box
 
 
-def _polygons(entry: dict[str, Any]) -> list[list[float]] | None:
-    """Those that enclose something; none for an object that is given by its box alone; None where all are flat."""
+def _is_crowd(entry: dict[str, Any]) -> bool:
+    """Converters also write "0" and "1"."""
+    value = entry.get("iscrowd")
+    if value not in (None, 0, 1, "0", "1"):
+        raise _wrong(entry, "annotation", f"has {brief(value)} as 'iscrowd', not 0 or 1")
+    return value in (1, "1")
+
+
+def _polygons(entry: dict[str, Any], left_out: Counter[str]) -> list[list[float]] | None:
+    """Those that enclose something; none for an object that is given by its box alone, or by a run-length mask, which
+    is ``left_out``; None where all are flat."""
     found = entry.get("segmentation") or []
     if isinstance(found, dict):
-        what = "has a run-length segmentation, which is for crowds (iscrowd 1) only; convert it to polygons"
-        raise _wrong(entry, "annotation", what)
+        left_out["run-length masks"] += 1
+        return []
     if not isinstance(found, list) or not all(
         isinstance(ring, list) and len(ring) % 2 == 0 and _finite(ring) for ring in found
     ):

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from minato_gpu.extras import from_extra
 
-from .headers import read_header
+from .headers import Header, read_header, repaired
 from .jpeg_scans import has_all_scans
 
 with from_extra("pipelines"):
@@ -99,6 +99,21 @@ def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
     ``encoded``: the bytes of a JPEG, PNG or WebP file, uint8 (n,). Raises ValueError where it cannot be decoded, or
     where the picture is smaller than the box.
     """
+    data = encoded.tobytes()
+    try:
+        header = read_header(data)
+    except ValueError as error:
+        raise ValueError(f"cannot decode this picture: {error}") from error
+    return decode_repaired(as_repaired(encoded, data, header), box)
+
+
+def as_repaired(encoded: Any, data: bytes, header: Header) -> Any:
+    """``encoded``, whose bytes are ``data``, as all decoders read it alike: mostly the same array."""
+    return np.frombuffer(bytearray(repaired(data, header)), np.uint8) if header.repairs else encoded
+
+
+def decode_repaired(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+    """As ``decode_box``, of what ``as_repaired`` returned."""
     codec = library()
     return _whole(encoded, box) if codec is None else _region(codec, encoded, box)
 
@@ -113,7 +128,7 @@ def decode_whole(encoded: Any) -> Any:
         header = read_header(data)
         if data[:2] == b"\xff\xd8" and not has_all_scans(data):
             return encoded
-        return decode_box(encoded, (0, 0, header.height, header.width))
+        return decode_repaired(encoded, (0, 0, header.height, header.width))
     except ValueError:  # said of boxes that are affected
         return encoded
 
@@ -122,7 +137,7 @@ def cut_box(whole: Any, box: tuple[int, int, int, int]) -> Any:
     """What ``decode_box(encoded, box)`` returns, from ``whole``, which ``decode_whole(encoded)`` returned: the same
     pixels, as a view where that is the picture. Raises ValueError where that does."""
     if whole.ndim == 1:
-        return decode_box(whole, box)
+        return decode_repaired(whole, box)
     top, left, height, width = box
     crop = whole[top : top + height, left : left + width]
     if crop.shape[:2] != (height, width):

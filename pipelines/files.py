@@ -9,10 +9,21 @@ from pathlib import Path
 
 from minato_gpu.notices import say_once
 
+HIDDEN = "hidden files and folders"
+# what systems leave in folders: macOS in archives, storage of Synology's and QNAP's, Windows, ext4
+_LEFT = frozenset(
+    ("__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder of this name holds no samples: ".ipynb_checkpoints", "._1.jpg", "__MACOSX"."""
+    return name.startswith(".") or name in _LEFT
+
 
 def find(folder: str | os.PathLike[str], endings: tuple[str, ...]) -> tuple[list[str], Counter[str]]:
     """The files in a folder and all folders below whose names end so (in small letters or capitals), sorted; and how
-    many others there are, by ending. Links are followed.
+    many others there are, by ending. Links are followed; of what is hidden nothing is looked at.
 
     Raises FileNotFoundError, naming it, for a link to what is missing, OSError for a folder that cannot be read, and
     ValueError for a link to a folder that it lies in.
@@ -21,6 +32,9 @@ def find(folder: str | os.PathLike[str], endings: tuple[str, ...]) -> tuple[list
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
+                if is_hidden(entry.name):
+                    others[HIDDEN] += 1
+                    continue
                 if entry.is_symlink():
                     check_link(entry.path)
                 if entry.is_dir():

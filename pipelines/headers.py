@@ -6,31 +6,45 @@ segment, PNG's eXIf chunk or WebP's EXIF chunk).
 
 Decision: other formats are refused here, because the two lanes' decoders do not both know them, and a sample must
 not depend on its lane. For the same reason a JPEG without its end marker is refused: a decoder of the whole
-picture fails on it, one that decodes a region may never get there.
+picture fails on it, one that decodes a region may never get there. And where decoders do not read alike what is odd
+but sound (bytes between a JPEG's segments, orientations that are no SHORT, several Exif segments), they get other bytes
+for it (``repaired``), which all of them read as Pillow reads the file.
 """
 
 from __future__ import annotations
 
+import re
 import struct
+import zlib
 from dataclasses import dataclass, replace
 
 MOST_PIXELS = 1 << 28
 """A picture that claims more is refused before a decoder reserves memory for it: 268 million, 16 thousand squared."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+_EXIF = b"Exif\0\0"
 _ORIENTATION = 0x0112
+_SHORT = 3
+_KINDS = {_SHORT: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # of whole numbers in a TIFF structure, as Pillow takes them
+_MARKER = re.compile(rb"\xff+[\x02-\xcf\xd8-\xfe]")  # of a segment
+_NO_SEGMENT = frozenset((0x00, 0x01, *range(0xD0, 0xD8), 0xFF))  # stuffed, alone, restart and filling bytes
+
+Repair = tuple[int, int, bytes]
+"""Where bytes of a file begin and end, and what is to stand in their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """``height`` and ``width``: pixels of the upright picture, its orientation applied. ``orientation``: Exif's 1 to 8.
     ``progressive``: whether it is slow to decode, and only as a whole: a JPEG coded in several scans, or a lossy WebP.
+    ``repairs``: of what decoders do not read alike, in the order of the file.
     """
 
     height: int
     width: int
     orientation: int = 1
     progressive: bool = False
+    repairs: tuple[Repair, ...] = ()
 
 
 def read_header(data: bytes) -> Header:
@@ -56,15 +70,23 @@ def read_header(data: bytes) -> Header:
     return found
 
 
+def repaired(data: bytes, header: Header) -> bytes:
+    """The file ``data``, whose header this is, as all decoders read it alike."""
+    parts, at = [], 0
+    for begin, end, instead in header.repairs:
+        parts += [data[at:begin], instead]
+        at = end
+    return b"".join((*parts, data[at:]))
+
+
 def _jpeg(data: bytes) -> Header:
     """As all of these: with the size that is coded, before the orientation is applied."""
-    at, size, orientation, progressive = 2, None, 1, False
+    at, size, orientation, progressive = 2, None, 0, False
+    repairs: list[Repair] = []
     while at + 4 <= len(data):
-        if data[at] != 0xFF:
-            raise ValueError(f"broken JPEG header: no marker at byte {at}")
         marker = data[at + 1]
-        if marker == 0xFF:  # fill byte
-            at += 1
+        if data[at] != 0xFF or marker in _NO_SEGMENT:
+            at = _next_marker(data, at, repairs)
             continue
         length = int.from_bytes(data[at + 2 : at + 4], "big")
         body = at + 4
@@ -73,14 +95,28 @@ def _jpeg(data: bytes) -> Header:
                 raise ValueError("broken JPEG header: no frame header before the first scan")
             if data.rfind(b"\xff\xd9", at) < 0:
                 raise ValueError("the JPEG file is cut off: it has no end marker")
-            return Header(size[0], size[1], orientation, progressive)
+            return Header(size[0], size[1], orientation or 1, progressive, tuple(repairs))
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # frame header
             size = struct.unpack(">HH", data[body + 1 : body + 5]) if len(data) >= body + 5 else None
             progressive = marker & 3 == 2
-        elif marker == 0xE1 and data[body : body + 6] == b"Exif\0\0":
-            orientation = _orientation(data[body + 6 : at + 2 + length])
+        elif marker == 0xE1 and data[body : body + 6] == _EXIF:
+            if orientation:  # the first one counts
+                repairs.append((at, at + 2 + length, b""))
+            else:
+                orientation, more = _orientation(data[body + 6 : at + 2 + length], body + 6)
+                repairs += more
         at += 2 + length
     raise ValueError("broken JPEG header: the file ends before its first scan")
+
+
+def _next_marker(data: bytes, at: int, repairs: list[Repair]) -> int:
+    """Where it is. Bytes before it that neither belong to a segment nor fill a gap are left out: libjpeg skips them."""
+    found = _MARKER.search(data, at)
+    if found is None:
+        return len(data)
+    if found.start() > at:
+        repairs.append((at, found.start(), b""))
+    return found.end() - 2
 
 
 def _png(data: bytes) -> Header:
@@ -88,21 +124,29 @@ def _png(data: bytes) -> Header:
         raise ValueError("broken PNG header")
     width, height = struct.unpack(">II", data[16:24])
     at, orientation = 33, 1
+    before, last, repairs = list[Repair](), None, list[Repair]()  # of several eXIf chunks the last one counts
     while at + 8 <= len(data):
         length, kind = struct.unpack(">I4s", data[at : at + 8])
+        end = at + 12 + length
         if kind == b"eXIf":
-            orientation = _orientation(data[at + 8 : at + 8 + length])
+            before += [] if last is None else [last]
+            last = at, end, b""
+            orientation, repairs = _orientation(data[at + 8 : end - 4], at + 8)
+            if repairs:
+                whole = repaired(data[: end - 4], Header(0, 0, repairs=tuple(repairs)))[at + 4 :]
+                repairs = [(at + 4, end, whole + zlib.crc32(whole).to_bytes(4, "big"))]
         elif kind == b"IEND":
             break
-        at += 12 + length
-    return Header(height, width, orientation)
+        at = end
+    return Header(height, width, orientation, repairs=(*before, *repairs))
 
 
 def _webp(data: bytes) -> Header:
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
         raise ValueError(f"the WebP file is cut off: it has {len(data)} bytes of {end}")
-    at, size, orientation, lossy = 12, None, 1, True
+    at, size, orientation, lossy = 12, None, 0, True
+    repairs: list[Repair] = []
     tells = data[12:16] == b"VP8X" and data[20:21] and data[20] & 0x08  # else decoders do not look for an EXIF chunk
     while at + 8 <= end:
         kind, length = struct.unpack("<4sI", data[at : at + 8])
@@ -110,12 +154,21 @@ def _webp(data: bytes) -> Header:
         if at == 12:
             size = _webp_size(kind, body)
         lossy = lossy and kind != b"VP8L"
-        if kind == b"EXIF" and tells:
-            orientation = _orientation(body)
+        if kind == b"EXIF" and tells and orientation:  # the first one counts
+            repairs.append((at, at + 4, b"none"))
+        elif kind == b"EXIF" and tells:
+            more = (
+                len(_EXIF) if body.startswith(_EXIF) else 0
+            )  # ImageMagick leaves it there, which decoders do not skip
+            if more:
+                repairs.append((4, 8, struct.pack("<I", end - 8 - more)))
+                repairs.append((at + 4, at + 8 + more, struct.pack("<I", length - more)))
+            orientation, others = _orientation(body[more:], at + 8 + more)
+            repairs += others
         at += 8 + length + length % 2
     if size is None:
         raise ValueError("broken WebP header: it does not begin with a picture")
-    return Header(*size, orientation, lossy)
+    return Header(*size, orientation or 1, lossy, tuple(repairs))
 
 
 def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
@@ -131,17 +184,31 @@ def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _orientation(tiff: bytes) -> int:
-    """The orientation of a TIFF structure; 1 (upright) where it is absent or broken, as decoders do."""
+def _orientation(tiff: bytes, at: int) -> tuple[int, list[Repair]]:
+    """The orientation of a TIFF structure, 1 (upright) where it is absent or broken, as decoders do; and the entry as a
+    SHORT, where it is none. ``at``: where the structure begins in the file."""
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None or len(tiff) < 8:
-        return 1
-    (at,) = struct.unpack(order + "I", tiff[4:8])
-    if at + 2 > len(tiff):
-        return 1
-    (count,) = struct.unpack(order + "H", tiff[at : at + 2])
-    for entry in range(at + 2, min(at + 2 + 12 * count, len(tiff) - 11), 12):
-        tag, kind, _, value = struct.unpack(order + "HHIH", tiff[entry : entry + 10])
-        if tag == _ORIENTATION and kind == 3:
-            return value if 1 <= value <= 8 else 1
-    return 1
+        return 1, []
+    (begin,) = struct.unpack(order + "I", tiff[4:8])
+    if begin + 2 > len(tiff):
+        return 1, []
+    (entries,) = struct.unpack(order + "H", tiff[begin : begin + 2])
+    for entry in range(begin + 2, min(begin + 2 + 12 * entries, len(tiff) - 11), 12):
+        tag, kind, count, value = struct.unpack(order + "HHIH", tiff[entry : entry + 10])
+        if tag == _ORIENTATION:
+            if kind == _SHORT and count == 1:
+                return (value if 1 <= value <= 8 else 1), []
+            value = _number(tiff, entry, order)
+            return value, [(at + entry, at + entry + 12, struct.pack(order + "HHIHH", tag, _SHORT, 1, value, 0))]
+    return 1, []
+
+
+def _number(tiff: bytes, entry: int, order: str) -> int:
+    """The orientation in an entry of any kind; 1 (upright) where it has none."""
+    kind, count, place = struct.unpack(order + "HII", tiff[entry + 2 : entry + 12])
+    form = order + _KINDS.get(kind, "x")
+    size = struct.calcsize(form)
+    begin = entry + 8 if size * count <= 4 else place
+    values = struct.unpack(form, tiff[begin : begin + size]) if begin + size <= len(tiff) else ()
+    return values[0] if count and values and 1 <= values[0] <= 8 else 1

@@ -27,7 +27,7 @@ from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 
 from . import image_stages
 from .example_photographs import write as example_data
-from .files import check_link, find, say_left_out
+from .files import HIDDEN, check_link, find, is_hidden, say_left_out
 from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
 from .shards import TarShards
 
@@ -41,7 +41,8 @@ class ImageFolder:
 
     Items are ``{"path": str, "label": int}``; labels number the class folders, sorted by name, from 0. Files may
     lie deeper, and links are followed. ``left_out`` counts, by ending, the files in class folders that are none of
-    these, and photographs that lie in no class folder; what it counts is said once.
+    these, photographs that lie in no class folder, and what is hidden (names that begin with a dot, or that systems
+    leave, such as "__MACOSX"), which is no class either; what it counts is said once.
 
     Raises FileNotFoundError where there is no folder or no photograph, and where a link's target is missing, naming it.
     Whether a file can be decoded is found out when it is read.
@@ -51,7 +52,8 @@ class ImageFolder:
         self.root = Path(root)
         if not self.root.is_dir():
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
-        entries = sorted(self.root.iterdir())
+        everything = sorted(self.root.iterdir())
+        entries = [entry for entry in everything if not is_hidden(entry.name)]
         for entry in entries:
             if entry.is_symlink():
                 check_link(str(entry))
@@ -60,7 +62,7 @@ class ImageFolder:
         self.paths: list[str] = []
         self.labels: list[int] = []
         outside = sum(entry.suffix.lower() in SUFFIXES for entry in entries if not entry.is_dir())
-        self.left_out = Counter({"photographs in no class folder": outside})
+        self.left_out = Counter({"photographs in no class folder": outside, HIDDEN: len(everything) - len(entries)})
         for label, folder in enumerate(folders):
             files, others = find(folder, SUFFIXES)
             self.left_out.update(others)

@@ -16,7 +16,7 @@ from minato_gpu import nvjpeg, read_bytes, shared_empty
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
-from .decoding import cut_box, decode_box, decode_whole
+from .decoding import as_repaired, cut_box, decode_repaired, decode_whole
 from .headers import read_header
 
 with from_extra("pipelines"):
@@ -28,9 +28,10 @@ ATTEMPTS = 10  # tries to place a box before the middle of the picture is taken,
 def read(fields: Fields, params: Params) -> Fields:
     """path (or source) -> bytes, (height, width) of the upright picture, whether it is coded progressively."""
     encoded = read_bytes(fields["path"])
-    header = read_header(encoded.tobytes())
+    data = encoded.tobytes()
+    header = read_header(data)
     return {
-        "encoded": encoded,
+        "encoded": as_repaired(encoded, data, header),
         "size": np.array([header.height, header.width], np.int32),
         "progressive": np.bool_(header.progressive),
     }
@@ -80,7 +81,7 @@ def cost_features(fields: Fields) -> tuple[float, ...]:
 def decode(fields: Fields, params: Params) -> Fields:
     """The box of the decoded picture: upright, RGB also where the file is greyscale."""
     top, left, height, width = (int(n) for n in fields["box"])
-    return {"image": decode_box(fields["encoded"], (top, left, height, width))}
+    return {"image": decode_repaired(fields["encoded"], (top, left, height, width))}
 
 
 def decode_picture(fields: Fields) -> Fields:

@@ -35,7 +35,8 @@ class LibriSpeech:
     Items are ``{"path": str, "tokens": int64 (n,), "index": int}``. A token is 1 + the place of a character of the
     transcript, in lower case, in ``alphabet``; 0 is left to the blank. ``index`` is the item's place in the data set.
 
-    Links are followed. ``left_out`` counts other files than FLAC and text, by ending; it is said once.
+    Links are followed. ``left_out`` counts other files than FLAC and text, by ending, and what is hidden (names that
+    begin with a dot); it is said once.
 
     Raises FileNotFoundError for a folder that is missing or holds no FLAC file, for a file that its chapter lacks, and
     for a link to what is missing; ValueError for a transcript that is not what it should be, or an alphabet that cannot

@@ -13,6 +13,7 @@ Decisions:
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,9 @@ from .volumes import CaseFolder
 __all__ = ["CaseFolder", "build", "dataset", "example_data", "pipeline"]
 
 _LEVEL = 1 / 255  # images are normalised: about one unit is their whole range
+_MOST_HALF = float(np.finfo(np.float16).max)
+_DEVIATIONS = 8  # that noise is off its mean at most: once in 10^15 numbers
+
 _ROUNDING = {"cpu": Tolerance(0.001, 0.001), "cuda": Tolerance(0.01, 0.001)}
 
 # one implementation for both lanes
@@ -51,6 +55,7 @@ def build(
     two are applied with ``probability``. Raises ValueError for values that make no sense.
     """
     _check(patch, oversampling, flip, brightness, noise, probability, dtype)
+    most = math.inf if dtype == "float32" else (_MOST_HALF - _DEVIATIONS * noise) / (1 + brightness)
     image = Field(np.float32, patch, level=_LEVEL)
     label = Field(np.uint8, patch)
     stages = (
@@ -64,7 +69,7 @@ def build(
             "crop",
             reads=("path", "label_path"),
             writes={"image": image, "label": label},
-            cpu=partial(volume_stages.crop, patch=patch),
+            cpu=partial(volume_stages.crop, patch=patch, most=most),
             draw=partial(volume_stages.draw_crop, oversampling=oversampling),
             features=volume_stages.cost_features,
             feature_names=("voxels",),
@@ -72,7 +77,7 @@ def build(
                 reads=("path", "label_path"),
                 writes={"image_volume": Field(object), "label_volume": Field(object)},
                 make=volume_stages.open_volumes,
-                cpu=partial(volume_stages.crop_volumes, patch=patch),
+                cpu=partial(volume_stages.crop_volumes, patch=patch, most=most),
             ),
         ),
         Stage(

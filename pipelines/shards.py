@@ -21,8 +21,11 @@ import numpy as np
 
 from minato_gpu import Source
 
+from .files import is_hidden
+
 SUFFIXES = ("jpg", "jpeg", "png", "webp")
 LABEL = "cls"
+_LARGEST_LABEL = 2**63 - 1
 _PIECE = 1 << 20  # bytes read at a time
 
 _Found = tuple[int, int, int, int, str]  # shard, offset, bytes, label, member
@@ -33,7 +36,8 @@ class TarShards:
 
     ``shards``: a path, a pattern such as ``"data/train-*.tar"``, or a sequence of them; taken in sorted order.
     Items are ``{"path": Source, "label": int}``. Each sample needs a photograph (``.jpg``, ``.jpeg``, ``.png`` or
-    ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone.
+    ``.webp``) and its label as a decimal number in ``.cls``; other members of it are left alone, and so
+    are shards that a pattern finds and members whose names begin with a dot.
 
     Raises FileNotFoundError where nothing matches, and ValueError, naming shard and member, for a file that is no
     uncompressed tar archive, is several in a row, is damaged or cut off; and for a sample that has two members of one
@@ -66,7 +70,8 @@ class TarShards:
 def _matching(patterns: Sequence[str | os.PathLike[str]]) -> list[str]:
     found: list[str] = []
     for pattern in map(Path, patterns):
-        matches = [pattern] if pattern.is_file() else list(pattern.parent.glob(pattern.name))
+        found_here = pattern.parent.glob(pattern.name)
+        matches = [pattern] if pattern.is_file() else [path for path in found_here if not is_hidden(path.name)]
         if not matches:
             raise FileNotFoundError(f"no shard matches {str(pattern)!r}")
         found += map(str, matches)
@@ -90,13 +95,13 @@ def _key_and_kind(member: tarfile.TarInfo) -> tuple[str, str]:
 
 
 def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """All members but folders.
+    """All members but folders and what is hidden, as tar on macOS writes "._1.jpg" before "1.jpg".
 
     Where tarfile finds no more there must be zeros, and nothing else in the file: a header that is damaged or cut off
     ends the archive for it, too, unless it is the first. All that write archives write zeros at the end, as POSIX has
     it; where one archive follows another, tarfile and GNU tar see the first alone.
     """
-    yield from (member for member in archive if not member.isdir())
+    yield from (member for member in archive if not member.isdir() and not _hidden(member.name))
     file, at = archive.fileobj, archive.offset
     assert file is not None
     file.seek(at)
@@ -119,6 +124,11 @@ def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
                 "other must be shards of their own, or be joined by tar --concatenate; if it is one archive it is "
                 "damaged, and must be copied or written again"
             )
+
+
+def _hidden(name: str) -> bool:
+    *folders, file = name.split("/")
+    return is_hidden(file) or any(is_hidden(folder) and not folder.startswith(".") for folder in folders)
 
 
 def _by_kind(shard: str, members: Iterable[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:
@@ -159,4 +169,6 @@ def _sample(number: int, shard: str, archive: tarfile.TarFile, parts: dict[str, 
         value = int(text)
     except ValueError:
         raise ValueError(f"{label.name!r} of {shard!r} is no class number: {text[:40]!r}") from None
+    if abs(value) > _LARGEST_LABEL:
+        raise ValueError(f"{label.name!r} of {shard!r} is no class number that an int64 holds: {text[:40]!r}")
     return number, photograph.offset_data, photograph.size, value, photograph.name

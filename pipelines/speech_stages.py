@@ -29,6 +29,7 @@ STEP_S = 0.01
 PREEMPHASIS = 0.97
 # A file that claims more is refused before memory is reserved for it: four hours at 16 kHz.
 MOST_SAMPLES = 1 << 28
+_UNKNOWN = 2**63 - 1  # libsndfile's number of samples where a FLAC file's header has 0
 # What rounding to 16 bits leaves in the upper bands. Without a floor, digital silence would make up all of a band's
 # deviation, and what single precision leaves beside a loud tone would count.
 FLOOR = 1e-9
@@ -51,6 +52,11 @@ def read(fields: Fields, params: Params) -> Fields:
         raise ValueError("the file is empty")
     try:
         with soundfile.SoundFile(io.BytesIO(encoded.data)) as file:
+            if file.frames == _UNKNOWN:
+                raise ValueError(
+                    "the header does not tell how many samples there are, as of a file that was written to a pipe; "
+                    "write it anew, as by 'ffmpeg -i old.flac new.flac'"
+                )
             if file.frames * file.channels > MOST_SAMPLES:
                 raise ValueError(f"the header claims {file.frames} samples a channel; {MOST_SAMPLES} are the most")
             audio, rate = file.read(dtype="float32"), file.samplerate

@@ -11,12 +11,14 @@ import numpy as np
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 
-from .volumes import open_volume
+from .volumes import open_pair, open_volume
 
 with from_extra("pipelines"):
     from scipy import ndimage
 
 AXES = 3
+_LARGEST = 255  # label
+_ROUNDING = 0.01  # that a label may be off a whole number
 
 
 def draw_crop(rng: np.random.Generator, meta: Fields, *, oversampling: float) -> Params:
@@ -24,41 +26,84 @@ def draw_crop(rng: np.random.Generator, meta: Fields, *, oversampling: float) ->
     return {"balanced": bool(rng.random() < oversampling), "where": rng.random(AXES), "which": rng.random(2)}
 
 
-def crop(fields: Fields, params: Params, *, patch: tuple[int, int, int]) -> Fields:
+def crop(fields: Fields, params: Params, *, patch: tuple[int, int, int], most: float = math.inf) -> Fields:
     """Image and label of one patch; zeros where the volume is smaller.
 
     Balanced as MLPerf's reference does it: of a random class, one of the two connected structures with the largest
     bounding boxes; the patch contains the box, or lies within it where that is larger. Else anywhere in the volume.
+    Raises ValueError, naming file and value, for labels that are not whole numbers from 0 to 255, and for values of the
+    image that are beyond float32, or further than ``most`` from 0.
     """
-    return crop_volumes(open_volumes(fields), params, patch=patch)
+    return crop_volumes({**fields, **open_volumes(fields)}, params, patch=patch, most=most)
 
 
 def open_volumes(fields: Fields) -> Fields:
     """What of ``crop`` depends on no draw: image_volume and label_volume, as their files hold them (dtype, byte order,
     order of axes in memory), mapped where the format allows it."""
-    paths = {"image_volume": fields["path"], "label_volume": fields["label_path"]}
-    return {name: np.asarray(open_volume(path)) for name, path in paths.items()}
+    image, label = open_pair(fields["path"], fields["label_path"])
+    return {"image_volume": np.asarray(image), "label_volume": np.asarray(label)}
 
 
-def crop_volumes(fields: Fields, params: Params, *, patch: tuple[int, int, int]) -> Fields:
+def crop_volumes(fields: Fields, params: Params, *, patch: tuple[int, int, int], most: float = math.inf) -> Fields:
     """As ``crop``, from what ``open_volumes`` made."""
-    image, label = fields["image_volume"], fields["label_volume"]
-    if image.shape != label.shape:
-        raise ValueError(f"the image has the shape {image.shape}, its label {label.shape}")
-    corner = _corner(np.asarray(label, dtype=np.uint8), params, patch) if params["balanced"] else None
+    image, label, of = fields["image_volume"], fields["label_volume"], fields["label_path"]
+    corner = None
+    if params["balanced"]:
+        label = classes(label, of)
+        corner = _corner(label, params, patch)
     if corner is None:
         free = [max(0, size - wanted) for size, wanted in zip(image.shape, patch, strict=True)]
         corner = [int(u * (n + 1)) for u, n in zip(params["where"], free, strict=True)]
-    return {"image": _cut(image, corner, patch, np.float32), "label": _cut(label, corner, patch, np.uint8)}
+    part = numbers(_part(image, corner, patch), fields["path"], most)
+    return {"image": _filled(part, patch), "label": _filled(classes(_part(label, corner, patch), of), patch)}
+
+
+def classes(label: Any, path: str) -> Any:
+    """The labels as uint8. Floats may be a little off a whole number, as a NIfTI file's scale leaves them. Raises
+    ValueError for values that uint8 does not have."""
+    if label.dtype in (np.uint8, np.bool_):
+        return np.asarray(label, np.uint8)
+    _check_kind(label, path)
+    with np.errstate(invalid="ignore"):  # what uint8 does not have
+        found = label.astype(np.uint8)
+        if (found == label).all():
+            return found
+        whole = np.rint(label)
+        wrong = ~((whole >= 0) & (whole <= _LARGEST) & (np.abs(whole - label) <= _ROUNDING))
+    if wrong.any():
+        raise ValueError(
+            f"{path!r} has the label {label[wrong][0]}; labels must be whole numbers from 0 to {_LARGEST}: write the "
+            "file with such numbers in the place of its own (also for what is to be ignored)"
+        )
+    return whole.astype(np.uint8)
+
+
+def numbers(image: Any, path: str, most: float) -> Any:
+    """The values as float32. Raises ValueError for some that it does not have, or that are further than ``most`` from
+    0."""
+    _check_kind(image, path)
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(image, np.float32)
+    if most < math.inf or (image.dtype.kind == "f" and image.dtype.itemsize > found.itemsize):
+        wrong = np.abs(found) > min(most, float(np.finfo(np.float32).max))
+        if wrong.any():
+            which = "float32" if most == math.inf else "dtype='float16', as the pipeline can change it,"
+            raise ValueError(f"{path!r} has the value {image[wrong][0]}, which {which} cannot hold: scale the image")
+    return found
+
+
+def _check_kind(volume: Any, path: str) -> None:
+    if volume.dtype.kind not in "biuf":
+        raise ValueError(f"{path!r} holds values of the type {volume.dtype}, not whole or real numbers")
 
 
 def _corner(label: Any, params: Params, patch: tuple[int, int, int]) -> list[int] | None:
     """Where the patch begins that shows a structure of a random class; None where nothing is labelled."""
-    classes = np.flatnonzero(np.bincount(label.reshape(-1), minlength=2)[1:]) + 1
-    if not len(classes):
+    present = np.flatnonzero(np.bincount(label.reshape(-1), minlength=2)[1:]) + 1
+    if not len(present):
         return None
     one, other = (float(u) for u in params["which"])
-    structures, _ = ndimage.label(label == classes[int(one * len(classes))])
+    structures, _ = ndimage.label(label == present[int(one * len(present))])
     boxes = sorted(ndimage.find_objects(structures), key=_voxels)[-2:]
     box = boxes[int(other * len(boxes))]
     corner = []
@@ -72,11 +117,14 @@ def _voxels(box: tuple[slice, ...]) -> int:
     return math.prod(side.stop - side.start for side in box)
 
 
-def _cut(volume: Any, corner: list[int], patch: tuple[int, int, int], dtype: Any) -> Any:
-    part = volume[tuple(slice(at, at + wanted) for at, wanted in zip(corner, patch, strict=True))]
+def _part(volume: Any, corner: list[int], patch: tuple[int, int, int]) -> Any:
+    return volume[tuple(slice(at, at + wanted) for at, wanted in zip(corner, patch, strict=True))]
+
+
+def _filled(part: Any, patch: tuple[int, int, int]) -> Any:
     if part.shape == patch:
-        return np.ascontiguousarray(part, dtype)
-    whole = np.zeros(patch, dtype)
+        return np.ascontiguousarray(part)
+    whole = np.zeros(patch, part.dtype)
     whole[tuple(slice(0, n) for n in part.shape)] = part
     return whole
 

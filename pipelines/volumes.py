@@ -1,10 +1,10 @@
 """Volumes on disk: NumPy files, mapped into memory, and NIfTI files, where nibabel is installed.
 
-A case is an image and a label of the same shape (depth, height, width). Two layouts of a folder are known:
+A case is an image and a label of the same shape (depth, height, width); axes of length 1 before or behind these carry
+nothing. Where NIfTI files say where they lie, both lie in the same place. Two layouts of a folder are known:
 
 - KiTS19's: ``case_00000/imaging.nii.gz`` with ``case_00000/segmentation.nii.gz`` (uncompressed ``.nii`` too);
-- NumPy: ``case_00000_x.npy`` with ``case_00000_y.npy``, as MLPerf's reference preprocesses KiTS19, each with or without
-  a leading dimension of one channel.
+- NumPy: ``case_00000_x.npy`` with ``case_00000_y.npy``, as MLPerf's reference preprocesses KiTS19.
 
 Only ``.npy`` and uncompressed ``.nii`` files can be mapped, so that a crop costs what it holds; a ``.nii.gz`` file is
 unpacked whole for every sample.
@@ -16,6 +16,7 @@ import gzip
 import importlib
 import math
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ import numpy as np
 from minato_gpu import Source, read_bytes
 from minato_gpu.extras import from_extra
 
-from .files import find, say_left_out
+from .files import HIDDEN, find, say_left_out
 
 MOST_VOXELS = 1 << 30
 """A NIfTI file that claims more is refused before memory is reserved for it: a thousand million."""
+
+MOST_APART = 0.25
+"""Voxels that a label may lie beside its image: files differ in how they round their affines."""
 
 _COMPRESSED = ".nii.gz"
 _ENDINGS = (".nii.gz", ".nii", ".npy")
@@ -37,7 +41,8 @@ _LAYOUTS = (("imaging.nii.gz", "segmentation.nii.gz"), ("imaging.nii", "segmenta
 class CaseFolder:
     """The cases of a folder as a map-style data set; items are ``{"path": str, "label_path": str}``, sorted by name.
 
-    Cases may lie deeper, and links are followed. ``left_out`` counts other volumes, by ending; it is said once.
+    Cases may lie deeper, and links are followed; names that begin with a dot are none. ``left_out`` counts those
+    and other volumes, by ending; it is said once.
 
     Raises FileNotFoundError for a folder that is missing or has no case in either layout, and, naming it, for a case's
     image or label that is missing or is a link to what is missing.
@@ -49,7 +54,8 @@ class CaseFolder:
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
         self.paths: list[str] = []
         self.label_paths: list[str] = []
-        found = {Path(path) for path in find(self.root, _ENDINGS)[0]}
+        paths, others = find(self.root, _ENDINGS)
+        found = {Path(path) for path in paths}
         for image_end, label_end in _LAYOUTS:
             images = {file: _other(file, image_end, label_end) for file in found if _ends(file, image_end)}
             labels = {file: _other(file, label_end, image_end) for file in found if _ends(file, label_end)}
@@ -64,6 +70,7 @@ class CaseFolder:
             layouts = "case_00000/imaging.nii.gz (KiTS19) or case_00000_x.npy (NumPy)"
             raise FileNotFoundError(f"{str(root)!r} holds no volumes such as {layouts}")
         self.left_out = Counter(f"{''.join(file.suffixes)} files" for file in found)
+        self.left_out[HIDDEN] = others[HIDDEN]
         say_left_out(self.root, self.left_out, "neither a case's image nor its label by their names")
 
     def __len__(self) -> int:
@@ -89,25 +96,55 @@ def _other(file: Path, end: str, other: str) -> Path:
 
 def open_volume(path: str) -> Any:
     """An array of shape (depth, height, width) that is mapped where the format allows it, and read where not."""
-    if path.endswith(".npy"):
-        volume: Any = np.load(path, mmap_mode="r")
-    else:
-        volume = _nifti(path)
-    if volume.ndim == 4 and volume.shape[0] == 1:
-        volume = volume[0]
+    return _open(path)[0]
+
+
+def open_pair(path: str, label_path: str) -> tuple[Any, Any]:
+    """Image and label, as ``open_volume`` has them. Raises ValueError where they have not the same shape, or where by
+    their files they lie apart."""
+    (image, place), (label, label_place) = _open(path), _open(label_path)
+    if image.shape != label.shape:
+        raise ValueError(f"the image has the shape {image.shape}, its label {label.shape}")
+    if place is not None and label_place is not None:
+        distance = _distance(place, label_place, image.shape)
+        if not distance <= MOST_APART:
+            raise ValueError(
+                f"by their affines the label {label_path!r} lies up to {distance:.3g} voxels beside the image "
+                f"{path!r}: resample it to the image, or give it the image's affine if its voxels belong to that"
+            )
+    return image, label
+
+
+def _distance(place: Any, other: Any, shape: tuple[int, ...]) -> float:
+    """How many of the smallest sides of its voxels a volume's corners lie apart by two affines at most."""
+    corners = np.array([*product(*((0, size - 1) for size in shape))], np.float64)
+    apart = (place - other)[:3] @ np.column_stack([corners, np.ones(len(corners))]).T
+    side = np.linalg.norm(place[:3, :3], axis=0).min()
+    return float(np.linalg.norm(apart, axis=0).max() / max(side, np.finfo(np.float64).tiny))
+
+
+def _open(path: str) -> tuple[Any, Any]:
+    """The volume, and its affine, (4, 4), where its file has one."""
+    volume, place = (np.load(path, mmap_mode="r"), None) if path.endswith(".npy") else _nifti(path)
+    while volume.ndim > 3 and 1 in (volume.shape[0], volume.shape[-1]):
+        volume = volume[..., 0] if volume.shape[-1] == 1 else volume[0]
     if volume.ndim != 3:
         raise ValueError(f"a volume has three dimensions, this one has the shape {volume.shape}")
-    return volume
+    return volume, place
 
 
-def _nifti(path: str) -> Any:
+def _nifti(path: str) -> tuple[Any, Any]:
     with from_extra("pipelines"):
         nibabel = importlib.import_module("nibabel")
     if path.endswith(_COMPRESSED):
-        proxy = nibabel.Nifti1Image.from_bytes(gzip.decompress(read_bytes(path).data)).dataobj
+        data = gzip.decompress(read_bytes(path).data)
+        is_second = nibabel.Nifti2Header.may_contain_header(data)
+        file = (nibabel.Nifti2Image if is_second else nibabel.Nifti1Image).from_bytes(data)
     else:
-        proxy = nibabel.load(path).dataobj
+        file = nibabel.load(path)
+    proxy, header = file.dataobj, file.header
     if math.prod(proxy.shape) > MOST_VOXELS:
         raise ValueError(f"the header claims a volume of the shape {proxy.shape}; {MOST_VOXELS} voxels are the most")
+    place = file.affine if header["sform_code"] or header["qform_code"] else None
     # without a scale the stored numbers are the values, and an uncompressed file can stay mapped
-    return proxy.get_unscaled() if (proxy.slope, proxy.inter) == (1.0, 0.0) else np.asarray(proxy)
+    return proxy.get_unscaled() if (proxy.slope, proxy.inter) == (1.0, 0.0) else np.asarray(proxy), place

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils import collate as torch_collate
 
 from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import round_up
@@ -31,6 +32,16 @@ _SCALARS: dict[type, np.dtype[np.generic]] = {
 }
 _TORCH_OF_NUMPY = {
     np.dtype(kind) for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
+}
+# as PyTorch fills it, before anybody registers functions of their own
+_COLLATED_BY: dict[Any, Any] = {
+    torch.Tensor: torch_collate.collate_tensor_fn,
+    np.ndarray: torch_collate.collate_numpy_array_fn,
+    (np.bool_, np.number, np.object_): torch_collate.collate_numpy_scalar_fn,
+    float: torch_collate.collate_float_fn,
+    int: torch_collate.collate_int_fn,
+    str: torch_collate.collate_str_fn,
+    bytes: torch_collate.collate_str_fn,
 }
 _INTEGERS = {1: torch.uint8, 2: torch.int16}  # by bytes
 
@@ -233,6 +244,8 @@ class Layout:
 
 def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
     kind = type(value)
+    if _is_registered(value) or (kind is np.ndarray and _is_registered(torch.empty(0))):  # arrays become tensors
+        raise Mismatch
     if kind is dict:
         return (kind, tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
     if kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
@@ -241,6 +254,19 @@ def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
         return (kind, tuple(_describe(item, leaves, True) for item in value))
     leaves.append(_leaf(value, in_sequence))
     return len(leaves) - 1
+
+
+def _is_registered(value: Value) -> bool:
+    """Whether ``default_collate`` joins such values by a function that somebody has registered for them."""
+    given: dict[Any, Any] = torch_collate.default_collate_fn_map
+    return _collated_by(value, given) is not _collated_by(value, _COLLATED_BY)
+
+
+def _collated_by(value: Value, functions: dict[Any, Any]) -> Any:
+    """As PyTorch looks for it: by the type, else by the first that it is an instance of; None for containers."""
+    if type(value) in functions:
+        return functions[type(value)]
+    return next((function for kind, function in functions.items() if isinstance(value, kind)), None)
 
 
 def _leaf(value: Value, in_sequence: bool) -> Leaf:
@@ -273,7 +299,7 @@ def _plain(value: torch.Tensor) -> bool:
         value.device.type == "cpu"
         and value.layout is torch.strided
         and not value.requires_grad
-        and not (value.is_conj() or value.is_neg() or value.is_quantized)
+        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_nested)
     )
 
 

@@ -118,7 +118,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether its bytes are all there is to it."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     on_host = tensor.device.type == "cpu" and plain and tensor.numel() > 0
-    return on_host and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    return on_host and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
 
 
 def _groups(sizes: Sequence[int]) -> list[list[int]]:

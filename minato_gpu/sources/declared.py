@@ -8,14 +8,22 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
+from minato_gpu.notices import say_once
+
 SourceOf = Callable[[Any], Any]
 """From a key to a ``Source``, or several."""
 
 
 def source_of(dataset: Any) -> SourceOf | None:
     """The ``source`` of a data set; None where it has none. Of a ``Subset`` or a ``ConcatDataset`` it is that of the
-    data sets within, if all of these have one."""
-    declared = getattr(dataset, "source", None)
+    data sets within, if all of these have one. Where it raises, that is said, and nothing is read ahead."""
+    try:
+        declared = getattr(dataset, "source", None)
+    except Exception as error:  # a property's, of a data set that knows nothing of this
+        say_once(
+            f"The attribute 'source' of the data set ({type(dataset).__name__}) raised {error!r}: nothing is read ahead"
+        )
+        return None
     if callable(declared):
         return declared  # type: ignore[no-any-return]
     if type(dataset) is Subset:

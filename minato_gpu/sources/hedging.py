@@ -11,6 +11,7 @@ second one may take long as well: then there is a third.
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import deque
 
@@ -88,18 +89,31 @@ def pause_s(failures: int) -> float:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether it says that the storage is asked too much."""
-    return getattr(error, "status", None) in (429, 503) or "SlowDown" in str(error)
+    """Whether it says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown (EBUSY)."""
+    busy = isinstance(error, OSError) and error.errno == errno.EBUSY
+    return busy or _status(error) in (429, 503) or "SlowDown" in str(error)
 
 
 def is_expired(error: BaseException) -> bool:
     """Whether it may be mended by a new session: a token that has run out."""
-    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+    return isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
 def is_final(error: BaseException) -> bool:
     """Whether the same request would fail again."""
     final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, EOFError, ValueError, TypeError, ImportError)
-    status = getattr(error, "status", None)
-    refused = isinstance(status, int) and 400 <= status < 500 and status not in (408, 429)
-    return isinstance(error, final) or refused
+    status = _status(error)
+    return isinstance(error, final) or (status is not None and 400 <= status < 500 and status not in (408, 429))
+
+
+def _status(error: BaseException) -> int | None:
+    """HTTP's, where aiohttp, gcsfs, adlfs, requests and botocore have it; also of what an error was made from."""
+    for each in (error, error.__cause__):
+        response = getattr(each, "response", None)
+        more = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+        for place, name in ((each, "status"), (each, "status_code"), (each, "code"), (response, "status_code")):
+            if isinstance(found := getattr(place, name, None), int):
+                return found
+        if isinstance(found := more.get("HTTPStatusCode"), int):
+            return found
+    return None

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterable
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.disk.filesystem import read_into, read_to_end, tells_size
-from minato_gpu.sources.remote import asked_of
+from minato_gpu.sources.remote import check_length, read_here
 from minato_gpu.sources.source import FIELDS, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
@@ -104,8 +103,7 @@ def read_now(source: Source) -> NDArray[np.uint8]:
         data = _read_remote(source)
     else:
         data = _read_file(source.file, source.offset, source.length)
-    if source.length is not None and len(data) != source.length:
-        raise EOFError(f"{source} ends {source.length - len(data)} bytes too early")
+    check_length(source, len(data))
     return data
 
 
@@ -130,8 +128,4 @@ def _read_file(path: str, offset: int, length: int | None) -> NDArray[np.uint8]:
 def _read_remote(source: Source) -> NDArray[np.uint8]:
     if source.length == 0:  # as in RemoteReads
         return np.empty(0, np.uint8)
-    import fsspec
-
-    file_system, path = fsspec.core.url_to_fs(source.path)
-    data: Any = file_system.cat_file(path, **asked_of(source))
-    return np.frombuffer(data, np.uint8).copy()
+    return np.frombuffer(read_here(source), np.uint8).copy()

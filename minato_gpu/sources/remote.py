@@ -1,7 +1,8 @@
 """Reads of URLs, through fsspec: asynchronous where its file system is, by threads where not.
 
-One file system for each protocol lives as long as the reader process. Credentials and the like are fsspec's to find, in
-its configuration or the environment.
+One asynchronous file system lives as long as the reader process for each protocol and what fsspec takes from a URL for
+its options (host, user, port). The others are not safe between threads: fsspec keeps one for each thread. Credentials
+and the like are fsspec's to find, in its configuration or the environment.
 """
 
 from __future__ import annotations
@@ -13,85 +14,108 @@ from typing import Any
 
 from minato_gpu.sources.source import Source
 
+_SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a source without offset and length"
+
 
 class RemoteReads:
-    """File systems by protocol."""
+    """Asynchronous file systems, by protocol and options."""
 
     def __init__(self) -> None:
         self._systems: dict[str, Any] = {}
+        self._former: list[Any] = []  # to be closed at the end
 
     async def read(self, source: Source) -> bytes:
         """The source's bytes. Raises what the file system does, and EOFError where there are fewer than declared. For
         none it is not asked: they are no range that every storage knows."""
         if source.length == 0:
             return b""
-        system = self._system(source)
-        path = system._strip_protocol(source.path)
-        asked = asked_of(source)
-        if system.async_impl:
-            data = await system._cat_file(path, **asked)
+        kind = _kind(source)
+        if kind.async_impl:
+            system = self._system(kind, source)
+            data = await system._cat_file(system._strip_protocol(source.path), **asked_of(source))
         else:
-            data = await asyncio.to_thread(system.cat_file, path, **asked)
+            data = await asyncio.to_thread(read_here, source)
         found = bytes(data) if not isinstance(data, bytes) else data
-        if source.length is not None and len(found) != source.length:
-            which = "fewer" if len(found) < source.length else "more"
-            raise EOFError(f"{source} was to have {source.length} bytes and has {which}: {len(found)} came")
+        check_length(source, len(found))
         return found
 
     def renew(self, source: Source) -> None:
         """Begin with a new session: a token has expired."""
-        protocol = _protocol(source)
-        system = self._systems.pop(protocol, None)
+        kind = _kind(source)
+        system = self._systems.pop(_name(kind, source), None)
         if system is not None:
-            self._systems[f"{protocol}, before {len(self._systems)}"] = system  # to be closed at the end
-            type(system).clear_instance_cache()
+            self._former.append(system)
+        kind.clear_instance_cache()
 
-    def _system(self, source: Source) -> Any:
-        protocol = _protocol(source)
-        if protocol not in self._systems:
-            import fsspec
-
-            kind = fsspec.get_filesystem_class(protocol)
-            more = {"asynchronous": True, "loop": asyncio.get_running_loop()} if kind.async_impl else {}
-            if protocol in ("http", "https"):
-                more["get_client"] = _client
+    def _system(self, kind: Any, source: Source) -> Any:
+        name = _name(kind, source)
+        if name not in self._systems:
+            more = {"get_client": _client} if _protocol(source) in ("http", "https") else {}
             options = kind._get_kwargs_from_urls(source.path)
-            self._systems[protocol] = kind(**options, **more, skip_instance_cache=True)
-        return self._systems[protocol]
+            loop = asyncio.get_running_loop()
+            self._systems[name] = kind(**options, **more, asynchronous=True, loop=loop, skip_instance_cache=True)
+        return self._systems[name]
 
     async def close(self) -> None:
         """Close all sessions."""
-        for system in self._systems.values():
+        for system in (*self._systems.values(), *self._former):
             session = getattr(system, "_session", None)
             if session is not None and hasattr(session, "close"):
                 closing = session.close()
                 if asyncio.iscoroutine(closing):
                     await closing
         self._systems.clear()
+        self._former.clear()
+
+
+def read_here(source: Source) -> Any:
+    """The source's bytes, of any kind of buffer, read by this thread."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(source.path)
+    return system.cat_file(path, **asked_of(source))
 
 
 def asked_of(source: Source) -> dict[str, Any]:
     """What fsspec's ``cat_file`` is asked for, besides the path."""
-    if source.length is not None:
-        return {"start": source.offset, "end": source.offset + source.length}
-    asked: dict[str, Any] = {"start": source.offset or None, "end": None}
+    end = None if source.length is None else source.offset + source.length
+    asked: dict[str, Any] = {"start": (source.offset or None) if end is None else source.offset, "end": end}
     if source.offset and _protocol(source) in ("http", "https"):
         asked["raise_for_status"] = partial(_refuse_all, source)
     return asked
 
 
+def check_length(source: Source, nbytes: int) -> None:
+    """Raise where another number of bytes has come than is declared."""
+    if source.length is None or nbytes == source.length:
+        return
+    if nbytes < source.length:
+        raise EOFError(f"{source} ends {source.length - nbytes} bytes too early")
+    raise io.UnsupportedOperation(_SENDS_ALL.format(source=source))
+
+
 async def _refuse_all(source: Source, response: Any) -> None:
-    """A server that knows no ranges answers with all that there is, of which the number of bytes does not tell where
-    none is declared. It is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
+    """A server that knows no ranges answers with all that there is, of which the number of bytes need not tell. It
+    is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
     if response.status == 200:
         response.close()
-        raise io.UnsupportedOperation(
-            f"{source}: the server does not send parts, but all of it; declare a source without an offset"
-        )
+        raise io.UnsupportedOperation(_SENDS_ALL.format(source=source))
 
 
 def _protocol(source: Source) -> str:
     return source.path.split("://", 1)[0]
+
+
+def _kind(source: Source) -> Any:
+    """The class of the file system that the source is read by."""
+    import fsspec
+
+    return fsspec.get_filesystem_class(_protocol(source))
+
+
+def _name(kind: Any, source: Source) -> str:
+    """Tells apart file systems that are not the same for two sources."""
+    return f"{_protocol(source)} {sorted(kind._get_kwargs_from_urls(source.path).items())}"
 
 
 async def _client(**more: Any) -> Any:

@@ -112,6 +112,25 @@ def test_other_objects(value: Any) -> None:
     same(there(value)[0], value)
 
 
+_VIEWS: dict[str, memoryview] = {
+    "of bytes": memoryview(b"abc"),
+    "of a matrix": np.arange(12.0).reshape(3, 4).data,
+    "with gaps": np.arange(12)[::3].data,
+    "empty": memoryview(bytearray()),
+}
+
+
+@pytest.mark.parametrize("value", _VIEWS.values(), ids=_VIEWS.keys())
+def test_views_hold_what_they_held(value: memoryview) -> None:
+    got = there(value)[0]
+    assert (got.readonly, got.format, got.tolist()) == (value.readonly, value.format, value.tolist())
+
+
+def test_a_view_of_a_foreign_format_cannot_be_sent() -> None:
+    with pytest.raises(TypeError, match="cannot pickle memoryview"):
+        there(np.arange(3, dtype=">i4").data)
+
+
 _IN_MEMORY: dict[str, Any] = {
     "transposed": torch.arange(6.0).view(2, 3).t(),
     "pictures as channels": torch.arange(24).view(2, 4, 3).permute(2, 0, 1),

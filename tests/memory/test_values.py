@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from minato_gpu.memory.copies import MOST
-from minato_gpu.memory.values import ValueLoad, mapped
+from minato_gpu.memory.values import ValueLoad, _is_plain, mapped
 from tests.fake_device import FakeDevice
 from tests.memory.bench import ORDERS, bench
 from tests.waiting import wait_until
@@ -176,6 +176,12 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
 
 def test_a_sequence_that_cannot_be_made_anew_is_a_list() -> None:
     assert mapped(Closed(torch.ones(1), "x"), lambda tensor: tensor + 1) == [torch.full((1,), 2.0), "x"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_left_to_pytorch() -> None:
+    """Their bytes are not all there is to them."""
+    assert _is_plain(torch.ones(3)) and not _is_plain(torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]))
 
 
 NO_TENSORS = (UserString("text"), bytearray(b"ab"), range(10**12), torch.Size([1, 2]), MappingProxyType({"a": 1}))

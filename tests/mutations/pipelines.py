@@ -31,8 +31,8 @@ FAULTS = (
     Fault(
         "a kept volume loses its type",
         "pipelines/volume_stages.py",
-        "np.asarray(open_volume(path))",
-        "np.asarray(open_volume(path), np.float32)",
+        "np.asarray(label)}",
+        "np.asarray(label, np.float32)}",
         _KEPT,
     ),
     Fault(

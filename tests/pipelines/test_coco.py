@@ -97,7 +97,7 @@ def test_labels_count_the_categories_in_the_order_of_their_ids(tmp_path: Path) -
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     data = opened(tmp_path, document())
-    assert data.left_out == {"crowds": 1, "degenerate objects": 3, "images without objects": 1}
+    assert data.left_out == {"crowds": 1, "run-length masks": 0, "degenerate objects": 3, "images without objects": 1}
     data = opened(tmp_path, document(), keep_empty=True)
     assert data.left_out["images without objects"] == 0
     assert [data[n]["image_id"] for n in range(len(data))] == [9, 70, 80]
@@ -105,6 +105,32 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     assert empty["path"] == str(tmp_path / "mine" / "deep" / "c.jpg")
     shapes = {name: empty[name].shape for name in ("boxes", "labels", "points", "rings")}
     assert list(shapes.values()) == [(0, 4), (0,), (0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("crowd", [0, "0", 0.0, False, None])
+def test_a_run_length_mask_of_no_crowd_leaves_its_box(tmp_path: Path, crowd: Any) -> None:
+    runs = {"counts": [0, 100], "size": [20, 30]}
+    data = opened(tmp_path, changed(lambda d: d["annotations"][0].update(segmentation=runs, iscrowd=crowd)))
+    assert data.left_out["run-length masks"] == 1 and data.left_out["crowds"] == 1
+    assert data[0]["boxes"].tolist() == [[1, 1, 5, 5], [1, 1, 12.5, 9]]
+    assert data[0]["rings"].tolist() == [[1, 4], [1, 3]]
+
+
+@pytest.mark.parametrize("crowd", [1, "1", True])
+def test_crowds_are_known_however_they_are_written(tmp_path: Path, crowd: Any) -> None:
+    data = opened(tmp_path, changed(lambda d: d["annotations"][0].update(iscrowd=crowd)))
+    assert data.left_out["crowds"] == 2 and len(data[0]["boxes"]) == 1
+
+
+def test_other_ids_may_be_of_any_size(tmp_path: Path) -> None:
+    content = document()
+    content["categories"][0]["id"] = content["annotations"][0]["category_id"] = 2**64
+    content["annotations"][0]["id"] = 2**70
+    content["images"][2]["id"] = content["annotations"][0]["image_id"] = 2**63 - 1
+    data = opened(tmp_path, {**content, "annotations": content["annotations"][:2]})
+    assert (
+        data.category_ids[1:] == [2, 2**64] and data[1]["image_id"] == 2**63 - 1 and data[1]["labels"].tolist() == [2]
+    )
 
 
 def test_images_alone_need_keep_empty(tmp_path: Path) -> None:
@@ -161,6 +187,11 @@ WRONG = {
     "no image at all": (changed(lambda d: d.update(images=[])), "lists no images"),
     "no size": (changed(lambda d: d["images"][2].pop("width")), "image 9 has no 'width'"),
     "no area": (changed(lambda d: d["images"][2].update(width=0)), "image 9 is declared to be 0 x 20 pixels"),
+    "no int32": (changed(lambda d: d["images"][2].update(width=2**31)), "image 9 is declared to be 2147483648 x 20"),
+    "no float32": (
+        changed(lambda d: d["annotations"][1].update(segmentation=[[0, 1e39, 10, 10, 10, 40]])),
+        "image 70 has an object with a polygon whose points are beyond float32",
+    ),
     "odd name": (changed(lambda d: d["images"][0].update(file_name=3)), "image 70 has 3 as 'file_name', not a text"),
     "two images": (changed(lambda d: d["images"][0].update(id=9)), "two images have the id 9"),
     "two categories": (changed(lambda d: d["categories"][0].update(id=2)), "two categories have the same id"),
@@ -182,10 +213,15 @@ WRONG = {
         changed(lambda d: d["annotations"][3].update(bbox=[1, 2, 3, float("nan")])),
         "annotation 4 has a 'bbox'",
     ),
-    "run lengths": (
-        changed(lambda d: d["annotations"][0].update(segmentation={"counts": "ab"})),
-        "annotation 1 has a run-length segmentation.*convert it to polygons",
+    "an id beyond int64": (
+        changed(lambda d: d["images"][0].update(id=2**63)),
+        "image 9223372036854775808 has an 'id' that an int64 does not hold: number the images anew",
     ),
+    "odd crowd": (
+        changed(lambda d: d["annotations"][0].update(iscrowd="no")),
+        "annotation 1 has 'no' as 'iscrowd', not 0 or 1",
+    ),
+    "list as crowd": (changed(lambda d: d["annotations"][0].update(iscrowd=[0])), "annotation 1 has .* as 'iscrowd'"),
     "odd polygon": (
         changed(lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]])),
         "annotation 1 has a 'segmentation' that is not a list of polygons",
@@ -236,7 +272,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 def test_the_example_is_such_a_data_set(tmp_path: Path) -> None:
     example_detections.write(tmp_path)
     data = CocoDetection.in_folder(tmp_path, keep_empty=True)
-    assert data.left_out == {"crowds": 1, "degenerate objects": 1, "images without objects": 0}
+    assert data.left_out == {"crowds": 1, "run-length masks": 0, "degenerate objects": 1, "images without objects": 0}
     found = {Path(data[n]["path"]).stem: data[n] for n in range(len(data))}
     assert found.keys() == example_detections.scenes().keys()
     assert [data.classes[label] for label in found["coffee"]["labels"]] == ["spoon", "cup"]

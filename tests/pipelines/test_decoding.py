@@ -18,6 +18,7 @@ from PIL import Image
 from pipelines import decoding, example_photographs
 from pipelines.headers import read_header
 from tests import programs
+from tests.pipelines.odd_photographs import ODD, as_pillow_reads
 
 
 def whole_picture(encoded: Any) -> Any:
@@ -61,6 +62,17 @@ def test_progressive_and_subsampled(decoder: str) -> None:
         encoded = jpeg((111, 93, 3), params=options)
         whole = whole_picture(encoded)
         np.testing.assert_array_equal(decoding.decode_box(encoded, (17, 5, 50, 31)), whole[17:67, 5:36])
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_odd_is_read_as_pillow_reads_it(decoder: str, what: str) -> None:
+    encoded, expected = np.frombuffer(ODD[what], np.uint8), as_pillow_reads(ODD[what])
+    header = read_header(ODD[what])
+    assert (header.height, header.width) == expected.shape[:2]
+    found = decoding.decode_box(encoded, (0, 0, *expected.shape[:2]))
+    assert np.abs(found.astype(int) - expected).max() <= 2
+    whole = decoding.decode_whole(decoding.as_repaired(encoded, ODD[what], header))
+    assert np.array_equal(decoding.cut_box(whole, (3, 2, 20, 30)), found[3:23, 2:32])
 
 
 def test_what_cannot_be_decoded(decoder: str) -> None:

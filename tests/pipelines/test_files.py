@@ -79,6 +79,28 @@ def test_what_is_left_out_is_counted_and_said_once(
     assert repr(str(root)) in text and all(said in text for said in others.values())
 
 
+@pytest.mark.parametrize(
+    "name", [".ipynb_checkpoints", "__MACOSX", "@eaDir", "{folder}/.ipynb_checkpoints", "{folder}/._{file}"]
+)
+def test_what_is_hidden_holds_no_samples(
+    reader: tuple[Path, Any, Path, dict[str, str]], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Folders with copies, metadata of macOS, and links that lead nowhere, as editors leave them."""
+    root, kind, one, _ = reader
+    before = kind(root)
+    place = Path(root, name.format(folder=one.relative_to(root).parent, file=one.name))
+    if one.name in place.name:
+        place.write_bytes(b"\0\5\x16\7")
+    else:
+        shutil.copytree(root if one.parent == root else root / one.relative_to(root).parts[0], root.parent / "copy")
+        (root.parent / "copy").rename(place)
+    one.with_name(f".#{one.name}").symlink_to("gone")
+    after = kind(root)
+    assert [after[n] for n in range(len(after))] == [before[n] for n in range(len(before))]
+    assert getattr(after, "classes", None) == getattr(before, "classes", None)
+    assert after.left_out["hidden files and folders"] == 2 and "2 hidden files and folders" in caplog.text
+
+
 def test_a_link_to_what_is_missing_is_an_error_that_names_it(reader: tuple[Path, Any, Path, dict[str, str]]) -> None:
     root, kind, one, _ = reader
     one.unlink()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import example_photographs
-from pipelines.headers import Header, read_header
+from pipelines.headers import Header, read_header, repaired
 
 CAT = example_photographs.photograph("chelsea.png")
 JPEG = example_photographs.jpeg(CAT)
@@ -59,12 +59,12 @@ def test_webp() -> None:
 @pytest.mark.parametrize("webp", [WEBP, LOSSLESS], ids=["lossy", "lossless"])
 @pytest.mark.parametrize(
     ("orientation", "more", "seen"),
-    [*((n, {}, n) for n in range(1, 9)), (6, {"flags": 0}, 1), (6, {"before": b"Exif\0\0"}, 1)],
+    [*((n, {}, n) for n in range(1, 9)), (6, {"flags": 0}, 1), (6, {"before": b"Exif\0\0"}, 6)],
 )
 def test_orientation_of_a_webp_is_what_its_decoders_see(webp: bytes, orientation: int, more: Any, seen: int) -> None:
     data = with_chunks(webp, orientation, **more)
     found = read_header(data)
-    whole = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
+    whole = cv2.imdecode(np.frombuffer(repaired(data, found), np.uint8), cv2.IMREAD_COLOR)
     assert whole is not None and whole.shape[:2] == (found.height, found.width)
     assert found.orientation == seen
 
@@ -111,3 +111,10 @@ def _header_or_value_error(data: bytes) -> None:
         return
     assert header.height >= 1
     assert header.width >= 1
+    again = read_header(repaired(data, header))
+    assert (again.height, again.width, again.orientation, again.repairs) == (
+        header.height,
+        header.width,
+        header.orientation,
+        (),
+    )

@@ -10,12 +10,15 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 
+from minato_gpu import DataLoader
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import StageError, stream
 from minato_gpu.stages import Fields, Params
 from pipelines import example_photographs, image_classification, image_stages
+from tests.pipelines.odd_photographs import ODD
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -248,3 +251,17 @@ class TestImageFolder:
             image_classification.dataset(tmp_path)
         with pytest.raises(FileNotFoundError, match="no folder"):
             image_classification.dataset(tmp_path / "absent")
+
+
+def test_what_is_odd_is_the_same_on_both_lanes(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    for number, (what, encoded) in enumerate(ODD.items()):
+        (tmp_path / "class" / f"{number:03}.{what.partition(',')[0]}").write_bytes(encoded)
+    data: Any = image_classification.ImageFolder(tmp_path)
+    runs = []
+    for lane in ("cpu", "device"):
+        torch.manual_seed(3)
+        loader = DataLoader(data, len(ODD), pipeline=image_classification.build(size=32), num_workers=1, lanes=(lane,))
+        runs.append(next(iter(loader))["image"])
+    level = 1 / 255 / torch.tensor(image_classification.STD)[:, None, None]
+    assert len(runs[0]) == len(ODD) and ((runs[0] - runs[1]).abs() / level).max() <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,62 @@ def test_a_volume_smaller_than_the_patch_is_filled_up_with_zeros(tmp_path: Path)
         assert (fields["label"][:3] == 1).all() and (fields["label"][3:] == 0).all()
 
 
+LABELS = np.zeros((4, 5, 6))
+LABELS[1:3, 2:4, 1:5] = 3
+
+
+@pytest.mark.parametrize("oversampling", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("labels", "value"),
+    [
+        (LABELS - 1e-4, None),
+        (LABELS.astype(np.float32) * np.float32(0.9999), None),
+        (LABELS.astype(">i8"), None),
+        (LABELS > 0, None),
+        (LABELS * 0.5, "1.5"),
+        (LABELS.astype(np.int16) * 1000, "3000"),
+        (LABELS.astype(np.int64) - 1, "-1"),
+        (LABELS * 100.0, "300.0"),
+        (np.where(LABELS == 0, np.nan, LABELS), "nan"),
+        (np.where(LABELS == 0, np.inf, LABELS), "inf"),
+        (LABELS.astype(np.complex64), "the type complex64"),
+    ],
+)
+def test_labels_are_those_of_the_file_or_refused(
+    tmp_path: Path, labels: Any, value: str | None, oversampling: float
+) -> None:
+    np.save(tmp_path / "a_x.npy", np.zeros(labels.shape, np.float32))
+    np.save(tmp_path / "a_y.npy", labels)
+    pipeline = segmentation_3d.build(labels.shape, oversampling=oversampling, flip=0)
+    if value is None:
+        assert np.array_equal(pipeline.run(CaseFolder(tmp_path)[0], 0)["label"][0], np.rint(labels + 0.0))
+        return
+    with pytest.raises(StageError, match=rf"a_y\.npy' (has the label|holds values of) {re.escape(value)}[;,]"):
+        pipeline.run(CaseFolder(tmp_path)[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        (np.float64(1e300), "float32", r"a_x\.npy' has the value 1e\+300, which float32 cannot hold"),
+        (np.uint16(65535), "float16", r"a_x\.npy' has the value 65535, which dtype='float16', as .* cannot hold"),
+        (np.complex64(1), "float32", r"a_x\.npy' holds values of the type complex64"),
+        (np.uint16(65535), "float32", None),
+        (np.uint16(50000), "float16", None),
+    ],
+)
+def test_images_are_those_of_the_file_or_refused(tmp_path: Path, value: Any, dtype: str, message: str | None) -> None:
+    """Also where the brightness is changed."""
+    np.save(tmp_path / "a_x.npy", np.full((4, 5, 6), value))
+    np.save(tmp_path / "a_y.npy", np.zeros((4, 5, 6), np.uint8))
+    pipeline = segmentation_3d.build((4, 5, 6), noise=0, probability=1, dtype=dtype)
+    if message is None:
+        assert np.isfinite(pipeline.run(CaseFolder(tmp_path)[0], 0)["image"]).all()
+        return
+    with pytest.raises(StageError, match=message):
+        pipeline.run(CaseFolder(tmp_path)[0], 0)
+
+
 def test_flips_are_drawn_for_each_axis_and_turn_image_and_label_alike() -> None:
     draws = [volume_stages.draw_flip(stream(seed), {}, probability=1 / 3)["axes"] for seed in range(3000)]
     assert np.mean(draws, axis=0) == pytest.approx([1 / 3] * 3, abs=0.03)
@@ -157,6 +214,60 @@ def test_nifti_files_as_kits19_has_them(case: Any, tmp_path: Path, suffix: str) 
     for seed in range(5):
         one, other = pipeline.run(data[0], seed), pipeline.run(case, seed)
         assert np.array_equal(one["image"], other["image"]) and np.array_equal(one["label"], other["label"])
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (1, 4, 5, 6), (1, 4, 5, 6, 1)])
+@pytest.mark.parametrize("form", ["npy", "1 nii", "1 nii.gz", "2 nii", "2 nii.gz", "2 nii.gz >"])
+def test_axes_of_length_1_carry_nothing_in_any_format(tmp_path: Path, form: str, shape: tuple[int, ...]) -> None:
+    """Also of NIfTI-2, and of the other byte order."""
+    nibabel = pytest.importorskip("nibabel")
+    volume = np.arange(120, dtype=np.float32).reshape(shape)
+    path = tmp_path / f"a.{form.split()[min(1, len(form.split()) - 1)]}"
+    if form == "npy":
+        np.save(path, volume)
+    else:
+        kind = nibabel.Nifti2Image if form[0] == "2" else nibabel.Nifti1Image
+        header = kind.header_class(endianness=">") if form.endswith(">") else None
+        nibabel.save(kind(volume, np.eye(4), header), path)
+    assert np.array_equal(open_volume(str(path)), volume.reshape(4, 5, 6))
+
+
+def test_a_volume_of_several_channels_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((4, 5, 6, 2)))
+    with pytest.raises(ValueError, match=r"three dimensions, this one has the shape \(4, 5, 6, 2\)"):
+        open_volume(str(tmp_path / "a.npy"))
+
+
+MIRRORED = np.diag([-1.0, 1, 1, 1])
+MIRRORED[0, 3] = 7
+SHIFTED = np.eye(4)
+SHIFTED[2, 3] = 1
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+@pytest.mark.parametrize(
+    ("affine", "voxels"),
+    [
+        (np.eye(4), None),
+        (np.eye(4) * (1 + 1e-5), None),
+        (None, None),
+        (MIRRORED, "7"),
+        (SHIFTED, "1"),
+        (np.diag([1, 1, 2.0, 1]), "7"),
+    ],
+)
+def test_image_and_label_lie_in_the_same_place(tmp_path: Path, suffix: str, affine: Any, voxels: str | None) -> None:
+    """Or their files do not say where they lie."""
+    nibabel = pytest.importorskip("nibabel")
+    for name, lies in (("imaging", np.eye(4)), ("segmentation", affine)):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 8), np.uint8), lies), tmp_path / f"{name}{suffix}")
+    pipeline, sample = segmentation_3d.build((8, 8, 8)), CaseFolder(tmp_path)[0]
+    if voxels is None:
+        assert pipeline.run(sample, 0)["label"].shape == (1, 8, 8, 8)
+        return
+    said = rf"the label '.*segmentation{suffix}' lies up to {voxels} voxels beside the image '.*imaging{suffix}'"
+    with pytest.raises(StageError, match=said):
+        pipeline.run(sample, 0)
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:

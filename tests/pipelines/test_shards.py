@@ -63,11 +63,21 @@ def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: 
         shards[2]
 
 
+def test_what_macos_leaves_in_archives_and_beside_them_is_no_sample(tmp_path: Path) -> None:
+    members = {"./._a.jpg": b"\0\5", "./a.jpg": b"x", "./._a.cls": b"\0\5", "./a.cls": b"3", "__MACOSX/a.jpg": b"\0"}
+    shard(tmp_path / "train-0.tar", members)
+    (tmp_path / "._train-0.tar").write_bytes(b"\0\5")
+    shards = TarShards([tmp_path / "*train-*.tar"])
+    assert len(shards.shards) == 1 and shards.labels.tolist() == [3]
+    assert bytes(read_bytes(shards[0]["path"])) == b"x"
+
+
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         ({"a.jpg": b"x"}, r"has no member \.cls; it has a\.jpg"),
         ({"a.cls": b"1", "b.jpg": b"x", "b.cls": b"2"}, r"has no member \.jpg or .* or \.webp; it has a\.cls"),
+        ({"a.jpg": b"x", "a.cls": b"9223372036854775808"}, "'a.cls' of .* is no class number that an int64 holds"),
         ({"a.jpg": b"x", "a.cls": b"cat"}, "'a.cls' of .* is no class number: b'cat'"),
         ({}, "hold no sample"),
     ],

@@ -66,6 +66,16 @@ class TestReading:
         with pytest.raises(ValueError, match=message):
             speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
 
+    def test_a_header_that_does_not_know_how_many_samples_there_are(self, tmp_path: Path) -> None:
+        """As an encoder leaves it that writes to a pipe."""
+        soundfile.write(tmp_path / "a.flac", tone(440, 0.5, RATE), RATE)
+        data = bytearray((tmp_path / "a.flac").read_bytes())
+        data[21] &= 0xF0
+        data[22:26] = bytes(4)
+        (tmp_path / "a.flac").write_bytes(data)
+        with pytest.raises(ValueError, match=r"the header does not tell how many samples there are.*write it anew"):
+            speech_stages.read({"path": str(tmp_path / "a.flac")}, {})
+
     def test_a_file_that_claims_too_much(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         soundfile.write(tmp_path / "a.flac", tone(440, 0.5, RATE), RATE)
         monkeypatch.setattr(speech_stages, "MOST_SAMPLES", 7_999)

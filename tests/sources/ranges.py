@@ -16,7 +16,7 @@ from minato_gpu.sources.reading import read_bytes
 from minato_gpu.sources.remote import RemoteReads
 
 CONTENT = b"0123456789"
-PARTS = ((0, None), (0, 0), (0, 4), (5, 0), (5, 3), (5, None), (9, None))
+PARTS = ((0, None), (0, 0), (0, 4), (5, 0), (5, 3), (5, None), (9, None), (0, 10))
 
 
 class _Server(BaseHTTPRequestHandler):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from minato_gpu.sources.hedging import Hedging
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minato_gpu.sources.hedging import Hedging, is_final, is_refusal
 
 _REQUESTS = 4000
 
@@ -37,6 +43,43 @@ def test_none_while_the_storage_is_asked_too_much() -> None:
     hedging.refused(1.0)
     assert hedging.next(1.5) is None
     assert hedging.next(7.0) == 2
+
+
+def _with(error: BaseException, **attributes: Any) -> BaseException:
+    for name, value in attributes.items():
+        setattr(error, name, value)
+    return error
+
+
+def _from(cause: BaseException) -> BaseException:
+    error = OSError("translated")
+    error.__cause__ = cause
+    return error
+
+
+_BOTO = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 503}}
+
+
+@pytest.mark.parametrize(
+    ("error", "refused", "final"),
+    [
+        (OSError(errno.EBUSY, "Please reduce your request rate."), True, False),
+        (_with(Exception("aiohttp"), status=429), True, False),
+        (_with(Exception("gcsfs"), code=429), True, False),
+        (_with(Exception("adlfs"), status_code=503), True, False),
+        (_with(Exception("requests"), response=SimpleNamespace(status_code=503)), True, False),
+        (_with(Exception("botocore"), response=_BOTO), True, False),
+        (_from(_with(Exception("botocore"), response=_BOTO)), True, False),
+        (_with(Exception("botocore"), response={}), False, False),
+        (_with(Exception("gcsfs"), code="conflict"), False, False),
+        (_with(Exception("adlfs"), status_code=404), False, True),
+        (OSError(errno.EIO, "broken"), False, False),
+    ],
+)
+def test_what_storage_says_is_known_wherever_its_library_says_it(
+    error: BaseException, refused: bool, final: bool
+) -> None:
+    assert (is_refusal(error), is_final(error)) == (refused, final)
 
 
 def test_what_could_not_be_asked_again_at_once_is_as_soon_as_may_be_the_first_needed_first() -> None:

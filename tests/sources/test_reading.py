@@ -13,7 +13,7 @@ import fsspec
 import pytest
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from minato_gpu import Source, read_bytes
+from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks, copy
 from minato_gpu.sources.declared import source_of
@@ -191,6 +191,22 @@ def test_wrappers_of_torch_are_seen_through() -> None:
     assert source_of(ConcatDataset([Declares("a"), Silent()])) is None
     assert source_of(Subset(Silent(), [0])) is None
     assert source_of([1, 2]) is None
+
+
+def test_an_attribute_that_raises_declares_nothing_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a data set that means something else by it; read one by one it is not asked for."""
+
+    class Connected(Silent):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+        @property
+        def source(self) -> str:
+            raise ConnectionError("not connected")
+
+    assert source_of(Connected()) is None and source_of(Subset(Connected(), [0])) is None
+    assert "The attribute 'source' of the data set (Connected) raised ConnectionError('not connected')" in caplog.text
+    assert [batch.tolist() for batch in DataLoader(Connected(), 2, num_workers=1)] == [[0, 1], [2]]
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

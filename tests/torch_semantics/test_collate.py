@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from tests.contracts.datasets import Made
 from tests.raising import error_of
@@ -74,6 +76,13 @@ _DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
 ]  # fmt: skip
 
+
+def _nested(index: int) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype
+        return torch.nested.nested_tensor([torch.zeros(2), torch.full((3,), index)])
+
+
 _SHARED = torch.arange(100.0)
 
 
@@ -122,6 +131,8 @@ _SAMPLES: dict[str, Callable[[int], Any]] = {
     "own immutable mapping": lambda i: Frozen({"a": i, "b": torch.tensor(i)}),
     "own sequence": lambda i: Row([i, torch.tensor(i)]),
     "range": lambda i: range(i, i + 3),
+    "view of bytes": lambda i: memoryview(b"ab%d" % i),
+    "view of an array": lambda i: {"x": (np.arange(3.0) + i).data},
     "deque": lambda i: collections.deque([i, torch.tensor(i)]),
     "empty tuple": lambda i: (),
     "empty dict": lambda i: {},
@@ -137,6 +148,39 @@ def test_default_collation(loader_class: Any, num_workers: int, kind: str) -> No
     assert len(received) == 3
     for got, wanted in zip(received, expected, strict=True):
         assert same(got, wanted), f"{got!r} is not {wanted!r}"
+
+
+def _as_list(batch: Any, *, collate_fn_map: Any = None) -> list[Any]:
+    return list(batch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1], ids=["main", "worker"])
+@pytest.mark.parametrize(
+    ("registered", "kind"),
+    [
+        (torch.Tensor, "0-d tensor"),
+        (torch.Tensor, "array"),
+        (np.ndarray, "array"),
+        (np.number, "numpy float32"),
+        (int, "int"),
+        (int, "bool"),
+        (float, "tuple"),
+        (str, "dict"),
+        (bytes, "nested"),
+        (list, "list"),
+        (tuple, "tuple"),
+        (dict, "dict"),
+        (Point, "namedtuple in a dict"),
+        (Sequence, "nested"),
+        (Mapping, "namedtuple"),
+    ],
+)
+def test_registered_functions_are_used(
+    loader_class: Any, num_workers: int, registered: type, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last one's type nothing comes."""
+    monkeypatch.setitem(default_collate_fn_map, registered, _as_list)
+    test_default_collation(loader_class, num_workers, kind)
 
 
 def _wrong(received: list[Any], kind: str) -> str:
@@ -190,6 +234,7 @@ _REFUSED: dict[str, tuple[Callable[[int], Any], type[Exception], str]] = {
     "unequal arrays": (lambda i: np.zeros((2, i)), RuntimeError, "stack expects each tensor to be equal size"),
     "unequal lists": (lambda i: [0] * (i + 1), RuntimeError, "each element in list of batch should be of equal size"),
     "missing key": (lambda i: {"a": 1} if i == 0 else {"b": 1}, KeyError, "'a'"),
+    "nested": (lambda i: _nested(i), RuntimeError, "Batches of nested tensors are not currently supported"),
     "sparse COO": (lambda i: torch.eye(2).to_sparse(), RuntimeError, "Batches of sparse tensors are not currently"),
 }
 
