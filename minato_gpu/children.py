@@ -3,23 +3,36 @@
 A child's exit code is for whoever waits for it first, and that may be somebody else: the kernel where SIGCHLD is
 ignored (which a program inherits), a handler or a thread that waits for any child, multiprocessing itself as another
 thread starts a process. To multiprocessing such a child runs for ever. Here it has ended once the descriptor that
-stands for its end says so.
+stands for its end says so. A fork server, too, may be killed before the processes that it has started.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 
 UNKNOWN = 256
 """The exit code of a process that somebody else has collected: one that none can have."""
+_SAID_S = 1.0  # a fork server says of a process that has ended with which code
 
 
 def exit_code(process: BaseProcess, end: int) -> int | None:
     """None while it runs. ``end``: a descriptor that is readable once it has ended."""
-    if wait([end], 0.0):
-        _settle(process)
+    if not wait([end], 0.0):
+        return None  # multiprocessing takes those of a fork server that was killed for dead
+    _settle(process)
     return process.exitcode
+
+
+def kill(process: BaseProcess) -> None:
+    """End one that runs, even where multiprocessing takes it for dead."""
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
 
 
 def close(process: BaseProcess) -> None:
@@ -38,5 +51,7 @@ def in_words(code: int | None) -> str:
 def _settle(process: BaseProcess) -> None:
     """Have multiprocessing know that it has ended. It would not close it, and signal it as this process ends, by an id
     that may be another's by then."""
+    if process.exitcode is None and isinstance(process, ForkServerProcess):
+        process.join(_SAID_S)
     if process.exitcode is None:
         process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]

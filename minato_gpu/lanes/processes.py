@@ -23,8 +23,7 @@ import socket
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkProcess, SpawnProcess
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from time import monotonic
 
@@ -64,8 +63,8 @@ class KilledWorkers(WorkerDied):
 
 def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> None:
     """Entry of a worker process. ``parent``: see ``_end_with``."""
-    forking.begin()
     _set_worker_signal_handlers()
+    forking.begin()
     close_inherited_ends()
     end = links.stack_writers[number]
     _end_with(parent, end)
@@ -276,10 +275,10 @@ class Workers:
         if number in self._running:
             self._hung[number] = hung
             if self._code_of(number) is None:  # its process id may be another's already
-                self._running[number].kill()
+                _kill(self._running[number])
 
     def close(self, timeout: float) -> None:
-        """Give the workers ``timeout`` seconds to leave by themselves, then terminate, then kill them.
+        """Give the workers ``timeout`` seconds to leave by themselves, then kill them.
 
         Their channel must be closed already.
         """
@@ -289,15 +288,12 @@ class Workers:
             if not isinstance(started, Exception):
                 self._adopt(number, started)
         running = list(self._running.items())
-        act: tuple[Callable[[Process], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
-        for step, grace in zip(act, (timeout, 1.0, None), strict=True):
-            end = None if grace is None else monotonic() + grace
-            for number, process in running:
-                if step is not None and self._code_of(number) is None:
-                    step(process)
-            for number, _ in running:
-                if self._code_of(number) is None:
-                    readable(self._watched[number], None if end is None else max(0.0, end - monotonic()))
+        end = monotonic() + timeout
+        for number, process in running:
+            if self._code_of(number) is None and not readable(self._watched[number], max(0.0, end - monotonic())):
+                _kill(process)
+        for number, _ in running:
+            readable(self._watched[number], None)
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
                 process.close()
@@ -310,12 +306,20 @@ class Workers:
 def _end_of(process: Process) -> int:
     """What becomes readable when the process ends.
 
-    The sentinel of one forked here is a pipe, which whatever the process has forked itself keeps open: not that one.
+    Not its sentinel: that of one forked here is a pipe, which whatever the process has forked itself keeps open, and
+    that of a fork server's is a pipe that closes with the server.
     """
-    if isinstance(process, (ForkProcess, SpawnProcess)) and process.pid:
+    if isinstance(process, BaseProcess) and process.pid:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
             return os.pidfd_open(process.pid)
     return int(process.sentinel)
+
+
+def _kill(process: Process) -> None:
+    if isinstance(process, Adopted):
+        process.kill()
+    else:
+        children.kill(process)
 
 
 def _start(process: BaseProcess) -> None:

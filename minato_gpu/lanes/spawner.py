@@ -52,17 +52,10 @@ class Adopted:
         """None while it runs."""
         return self.code if readable(self.sentinel, 0.0) else None
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
+            signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -244,8 +237,7 @@ def _main(*arguments: Any) -> None:
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     forking.begin()
-    for each in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(each, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     close_inherited_ends()
     links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, BaseProcess] = {}  # by descriptor

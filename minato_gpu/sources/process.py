@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -82,7 +81,6 @@ async def _serve(parent: int, make_link: Callable[[asyncio.Event], _Link]) -> No
         return
     loop.set_exception_handler(_failed)
     loop.add_reader(watch, ended.set)
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
     link = make_link(ended)
     try:
         await ended.wait()
