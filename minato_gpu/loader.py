@@ -196,6 +196,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _get_iterator(self) -> Any:
         session = self._session
+        session.begin_here()
         resumption = session.take_pending()
         number = session.number(resumption)
         session.observe(self)

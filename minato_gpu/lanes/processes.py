@@ -40,7 +40,7 @@ from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
-from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -65,7 +65,6 @@ def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> No
     """Entry of a worker process. ``parent``: see ``_end_with``."""
     _set_worker_signal_handlers()
     forking.begin()
-    close_inherited_ends()
     end = links.stack_writers[number]
     _end_with(parent, end)
     links.arenas[number].occupy(_awaited_blocks(end))

@@ -26,7 +26,7 @@ from typing import Any
 
 from minato_gpu import children
 from minato_gpu.lanes import forking
-from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.notices import LOGGER
 
 LOST = "both processes that start replacements have been killed"
@@ -238,7 +238,6 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
     """``parent``: a descriptor of the process that all this is for."""
     forking.begin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    close_inherited_ends()
     links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, BaseProcess] = {}  # by descriptor
     _tell(end, ("runs", -1, os.getpid()), os.pidfd_open(os.getpid()))

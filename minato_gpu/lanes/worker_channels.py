@@ -33,7 +33,7 @@ _LEAST_MARKS = 1 << 12
 _Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
-"""Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
+"""Those of every loader alive here: a forked process must not keep their parent ends open."""
 
 
 class WorkerChannels:
@@ -176,13 +176,17 @@ _Pickler.register(
 )
 
 
-def close_inherited_ends() -> None:
-    """In a freshly forked process: drop the parent's ends of every loader, this one's and all others'."""
+def _close_inherited_ends() -> None:
+    """In a freshly forked process, a worker or one of the program's own: drop the parent's ends of every loader, or
+    their workers would go on after the parent has died."""
     for links in list(_open_links):
         with contextlib.suppress(OSError):
             links.close_parent_ends()
             for end in links.late_ends:
                 end.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_ends)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -24,12 +24,11 @@ Left = tuple[int, list[tuple[int, Copy]], tuple[float, ...]]
 
 
 class KeptMemory:
-    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes; ``process``: whose
-    it is, by id. A fork of that shares the memory, and must make its own."""
+    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes. A fork of the
+    process that made it shares the memory, and must make its own."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.process = os.getpid()
         capacity = max(_LEAST, round_up(2 * budget + _SLACK, 1 << 20))  # twice: sizes that differ leave gaps
         self._made = Arena("kept", capacity)
         self.table = Table(os.memfd_create("minato-table", os.MFD_CLOEXEC))

@@ -73,6 +73,18 @@ def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
         assert _left(process.pid) == []
 
 
+def test_kill_of_a_parent_that_has_forked() -> None:
+    with _victim("forks", IN_ORDER) as (process, workers):
+        child = psutil.Process(int(process.stdout.readline()))
+        try:
+            process.kill()
+            process.wait()
+            assert wait_until(lambda: _gone(workers))
+            assert not gone(child.pid)
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize(
     ("mode", "scenario", "whole_group"),
     [

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -57,6 +59,20 @@ def _idle(mode: Mode) -> None:
         time.sleep(3600)
 
 
+def _forks(mode: Mode) -> None:
+    """Has forked a process of its own, which goes on when the program has ended."""
+    global _kept
+    loader = mode.loader(Made(1000, _quick), 2, num_workers=2, on_worker_death="replace")
+    with ThreadPoolExecutor(1) as pool:  # the kernel would end workers that the main thread has forked
+        _kept = [iterator := pool.submit(iter, loader).result()]
+    _announce(next(iterator))
+    pid = os.fork()
+    if pid:
+        _say(str(pid))
+    while True:
+        signal.pause()
+
+
 def _exits(mode: Mode) -> None:
     """Leaves through sys.exit while persistent workers and an unfinished iterator live in globals."""
     global _kept
@@ -99,9 +115,10 @@ def _saves(mode: Mode, **more: Any) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     loader = mode.loader(_Read(40, _quick), 2, num_workers=2, **more)
     iterator = iter(loader)
-    _announce(next(iterator))
+    head = next(iterator)
+    _announce(head)
     assert wait_until(lambda: asked)
-    assert sorted(int(key) for batch in iterator for key in batch) == [*range(2, 40)]
+    assert sorted(int(key) for batch in (head, *iterator) for key in batch) == [*range(40)]
     assert loader.stats()["workers"]["died"] == 0
     assert loader.stats()["reads"]["process"] == "runs"
     _say("saved")
@@ -125,7 +142,7 @@ def _say(line: str) -> None:
 _kept: list[Any] = []
 SCENARIOS = {
     f.__name__.strip("_"): f
-    for f in (_endless_loop, _waiting, _idle, _exits, _exits_as_a_child, _saves, _saves_replacing, _survives)
+    for f in (_endless_loop, _waiting, _idle, _forks, _exits, _exits_as_a_child, _saves, _saves_replacing, _survives)
 }
 
 if __name__ == "__main__":
