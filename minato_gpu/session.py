@@ -61,7 +61,7 @@ class Session:
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
-        self.speculates = (loader.persistent_workers or loader.epochs is not None) and Sampling(loader).never_repeats
+        self.speculates = loader.epochs is not None and Sampling(loader).never_repeats
         self.prepared = self.discarded = 0  # epochs ahead
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
