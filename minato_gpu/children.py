@@ -9,22 +9,36 @@ stands for its end says so. A fork server, too, may be killed before the process
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 
 UNKNOWN = 256
 """The exit code of a process that somebody else has collected: one that none can have."""
-_SAID_S = 1.0  # a fork server says of a process that has ended with which code
+_SAID_S = 1.0  # until it is known that it has ended: a fork server says with which code; its pipes close before that
+
+
+def descriptor(pid: int) -> int | None:
+    """A descriptor that is readable once this process has ended. None where the system gives none: Linux before 5.3,
+    and sandboxes that do not know of pidfd_open, as containers of an older Docker. Raises what else is in the way."""
+    try:
+        return os.pidfd_open(pid)
+    except AttributeError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS):
+            return None
+        raise
 
 
 def exit_code(process: BaseProcess, end: int) -> int | None:
     """None while it runs. ``end``: a descriptor that is readable once it has ended."""
-    if not wait([end], 0.0):
+    if wait([end], 0.0):
+        _settle(process)
+    elif end != process.sentinel:
         return None  # multiprocessing takes those of a fork server that was killed for dead
-    _settle(process)
     return process.exitcode
 
 
@@ -51,7 +65,7 @@ def in_words(code: int | None) -> str:
 def _settle(process: BaseProcess) -> None:
     """Have multiprocessing know that it has ended. It would not close it, and signal it as this process ends, by an id
     that may be another's by then."""
-    if process.exitcode is None and isinstance(process, ForkServerProcess):
+    if process.exitcode is None:
         process.join(_SAID_S)
     if process.exitcode is None:
         process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]

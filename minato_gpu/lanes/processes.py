@@ -291,8 +291,11 @@ class Workers:
         for number, process in running:
             if self._code_of(number) is None and not readable(self._watched[number], max(0.0, end - monotonic())):
                 _kill(process)
-        for number, _ in running:
-            readable(self._watched[number], None)
+        for number, process in running:
+            if self._watched[number] != process.sentinel or isinstance(process, Adopted):
+                readable(self._watched[number], None)
+            else:  # a pipe, which what the worker has started may keep open
+                process.join()
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
                 process.close()
@@ -306,12 +309,13 @@ def _end_of(process: Process) -> int:
     """What becomes readable when the process ends.
 
     Not its sentinel: that of one forked here is a pipe, which whatever the process has forked itself keeps open, and
-    that of a fork server's is a pipe that closes with the server.
+    that of a fork server's is a pipe that closes with the server. But where the system gives no other.
     """
+    end: int | None = None
     if isinstance(process, BaseProcess) and process.pid:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
-            return os.pidfd_open(process.pid)
-    return int(process.sentinel)
+            end = children.descriptor(process.pid)
+    return int(process.sentinel) if end is None else end
 
 
 def _kill(process: Process) -> None:

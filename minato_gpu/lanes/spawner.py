@@ -30,6 +30,10 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.notices import LOGGER
 
 LOST = "both processes that start replacements have been killed"
+_NEEDS = (
+    "on_worker_death='replace' needs pidfd_open to fork replacements: Linux has it since 5.3, and this system lacks or "
+    "refuses it (as containers of an older Docker do). With multiprocessing_context='spawn' it goes without."
+)
 _LARGEST = 1 << 16
 _A_SPARE = -1  # is asked for, in the place of a worker's number
 
@@ -77,12 +81,16 @@ class Spawner:
     """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, which waits to be known."""
 
     def __init__(self, context: Context, links: WorkerChannels, start: Start) -> None:
+        """Raises RuntimeError where the system has no descriptors of processes."""
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
         self._asked: list[int] = []  # numbers, until it is answered
         self._closing = False
-        theirs, parent = self._connect(), os.pidfd_open(os.getpid())
+        theirs, parent = self._connect(), children.descriptor(os.getpid())
+        if parent is None:
+            theirs.close()
+            raise RuntimeError(_NEEDS)
         self._process = context.Process(
             target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
         )
