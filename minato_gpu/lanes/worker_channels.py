@@ -20,7 +20,8 @@ from multiprocessing import reduction
 from typing import TypeVar
 from weakref import WeakSet
 
-from minato_gpu.memory.arena import Arena
+from minato_gpu.memory import address_space
+from minato_gpu.memory.arena import MOST, Arena
 from minato_gpu.memory.completions import Bell, Completions
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
@@ -77,7 +78,7 @@ class WorkerChannels:
             undo.callback(os.close, fd)
             return fd
 
-        self.engine_arena = owned(Arena("engine"))
+        self.engine_arena = owned(Arena("engine", address_space.share(MOST, 4)))  # the window's batches
         self.arenas = [owned(Arena(f"worker-{number}")) for number in range(self.workers)] if arenas else []
         self.board = owned(WorkerStatusBoard(self.workers))
         self.completions = owned(Completions(marks))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,8 @@ import torch
 from minato_gpu import Source, read_bytes
 from tests.contracts.datasets import Made
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
+from tests.forked import said_by_a_child
 
-_FORK = multiprocessing.get_context("fork")
-_LIMIT_S = 60.0
 SAMPLES = 40
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -40,31 +37,6 @@ def _keys(batches: Any) -> list[int]:
 WHOLE = list(range(SAMPLES))
 
 
-def _said_by_a_child(work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, or raises, in a process that is forked here."""
-
-    def child() -> None:
-        try:
-            theirs.send(work())
-        except Exception as error:
-            theirs.send(error)
-
-    ours, theirs = _FORK.Pipe()
-    process = _FORK.Process(target=child)
-    process.start()
-    try:
-        assert ours.poll(_LIMIT_S), "the child hangs"
-        said = ours.recv()
-        process.join()
-        return said
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        ours.close()
-        theirs.close()
-
-
 KINDS: dict[str, dict[str, Any]] = {
     "persistent": {"persistent_workers": True},
     "epochs": {"epochs": 5},
@@ -84,7 +56,7 @@ def test_a_child_iterates_the_loader(mode: Mode, kind: str, between: bool) -> No
     head = [next(iterator)]
     if between:
         head += iterator
-    assert _said_by_a_child(lambda: [_keys(loader), _keys(loader)]) == [WHOLE] * 2
+    assert said_by_a_child(lambda: [_keys(loader), _keys(loader)]) == [WHOLE] * 2
     assert _keys([*head, *iterator]) == WHOLE
     assert _keys(loader) == WHOLE
 
@@ -95,8 +67,8 @@ def test_an_iterator_is_its_own_processs(mode: Mode) -> None:
     loader = mode.loader(Made(SAMPLES, torch.tensor), 4, num_workers=2)
     iterator = iter(loader)
     head = [next(iterator)]
-    error = _said_by_a_child(lambda: next(iterator))
+    error = said_by_a_child(lambda: next(iterator))
     assert isinstance(error, RuntimeError)
     assert re.fullmatch(rf"this iterator, and its workers, are those of process {os.getpid()}, from .*", str(error))
-    assert _said_by_a_child(lambda: [loader.stats()["samples_delivered"], loader.state_dict()["epoch"]]) == [4, 0]
+    assert said_by_a_child(lambda: [loader.stats()["samples_delivered"], loader.state_dict()["epoch"]]) == [4, 0]
     assert _keys([*head, *iterator]) == WHOLE

@@ -133,8 +133,8 @@ FAULTS = (
     Fault(
         "a child that somebody else has collected runs for ever",
         "children.py",
-        "    _settle(process)\n    return process.exitcode\n",
-        "    return process.exitcode\n",
+        "        _settle(process)\n    elif",
+        "        pass\n    elif",
         ("contracts/test_uncollected.py",),
     ),
     Fault(
