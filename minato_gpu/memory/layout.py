@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import round_up
@@ -155,7 +156,7 @@ class Layout:
         leaf, view = self.leaves[0], views[0]
         if self.tree != 0 or view is None or leaf.kind == "scalar":
             return lambda row, sample: self.write(views, row, sample)
-        dtype, shape = leaf.raw, leaf.shape
+        kind, dtype, shape = leaf.type, leaf.raw, leaf.shape
 
         def write_tensor(row: int, sample: Value) -> None:
             if type(sample) is not torch.Tensor:
@@ -163,7 +164,7 @@ class Layout:
             view[row] = _fitting(sample, leaf)
 
         def write_array(row: int, sample: Value) -> None:
-            if type(sample) is not np.ndarray or sample.shape != shape:
+            if type(sample) is not kind or sample.shape != shape:
                 raise Mismatch
             if (sample.dtype is not dtype and sample.dtype != dtype) or _backwards(sample):
                 raise Mismatch
@@ -247,7 +248,7 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
-    if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
+    if _is_array(value) and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
         return Leaf("array", kind, value.shape, value.dtype, torch_dtype(value.dtype))
     if kind in _SCALARS:
         return Leaf("scalar", kind, (), _SCALARS[kind], torch_dtype(_SCALARS[kind]))
@@ -256,6 +257,13 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
     if kind in (str, bytes):
         return Leaf("object", kind, (), np.dtype(np.uint8), None, in_sequence)
     raise Mismatch
+
+
+def _is_array(value: Value) -> bool:
+    """Of a subclass of arrays ``default_collate`` takes the elements, too (of a masked one as if nothing were masked),
+    but where the program has registered a function for it."""
+    kind = type(value)
+    return kind is np.ndarray or (isinstance(value, np.ndarray) and kind not in default_collate_fn_map)
 
 
 def torch_dtype(raw: np.dtype[Any]) -> torch.dtype:
