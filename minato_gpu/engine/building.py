@@ -285,7 +285,7 @@ def build_engine(
     _close_at_exit(engine)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
     in_child = Finalize(None, engine.close, exitpriority=0)  # what multiprocessing starts waits for its children first
-    engine.on_close = lambda: (atexit.unregister(engine.close), in_child.cancel())
+    engine.on_close = functools.partial(_forget_exit, engine, in_child)
     return engine
 
 
@@ -335,6 +335,11 @@ def _close_at_exit(engine: Engine) -> None:
     """Before multiprocessing waits for its children, and DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
+
+
+def _forget_exit(engine: Engine, in_child: Finalize) -> None:
+    atexit.unregister(engine.close)
+    in_child.cancel()
 
 
 def _engine(

@@ -55,7 +55,7 @@ class Engine(Batches):
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.closed = False  # it has ended
-        self.on_close: Callable[[], object] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)

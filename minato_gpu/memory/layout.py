@@ -156,7 +156,8 @@ class Layout:
         leaf, view = self.leaves[0], views[0]
         if self.tree != 0 or view is None or leaf.kind == "scalar":
             return lambda row, sample: self.write(views, row, sample)
-        kind, dtype, shape = leaf.type, leaf.raw, leaf.shape
+        kind: Any = leaf.type
+        dtype, shape = leaf.raw, leaf.shape
 
         def write_tensor(row: int, sample: Value) -> None:
             if type(sample) is not torch.Tensor:

@@ -25,7 +25,8 @@ def _child(number: signal.Signals) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_process_leaves_them_to_its_parent(method: str, number: signal.Signals) -> None:
-    process = multiprocessing.get_context(method).Process(target=_child, args=(number,))
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_child, args=(number,))
     forking.start(process)
     process.join()
     assert process.exitcode == 0

@@ -62,7 +62,7 @@ def test_rows_of_a_subclass_of_arrays(loader_class: Any, num_workers: int, kind:
 
 
 def test_rows_that_a_function_of_the_users_own_joins_keep_their_class(loader_class: Any, num_workers: int) -> None:
-    rows = np.ma.masked_array(np.arange(6.0).reshape(3, 2), [[0, 1]] * 3)
+    rows = np.ma.masked_array(np.arange(6.0).reshape(3, 2), np.array([[False, True]] * 3))
     loader = loader_class(Made(3, rows.__getitem__), 3, num_workers=num_workers, collate_fn=_filled)
     assert [batch.tolist() for batch in loader] == [[[0, -1], [2, -1], [4, -1]]]
 
