@@ -246,7 +246,7 @@ class Run:
     def _check_budgets(self, fault: str) -> None:
         kept = self.loader._session._kept_memory
         if kept is not None and not self.persistent:
-            held = os.fstat(kept._made.fd).st_blocks * 512
+            held = os.fstat(kept.fd).st_blocks * 512
             self.result.check(held <= self.memory, f"{fault}: {held} bytes in memory, of {self.memory}")
         if self.path.is_dir():
             walk = os.walk(self.path)  # which leaves out what a reader process removes meanwhile

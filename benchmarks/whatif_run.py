@@ -173,7 +173,7 @@ def measure(data: Data, way: Way, address: str, seed: int = 0) -> Measured:
             sampler=sampler,
             num_workers=way.workers,
             prefetch_factor=PREFETCH,
-            persistent_workers=True,
+            epochs=way.filling + way.epochs + 1,
             collate_fn=None if way.slept else SETTINGS[data.name].collate,
             **kept,
         )

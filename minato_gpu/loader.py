@@ -36,9 +36,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 class DataLoader(TorchDataLoader[T]):
     """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
 
-    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. With ``persistent_workers=True`` epochs
-    overlap besides: workers prepare the first samples of the next epoch while the last of this one are used. Leave it
-    out where you change between epochs what samples are made of (a counter in shared memory, files). The others:
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others:
 
     pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
         a batch is a dict of stacked tensors of the pipeline's outputs.
@@ -61,7 +59,9 @@ class DataLoader(TorchDataLoader[T]):
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
     order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
         that order is replayed exactly, of epochs that were recorded to their end. Each loader, and rank, has its own.
-    epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last.
+    epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last: the
+        first samples of the next one are prepared while the last of this one are used. Leave it out where you change
+        between epochs what samples are made of (a counter in shared memory, files): those would come too early for it.
     on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
         ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
@@ -196,6 +196,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def _get_iterator(self) -> Any:
         session = self._session
+        session.begin_here()
         resumption = session.take_pending()
         number = session.number(resumption)
         session.observe(self)

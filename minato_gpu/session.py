@@ -61,7 +61,7 @@ class Session:
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
-        self.speculates = (loader.persistent_workers or loader.epochs is not None) and Sampling(loader).never_repeats
+        self.speculates = loader.epochs is not None and Sampling(loader).never_repeats
         self.prepared = self.discarded = 0  # epochs ahead
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
@@ -73,6 +73,14 @@ class Session:
         self._kept_memory: KeptMemory | None = None
         self.facts = Facts()
         self._is_observed = False
+        self._process = os.getpid()
+
+    def begin_here(self) -> None:
+        """Before an epoch: in a process that was forked, workers and all that is of theirs are its parent's."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self.engine = self.ahead = self._user = self._kept_memory = None
+            self.facts, self._is_observed = Facts(), False
 
     def __getstate__(self) -> dict[str, Any]:
         anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False}
@@ -136,7 +144,7 @@ class Session:
     def kept_memory(self) -> KeptMemory | None:
         """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""
         budget = self.options.cache.memory_bytes
-        if budget and (self._kept_memory is None or self._kept_memory.process != os.getpid()):
+        if budget and self._kept_memory is None:
             self._kept_memory = KeptMemory(budget)
         return self._kept_memory
 

@@ -101,7 +101,7 @@ class Findings:
             pin_memory=bool(loader.pin_memory),
             step_cpu_share=math.fsum(compute.cpus) / steps if steps else 0.0,
             persistent=subject.persists,
-            overlap=subject.persists and subject.kind == "minato_gpu",
+            overlap=subject.overlaps,
             shards=subject.shards,
             slowest=tuple(self._slowest(samples)),
             notes=tuple(self.notes),

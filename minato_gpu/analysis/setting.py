@@ -52,7 +52,7 @@ class Setting:
             "collate_s": profile.collate_s * larger,
         }
         if self.loader is not None and self.loader != profile.loader:
-            values |= {"overlap": self.loader == "minato_gpu" and profile.persistent}
+            values |= {"overlap": False}  # a script would have to say how many epochs there are
         found = replace(profile, **values)
         found = self._shared_out(found)
         if self.bytes_per_s is None and self.latency_s is None:

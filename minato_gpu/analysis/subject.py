@@ -88,6 +88,11 @@ class Subject:
         return bool(self.loader.persistent_workers or getattr(self.loader, "epochs", None))
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the next epoch is prepared while one ends."""
+        return getattr(self.loader, "epochs", None) is not None
+
+    @property
     def shards(self) -> int:
         """An epoch reads one sample of the set in so many, as ``DistributedSampler`` has it."""
         sampler = self.loader.sampler

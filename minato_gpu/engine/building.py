@@ -8,6 +8,7 @@ import errno
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -284,7 +285,8 @@ def build_engine(
         undo.pop_all()
     _close_at_exit(engine)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
-    engine.on_close = lambda: atexit.unregister(engine.close)
+    in_child = Finalize(None, engine.close, exitpriority=0)  # what multiprocessing starts waits for its children first
+    engine.on_close = functools.partial(_forget_exit, engine, in_child)
     return engine
 
 
@@ -334,6 +336,11 @@ def _close_at_exit(engine: Engine) -> None:
     """Before multiprocessing waits for its children, and DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
+
+
+def _forget_exit(engine: Engine, in_child: Finalize) -> None:
+    atexit.unregister(engine.close)
+    in_child.cancel()
 
 
 def _engine(

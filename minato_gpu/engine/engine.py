@@ -110,6 +110,11 @@ class Engine(Batches):
             asked()
         started, epochs = perf_counter(), self.epochs
         self.handed = None
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"this iterator, and its workers, are those of process {self._process}, from which this one was "
+                "forked: make another here with iter(loader)"
+            )
         with self._lock:
             if self.closed:
                 raise EndOfEpoch

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
-from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NOBODY, Facts, Fetched
 from minato_gpu.samples import Key as SampleKey
@@ -50,7 +50,6 @@ def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) 
 def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
     """Entry of the reader process."""
     forking.begin()
-    close_inherited_ends()
     assert links.fetched is not None
     fields = None if links.fields is None else links.fields[0]
     process.main(end, parent, links.fetched, fields, links.bell.ring_pump, settings)

@@ -1,21 +1,24 @@
-"""Processes that the training process forks: two things must not happen in them before they have begun.
+"""Processes that the training process starts: two things must not happen in them.
 
 *Garbage* of a process that forks is its own to collect, not that of the process that is forked. A collection there
 would finalise what the other has dropped and not collected yet. DALI's pipeline, for one, waits then for threads that
 are not there after a fork, and does so for ever. So nothing is collected from before the fork until what was inherited
 is set apart, which also leaves its pages shared.
 
-*Ctrl-C* is the training process's to handle: an interrupt waits until the new process ignores it.
+*Ctrl-C and SIGTERM* are the training process's to handle, also where the whole group or job gets them: it may want some
+more batches, to save at the end of a step. They wait until the new process disregards them; it ends with its parent.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from multiprocessing.context import ForkProcess
+from multiprocessing import resource_tracker
+from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 
-_INTERRUPT = (signal.SIGINT,)
+_PARENTS = (signal.SIGINT, signal.SIGTERM)
 _collects = True  # whether the process that forks does when it is not about to; a forked one inherits the answer
 
 
@@ -24,8 +27,11 @@ def start(process: BaseProcess) -> None:
     global _collects
     _collects = collects = gc.isenabled()
     gc.disable()
-    # what is forked inherits that interrupts wait; of a fork server the mask would stay, for all else that it forks
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT if isinstance(process, ForkProcess) else ())
+    if isinstance(process, SpawnProcess):
+        resource_tracker.ensure_running()  # which would unblock the signals
+    # the new process inherits the mask; that of a fork server would stay, for all else that it forks
+    masked = _PARENTS if isinstance(process, (ForkProcess, SpawnProcess)) else ()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)
     try:
         process.start()
     finally:
@@ -36,9 +42,21 @@ def start(process: BaseProcess) -> None:
 
 def begin() -> None:
     """In the new process: what was inherited is never looked through; new garbage is collected as it was before, and
-    interrupts are ignored."""
+    Ctrl-C and SIGTERM are left to the parent."""
     gc.freeze()
     if _collects:
         gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+    # a handler, as a program that is started from here would inherit that SIGTERM is ignored; so would what is forked
+    signal.signal(signal.SIGTERM, _leave_to_parent)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=_hear_again)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
+
+
+def _leave_to_parent(number: int, frame: object) -> None:
+    pass
+
+
+def _hear_again() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

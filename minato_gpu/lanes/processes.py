@@ -23,8 +23,7 @@ import socket
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from multiprocessing.context import ForkProcess, SpawnProcess
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from time import monotonic
 
@@ -40,7 +39,7 @@ from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
-from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.threads import OwnThread
 
 _PR_SET_PDEATHSIG = 1
@@ -63,9 +62,8 @@ class KilledWorkers(WorkerDied):
 
 def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> None:
     """Entry of a worker process. ``parent``: see ``_end_with``."""
-    forking.begin()
     _set_worker_signal_handlers()
-    close_inherited_ends()
+    forking.begin()
     end = links.stack_writers[number]
     _end_with(parent, end)
     links.arenas[number].occupy(_awaited_blocks(end))
@@ -274,10 +272,10 @@ class Workers:
         if number in self._running:
             self._hung[number] = hung
             if self._code_of(number) is None:  # its process id may be another's already
-                self._running[number].kill()
+                _kill(self._running[number])
 
     def close(self, timeout: float) -> None:
-        """Give the workers ``timeout`` seconds to leave by themselves, then terminate, then kill them.
+        """Give the workers ``timeout`` seconds to leave by themselves, then kill them.
 
         Their channel must be closed already.
         """
@@ -287,15 +285,15 @@ class Workers:
             if not isinstance(started, Exception):
                 self._adopt(number, started)
         running = list(self._running.items())
-        act: tuple[Callable[[Process], None] | None, ...] = (None, lambda p: p.terminate(), lambda p: p.kill())
-        for step, grace in zip(act, (timeout, 1.0, None), strict=True):
-            end = None if grace is None else monotonic() + grace
-            for number, process in running:
-                if step is not None and self._code_of(number) is None:
-                    step(process)
-            for number, _ in running:
-                if self._code_of(number) is None:
-                    readable(self._watched[number], None if end is None else max(0.0, end - monotonic()))
+        end = monotonic() + timeout
+        for number, process in running:
+            if self._code_of(number) is None and not readable(self._watched[number], max(0.0, end - monotonic())):
+                _kill(process)
+        for number, process in running:
+            if self._watched[number] != process.sentinel or isinstance(process, Adopted):
+                readable(self._watched[number], None)
+            else:  # a pipe, which what the worker has started may keep open
+                process.join()
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
                 process.close()
@@ -308,12 +306,21 @@ class Workers:
 def _end_of(process: Process) -> int:
     """What becomes readable when the process ends.
 
-    The sentinel of one forked here is a pipe, which whatever the process has forked itself keeps open: not that one.
+    Not its sentinel: that of one forked here is a pipe, which whatever the process has forked itself keeps open, and
+    that of a fork server's is a pipe that closes with the server. But where the system gives no other.
     """
-    if isinstance(process, (ForkProcess, SpawnProcess)) and process.pid:
+    end: int | None = None
+    if isinstance(process, BaseProcess) and process.pid:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
-            return os.pidfd_open(process.pid)
-    return int(process.sentinel)
+            end = children.descriptor(process.pid)
+    return int(process.sentinel) if end is None else end
+
+
+def _kill(process: Process) -> None:
+    if isinstance(process, Adopted):
+        process.kill()
+    else:
+        children.kill(process)
 
 
 def _start(process: BaseProcess) -> None:

@@ -26,10 +26,14 @@ from typing import Any
 
 from minato_gpu import children
 from minato_gpu.lanes import forking
-from minato_gpu.lanes.worker_channels import WorkerChannels, close_inherited_ends
+from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.notices import LOGGER
 
 LOST = "both processes that start replacements have been killed"
+_NEEDS = (
+    "on_worker_death='replace' needs pidfd_open to fork replacements: Linux has it since 5.3, and this system lacks or "
+    "refuses it (as containers of an older Docker do). With multiprocessing_context='spawn' it goes without."
+)
 _LARGEST = 1 << 16
 _A_SPARE = -1  # is asked for, in the place of a worker's number
 
@@ -52,17 +56,10 @@ class Adopted:
         """None while it runs."""
         return self.code if readable(self.sentinel, 0.0) else None
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """End it."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.sentinel, number)
+            signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of the descriptor."""
@@ -84,12 +81,16 @@ class Spawner:
     """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, which waits to be known."""
 
     def __init__(self, context: Context, links: WorkerChannels, start: Start) -> None:
+        """Raises RuntimeError where the system has no descriptors of processes."""
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
         self._asked: list[int] = []  # numbers, until it is answered
         self._closing = False
-        theirs, parent = self._connect(), os.pidfd_open(os.getpid())
+        theirs, parent = self._connect(), children.descriptor(os.getpid())
+        if parent is None:
+            theirs.close()
+            raise RuntimeError(_NEEDS)
         self._process = context.Process(
             target=_main, args=(theirs, context, links, start, parent), daemon=False, name="minato-spawner"
         )
@@ -244,9 +245,7 @@ def _main(*arguments: Any) -> None:
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
     """``parent``: a descriptor of the process that all this is for."""
     forking.begin()
-    for each in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(each, signal.SIG_DFL)
-    close_inherited_ends()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     links.late_ends.append(end)  # what is forked from here closes it
     workers: dict[int, BaseProcess] = {}  # by descriptor
     _tell(end, ("runs", -1, os.getpid()), os.pidfd_open(os.getpid()))

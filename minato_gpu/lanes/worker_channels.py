@@ -20,7 +20,8 @@ from multiprocessing import reduction
 from typing import TypeVar
 from weakref import WeakSet
 
-from minato_gpu.memory.arena import Arena
+from minato_gpu.memory import address_space
+from minato_gpu.memory.arena import MOST, Arena
 from minato_gpu.memory.completions import Bell, Completions
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
@@ -33,7 +34,7 @@ _LEAST_MARKS = 1 << 12
 _Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
-"""Parent ends of every loader alive here: a forked worker must not keep another loader's sockets open."""
+"""Those of every loader alive here: a forked process must not keep their parent ends open."""
 
 
 class WorkerChannels:
@@ -77,7 +78,7 @@ class WorkerChannels:
             undo.callback(os.close, fd)
             return fd
 
-        self.engine_arena = owned(Arena("engine"))
+        self.engine_arena = owned(Arena("engine", address_space.share(MOST, 4)))  # the window's batches
         self.arenas = [owned(Arena(f"worker-{number}")) for number in range(self.workers)] if arenas else []
         self.board = owned(WorkerStatusBoard(self.workers))
         self.completions = owned(Completions(marks))
@@ -176,13 +177,17 @@ _Pickler.register(
 )
 
 
-def close_inherited_ends() -> None:
-    """In a freshly forked process: drop the parent's ends of every loader, this one's and all others'."""
+def _close_inherited_ends() -> None:
+    """In a freshly forked process, a worker or one of the program's own: drop the parent's ends of every loader, or
+    their workers would go on after the parent has died."""
     for links in list(_open_links):
         with contextlib.suppress(OSError):
             links.close_parent_ends()
             for end in links.late_ends:
                 end.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_ends)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -22,6 +22,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 
+from minato_gpu.memory import address_space
+
+MOST = 1 << 36  # bytes of address space, where nothing limits that
 _ALIGN = 4096
 _FINE = 16 * _ALIGN - 1  # bytes up to which an eighth is less than a page
 _KEEP_FREE = 256 << 20  # bytes of memory kept beyond what was lately in use at once
@@ -40,7 +43,9 @@ class Arena:
     With ``fd`` the memory of an arena made elsewhere is mapped; its owner passes the exact capacity along.
     """
 
-    def __init__(self, name: str, capacity: int = 1 << 36, fd: int | None = None) -> None:
+    def __init__(self, name: str, capacity: int = 0, fd: int | None = None) -> None:
+        """``capacity``: 0 for as much as there is no need to care about."""
+        capacity = capacity or address_space.share(MOST)
         self.fd = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC) if fd is None else fd
         try:
             self.capacity, self._map = _map(self.fd, capacity, attach=fd is not None)
@@ -69,7 +74,10 @@ class Arena:
                 if ends[at] - offset >= size:
                     break
             else:
-                raise MemoryError(f"arena of {self.capacity} bytes is full: {self.allocated} bytes are in use")
+                raise MemoryError(
+                    f"shared memory of {self.capacity} bytes is full: {self.allocated} are in use, and {nbytes} more "
+                    "are needed. Raise the limit of address space if there is one (ulimit -v), or prefetch less"
+                )
             reused = min(size, self._used[at])
             self._used[at] -= reused
             self._kept -= reused
@@ -161,7 +169,7 @@ def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
                 os.ftruncate(fd, capacity)
             return capacity, mmap.mmap(fd, capacity, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         except OSError:
-            if attach or capacity <= 1 << 26:
+            if attach or capacity <= address_space.LEAST:
                 raise
             capacity //= 2
 

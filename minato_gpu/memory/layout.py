@@ -166,6 +166,7 @@ class Layout:
         leaf, view = self.leaves[0], views[0]
         if self.tree != 0 or view is None or leaf.kind == "scalar":
             return lambda row, sample: self.write(views, row, sample)
+        kind: Any = leaf.type
         dtype, shape = leaf.raw, leaf.shape
 
         def write_tensor(row: int, sample: Value) -> None:
@@ -174,7 +175,7 @@ class Layout:
             view[row] = _fitting(sample, leaf)
 
         def write_array(row: int, sample: Value) -> None:
-            if type(sample) is not np.ndarray or sample.shape != shape:
+            if type(sample) is not kind or sample.shape != shape:
                 raise Mismatch
             if (sample.dtype is not dtype and sample.dtype != dtype) or _backwards(sample):
                 raise Mismatch
@@ -244,7 +245,8 @@ class Layout:
 
 def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
     kind = type(value)
-    if _is_registered(value) or (kind is np.ndarray and _is_registered(torch.empty(0))):  # arrays become tensors
+    is_array = isinstance(value, np.ndarray)  # of a subclass only its elements count, too
+    if _is_registered(value) or (is_array and _is_registered(torch.empty(0))):  # arrays become tensors
         raise Mismatch
     if kind is dict:
         return (kind, tuple((key, _describe(item, leaves, False)) for key, item in value.items()))
@@ -273,7 +275,7 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
-    if kind is np.ndarray and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
+    if isinstance(value, np.ndarray) and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
         return Leaf("array", kind, value.shape, value.dtype, torch_dtype(value.dtype))
     if kind in _SCALARS:
         return Leaf("scalar", kind, (), _SCALARS[kind], torch_dtype(_SCALARS[kind]))

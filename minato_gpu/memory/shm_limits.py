@@ -16,12 +16,12 @@ from pathlib import Path
 from torch.utils.data import default_collate
 
 from minato_gpu.arguments import Arguments
+from minato_gpu.memory.address_space import LEAST
 from minato_gpu.notices import say_once
 
 _TMPFS = Path("/dev/shm")
 _CGROUP = Path("/sys/fs/cgroup")
 _LEAST = 16 << 20  # bytes in /dev/shm for each worker that may collate there; containers have 64 MiB in all by default
-_TRIED = 1 << 26  # what an arena needs at the least
 
 SHORT = (
     "The kernel had no memory left for its shared memory: the container's memory limit or the machine's is reached, "
@@ -51,13 +51,13 @@ def _check_mapping() -> None:
     try:
         fd = os.memfd_create("minato-try", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, _TRIED)
-            mmap.mmap(fd, _TRIED).close()
+            os.ftruncate(fd, LEAST)
+            mmap.mmap(fd, LEAST).close()
         finally:
             os.close(fd)
     except OSError as error:
         raise RuntimeError(
-            f"this process cannot map {_TRIED >> 20} MiB of shared memory ({error}); look at its limits for address "
+            f"this process cannot map {LEAST >> 20} MiB of shared memory ({error}); look at its limits for address "
             "space and file size (ulimit -v, ulimit -f), or pass worker_kind='thread' or num_workers=0"
         ) from error
 

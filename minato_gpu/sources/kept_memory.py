@@ -12,43 +12,51 @@ import os
 import weakref
 from multiprocessing import reduction
 
-from minato_gpu.memory.arena import Arena, round_up
+from minato_gpu.memory import address_space
+from minato_gpu.memory.arena import MOST, Arena, round_up
 from minato_gpu.sources.memory_tier import Copy
 from minato_gpu.sources.source import FIELDS
 
-_LEAST = 1 << 36  # bytes of address space; memory is taken as it is written
-_SLACK = 1 << 30
+_TOO_LARGE = (
+    "the cache keeps {budget} bytes in memory, for which {capacity} bytes of address space are reserved: raise the "
+    "limits of address space and file size (ulimit -v, ulimit -f), or pass a smaller cache"
+)
 
 Left = tuple[int, list[tuple[int, Copy]], tuple[float, ...]]
 """The parts of each sample, items with their copies, and what has been learned of fields."""
 
 
 class KeptMemory:
-    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes; ``process``: whose
-    it is, by id. A fork of that shares the memory, and must make its own."""
+    """For one reader process at a time: ``lend`` tells whether it is to be had. ``budget`` in bytes. A fork of the
+    process that made it shares the memory, and must make its own."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.process = os.getpid()
-        capacity = max(_LEAST, round_up(2 * budget + _SLACK, 1 << 20))  # twice: sizes that differ leave gaps
-        self._made = Arena("kept", capacity)
+        # twice, as sizes that differ leave gaps; and what is read ahead. Memory is taken as it is written
+        self._capacity = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
+        self.fd = os.memfd_create("minato-kept", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.fd)
         self.table = Table(os.memfd_create("minato-table", os.MFD_CLOEXEC))
-        self._lent = False
-        weakref.finalize(self, self._made.close)
         weakref.finalize(self, os.close, self.table.fd)
+        self._lent: Arena | None = None
 
     def lend(self) -> Arena | None:
-        """The arena, for a reader process and its workers, until it is given back; None while others have it."""
-        if self._lent:
+        """The arena, for a reader process and its workers, until it is given back; None while others have it. Raises
+        OSError where there is not so much address space."""
+        if self._lent is not None:
             return None
-        self._lent = True
-        return Arena("kept", self._made.capacity, fd=os.dup(self._made.fd))
+        try:
+            os.ftruncate(self.fd, self._capacity)
+            self._lent = Arena("kept", self._capacity, fd=os.dup(self.fd))
+        except OSError as error:
+            raise OSError(error.errno, _TOO_LARGE.format(budget=self.budget, capacity=self._capacity)) from error
+        return self._lent
 
     def give_back(self) -> None:
-        """The reader process has ended; if it was killed, nothing of it is kept."""
-        if self._lent and not self.table.whole:
-            self._made.forsake(())
-        self._lent = False
+        """The reader process has ended; if it was killed, nothing of it is kept. The arena is not closed yet."""
+        if self._lent is not None and self._lent.fd >= 0 and not self.table.whole:
+            self._lent.forsake(())
+        self._lent = None
 
 
 class Table:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from minato_gpu import children
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources import field_transfer
@@ -78,12 +78,12 @@ async def _serve(parent: int, make_link: Callable[[asyncio.Event], _Link]) -> No
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
-        watch = os.pidfd_open(parent)
+        watch = children.descriptor(parent)  # without, the end of the socket has to do
     except ProcessLookupError:
         return
     loop.set_exception_handler(_failed)
-    loop.add_reader(watch, ended.set)
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    if watch is not None:
+        loop.add_reader(watch, ended.set)
     link = make_link(ended)
     try:
         await ended.wait()

@@ -22,7 +22,7 @@ SAMPLES = 60
 DEATHS: dict[str, Callable[[], Any]] = {
     "_exit": lambda: os._exit(3),
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "segmentation fault": lambda: ctypes.string_at(0),
     "no memory behind shared memory": lambda: os.kill(os.getpid(), signal.SIGBUS),
 }

@@ -73,6 +73,18 @@ def test_kill_of_the_parent(mode: Mode, scenario: str) -> None:
         assert _left(process.pid) == []
 
 
+def test_kill_of_a_parent_that_has_forked() -> None:
+    with _victim("forks", IN_ORDER) as (process, workers):
+        child = psutil.Process(int(process.stdout.readline()))
+        try:
+            process.kill()
+            process.wait()
+            assert wait_until(lambda: _gone(workers))
+            assert not gone(child.pid)
+        finally:
+            child.kill()
+
+
 @pytest.mark.parametrize(
     ("mode", "scenario", "whole_group"),
     [
@@ -109,9 +121,29 @@ def test_interrupt_that_is_handled(mode: Mode) -> None:
         assert _gone(workers)
 
 
+@pytest.mark.parametrize("scenario", ["saves", "saves_replacing"])
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=str_of)
+def test_sigterm_to_the_whole_job_that_is_handled(mode: Mode, scenario: str) -> None:
+    """Schedulers send it to all processes: the program's own handler decides when they end. PyTorch's workers end."""
+    with _victim(scenario, mode) as (process, workers):
+        os.killpg(process.pid, signal.SIGTERM)
+        output, errors = process.communicate()
+        assert (process.returncode, output.strip(), errors) == (0, "saved", "")
+        assert _gone(workers)
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=str_of)
+def test_sigterm_to_the_whole_job_that_is_not_handled(mode: Mode) -> None:
+    with _victim("waiting", mode) as (process, workers):
+        os.killpg(process.pid, signal.SIGTERM)
+        assert wait_until(lambda: process.poll() is not None and _gone(workers))
+        assert process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("scenario", ["exits", "exits_as_a_child"])
 @pytest.mark.parametrize("mode", [PYTORCH, IN_ORDER, IN_ORDER_THREADS], ids=str_of)
-def test_exit_with_workers_alive(mode: Mode) -> None:
-    with _victim("exits", mode) as (process, workers):
+def test_exit_with_workers_alive(mode: Mode, scenario: str) -> None:
+    with _victim(scenario, mode) as (process, workers):
         output, errors = process.communicate()
         assert (process.returncode, output, errors) == (3, "", "")
         assert wait_until(lambda: _gone(workers))

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kept_bytes(loader: Any) -> int:
     """Memory behind what outlives reader processes, in bytes."""
-    return os.fstat(loader._session.kept_memory()._made.fd).st_blocks * 512
+    return os.fstat(loader._session.kept_memory().fd).st_blocks * 512
 
 
 @pytest.mark.each_value

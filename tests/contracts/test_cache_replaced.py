@@ -23,8 +23,8 @@ def _written(folder: Path, samples: int, seed: int) -> Files:
 
 
 @pytest.mark.usefixtures("written_at_once")
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, persistent: bool) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["fresh", "overlapping"])
+def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, overlap: bool) -> None:
     old, new = _written(tmp_path / "old", OLD, 0), _written(tmp_path / "new", NEW, 1)
     cache = tmp_path / "cache"
 
@@ -34,7 +34,7 @@ def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, persistent: bo
         close(loader)
 
     assert elsewhere(run_before)
-    loader = loader_of(new, {"disk": LEAST_BUDGET}, cache, persistent_workers=persistent)
+    loader = loader_of(new, {"disk": LEAST_BUDGET}, cache, epochs=5 if overlap else None)
     hits, evicted = [], []
     for _ in range(5):
         assert len(rows(loader)) == NEW
@@ -42,7 +42,7 @@ def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, persistent: bo
         evicted.append(of_tier(loader, "disk")["evicted"])
     close(loader)
     counts = of_tier(loader, "disk")  # what it tells last is whole
-    if persistent:
+    if overlap:
         assert counts["written"] >= NEW // 2, "epochs overlap, and have reads in common"
         assert counts["evicted"] > 0 < counts["hits"]
     else:

@@ -70,7 +70,7 @@ def test_many_short_epochs_that_overlap(mode: Mode) -> None:
 
     def run(which: Mode, workers: int) -> list[Any]:
         generator = torch.Generator().manual_seed(17)
-        loader = which.loader(Made(6, draw), 2, num_workers=workers, generator=generator, persistent_workers=True)
+        loader = which.loader(Made(6, draw), 2, num_workers=workers, generator=generator, epochs=25)
         return [sorted(rows(loader)) for _ in range(25)]
 
     reference = run(IN_ORDER, 1)

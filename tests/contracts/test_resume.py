@@ -64,7 +64,7 @@ def test_every_step(mode: Mode, persistent: bool) -> None:
             assert following == reference[1]
 
 
-@pytest.mark.parametrize("arguments", [{"persistent_workers": True}, {"epochs": 4}], ids=str)
+@pytest.mark.parametrize("arguments", [{"epochs": 4, "persistent_workers": True}, {"epochs": 4}], ids=str)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_later_epochs_that_overlap(mode: Mode, arguments: dict[str, Any]) -> None:
     """Saved in the second of four epochs, whose first samples were prepared during the first; in order after an even

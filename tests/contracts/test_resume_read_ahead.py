@@ -120,7 +120,9 @@ def test_everything_comes_once(path: Path, ahead: int, name: str, mode: Mode, sa
             assert _told(resumed, mode) == epochs[1], step
 
 
-@pytest.mark.parametrize("more", [{"epochs": 3}, {"persistent_workers": True}], ids=["epochs", "persistent"])
+@pytest.mark.parametrize(
+    "more", [{"epochs": 3}, {"epochs": 3, "persistent_workers": True}], ids=["epochs", "persistent"]
+)
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
 def test_the_next_epoch_is_read_ahead_already(path: Path, mode: Mode, more: dict[str, Any]) -> None:
     """A state tells nothing of it: it is drawn anew, and comes out the same."""

@@ -7,12 +7,17 @@ are at work; the scenario "survives" ends with the line "whole".
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
+import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from minato_gpu import Source
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, Mode
 from tests.leaks import child_pids, leaks, take_snapshot
@@ -54,6 +59,20 @@ def _idle(mode: Mode) -> None:
         time.sleep(3600)
 
 
+def _forks(mode: Mode) -> None:
+    """Has forked a process of its own, which goes on when the program has ended."""
+    global _kept
+    loader = mode.loader(Made(1000, _quick), 2, num_workers=2, on_worker_death="replace")
+    with ThreadPoolExecutor(1) as pool:  # the kernel would end workers that the main thread has forked
+        _kept = [iterator := pool.submit(iter, loader).result()]
+    _announce(next(iterator))
+    pid = os.fork()
+    if pid:
+        _say(str(pid))
+    while True:
+        signal.pause()
+
+
 def _exits(mode: Mode) -> None:
     """Leaves through sys.exit while persistent workers and an unfinished iterator live in globals."""
     global _kept
@@ -75,6 +94,41 @@ def _survives(mode: Mode) -> None:
     _say("whole")
 
 
+def _exits_as_a_child(mode: Mode) -> None:
+    """A process that multiprocessing has started ends in the same way: that waits for its children."""
+    child = multiprocessing.get_context("fork").Process(target=_exits, args=(mode,))
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+
+
+class _Read(Made):
+    """Numbers, read from a file that is read ahead."""
+
+    def source(self, key: int) -> Source:
+        return Source(__file__)
+
+
+def _saves(mode: Mode, **more: Any) -> None:
+    """Is asked to end, as a scheduler does it, and goes on until the step that it is at has been saved."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    loader = mode.loader(_Read(40, _quick), 2, num_workers=2, **more)
+    iterator = iter(loader)
+    head = next(iterator)
+    _announce(head)
+    assert wait_until(lambda: asked)
+    assert sorted(int(key) for batch in (head, *iterator) for key in batch) == [*range(40)]
+    assert loader.stats()["workers"]["died"] == 0
+    assert loader.stats()["reads"]["process"] == "runs"
+    _say("saved")
+
+
+def _saves_replacing(mode: Mode) -> None:
+    """The two processes that start replacements stay as well."""
+    _saves(mode, on_worker_death="replace")
+
+
 def _announce(_: Any) -> None:
     """Tell the test which workers there are; the argument only says what has been done before."""
     _say(" ".join(map(str, child_pids())))
@@ -86,7 +140,10 @@ def _say(line: str) -> None:
 
 
 _kept: list[Any] = []
-SCENARIOS = {f.__name__.strip("_"): f for f in (_endless_loop, _waiting, _idle, _exits, _survives)}
+SCENARIOS = {
+    f.__name__.strip("_"): f
+    for f in (_endless_loop, _waiting, _idle, _forks, _exits, _exits_as_a_child, _saves, _saves_replacing, _survives)
+}
 
 if __name__ == "__main__":
     SCENARIOS[sys.argv[1]]({mode.name: mode for mode in EVERY}[sys.argv[2]])

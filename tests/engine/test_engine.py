@@ -237,7 +237,7 @@ _TEN: Any = range(10)
 
 def _two_ways(make: Any, epochs: int) -> tuple[list[Any], list[Any], Any]:
     torch.manual_seed(11)
-    overlapping = make(persistent_workers=True)
+    overlapping = make(persistent_workers=True, epochs=epochs + 1)
     ahead = [batch.tolist() for _ in range(epochs) for batch in overlapping] + [torch.rand(()).item()]
     torch.manual_seed(11)
     seed_once = make(num_workers=0)
@@ -267,7 +267,7 @@ def _fit(more: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
     """The guess is discarded, counted, and not made again."""
-    one: Any = DataLoader(_TEN, 3, shuffle=True, num_workers=2, persistent_workers=True, prefetch_factor=4)
+    one: Any = DataLoader(_TEN, 3, shuffle=True, num_workers=2, epochs=4, prefetch_factor=4)
     torch.manual_seed(5)
     orders = []
     for _ in range(4):

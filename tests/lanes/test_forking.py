@@ -1,26 +1,53 @@
-"""A process that is forked hears no Ctrl-C, from its first moment on."""
+"""A process that is started hears no Ctrl-C and no SIGTERM, from its first moment on."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import subprocess
 from multiprocessing.context import ForkServerProcess
 from typing import Any
+
+import pytest
 
 from minato_gpu.lanes import forking
 
 
-def _child() -> None:
-    os.kill(os.getpid(), signal.SIGINT)  # before anything could be done about it
+def _child(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)  # before anything could be done about it
     forking.begin()
-    os.kill(os.getpid(), signal.SIGINT)
-    if signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    os.kill(os.getpid(), number)
+    if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
         os._exit(3)
 
 
-def test_a_forked_process_hears_no_interrupt() -> None:
-    process = multiprocessing.get_context("fork").Process(target=_child)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_leaves_them_to_its_parent(method: str, number: signal.Signals) -> None:
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_child, args=(number,))
+    forking.start(process)
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+def _starts_others() -> None:
+    forking.begin()
+    forked = os.fork()
+    if not forked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(4)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]
+    with subprocess.Popen(["sleep", "1000"]) as program:
+        program.terminate()
+        codes.append(program.wait())
+    os._exit(0 if codes == [-signal.SIGTERM] * 2 else 5)
+
+
+def test_what_a_worker_starts_can_be_terminated() -> None:
+    process = multiprocessing.get_context("fork").Process(target=_starts_others)
     forking.start(process)
     process.join()
     assert process.exitcode == 0
@@ -34,5 +61,5 @@ def test_nothing_is_held_for_a_fork_server() -> None:
         def start(self) -> None:
             masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
-    forking.start(Noted(target=_child))
+    forking.start(Noted(target=_child, args=(signal.SIGINT,)))
     assert [signal.SIGINT in mask for mask in masks] == [False]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import select
@@ -60,9 +61,8 @@ def test_a_worker_that_exits_is_reported_with_its_code() -> None:
         assert ended.message() == f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with exit code 41. "
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1])
 def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Signals) -> None:
-    """From outside: a worker that its own parent terminates ends in peace, by PyTorch's handler."""
     with open_lane(lambda key: key, 2) as lane:
         pid = pids_of(lane)[1]
         subprocess.run(["kill", f"-{number.value}", str(pid)], check=True)
@@ -245,6 +245,38 @@ def test_workers_that_ignore_everything_are_killed_at_the_end() -> None:
         assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
         assert lane.close(0.0)
         assert gone(pid)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_worker_leaves_sigterm_to_its_parent(busy: bool) -> None:
+    def make(key: int) -> int:
+        if busy:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return key
+
+    with open_lane(make) as lane:
+        if not busy:
+            os.kill(pids_of(lane)[0], signal.SIGTERM)
+        store = Store(-1, lane.links)
+        found = reports_of(lane, task(piece([7]), chunk=1))
+        assert fetch(lane, store, found[1]) == [7]
+
+
+def test_a_fork_server_that_is_killed_takes_no_worker_along() -> None:
+    what = Job(Sleeper(), default_collate, True, False, None, None, 1, 100, True)
+    with open_links(1) as links:
+        workers = Workers(multiprocessing.get_context("forkserver"), links, what, 1, forks=False)
+        [pid] = workers.pids
+        server = psutil.Process(psutil.Process(pid).ppid())
+        server.kill()
+        assert wait_until(lambda: gone(server.pid))
+        multiprocessing.active_children()  # to multiprocessing the worker has ended as well
+        assert workers.news() == [] and not gone(pid)
+        workers.kill(0, "it was here")
+        assert isinstance(_next_of(workers), Exit)
+        links.close_parent_ends()
+        workers.close(2.0)
+    multiprocessing.forkserver.ensure_running()  # for other tests
 
 
 def test_idle_workers_leave_by_themselves() -> None:

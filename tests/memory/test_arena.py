@@ -83,7 +83,7 @@ def test_a_freed_block_serves_the_next_of_nearly_its_size() -> None:
 def test_a_full_arena_says_so_and_goes_on() -> None:
     arena = Arena("test", 64 * 4096)
     blocks = [arena.allocate(4096) for _ in range(64)]
-    with pytest.raises(MemoryError, match=r"262144 bytes is full: 262144 bytes are in use"):
+    with pytest.raises(MemoryError, match=r"262144 bytes is full: 262144 are in use"):
         arena.allocate(1)
     assert arena.allocated == 64 * 4096
     arena.free(blocks[7])

@@ -133,8 +133,22 @@ FAULTS = (
     Fault(
         "a child that somebody else has collected runs for ever",
         "children.py",
-        "    if wait([end], 0.0):\n        _settle(process)\n",
-        "",
+        "        _settle(process)\n    elif",
+        "        pass\n    elif",
         ("contracts/test_uncollected.py",),
+    ),
+    Fault(
+        "a forked process takes its parent's workers for its own",
+        "session.py",
+        "        if self._process != os.getpid():\n",
+        "        if False:\n",
+        ("contracts/test_forked.py",),
+    ),
+    Fault(
+        "SIGTERM to the whole job ends workers",
+        "lanes/forking.py",
+        "    signal.signal(signal.SIGTERM, _leave_to_parent)\n",
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
+        ("lanes/test_forking.py", "lanes/test_processes.py", "contracts/test_abrupt_end.py"),
     ),
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import warnings
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from tests.contracts.datasets import Made
 from tests.raising import error_of
@@ -37,6 +40,35 @@ def test_own_batch_type(loader_class: Any, num_workers: int) -> None:
     batches = list(loader_class(Numbers(5), 2, num_workers=num_workers, collate_fn=OwnBatch))
     assert [type(batch) for batch in batches] == [OwnBatch] * 3
     assert [batch.numbers.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
+
+
+def _array_of(kind: str, file: Path) -> Any:
+    array: Any = np.arange(12, dtype=np.float32).reshape(6, 2)
+    if kind == "memmap":
+        array.tofile(file)
+        return np.memmap(file, np.float32, "r+", shape=(6, 2))
+    if kind == "masked":
+        return np.ma.masked_array(array, array > 2)
+    if kind == "mixed":
+        return [row.view(np.memmap) if at % 2 else row for at, row in enumerate(array)]
+    return array.view({"matrix": np.matrix, "record array": np.recarray}[kind])
+
+
+@pytest.mark.parametrize("kind", ["memmap", "masked", "matrix", "record array", "mixed"])
+def test_rows_of_a_subclass_of_arrays(loader_class: Any, num_workers: int, kind: str, tmp_path: Path) -> None:
+    rows = _array_of(kind, tmp_path / "rows")
+    batches = list(loader_class(Made(6, rows.__getitem__), 2, num_workers=num_workers))
+    same(batches, [default_collate([rows[at], rows[at + 1]]) for at in (0, 2, 4)])
+
+
+def test_rows_that_a_function_of_the_users_own_joins_keep_their_class(loader_class: Any, num_workers: int) -> None:
+    rows = np.ma.masked_array(np.arange(6.0).reshape(3, 2), np.array([[False, True]] * 3))
+    loader = loader_class(Made(3, rows.__getitem__), 3, num_workers=num_workers, collate_fn=_filled)
+    assert [batch.tolist() for batch in loader] == [[[0, -1], [2, -1], [4, -1]]]
+
+
+def _filled(samples: list[Any]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(sample.filled(-1)) for sample in samples])
 
 
 def _last(samples: list[torch.Tensor]) -> torch.Tensor:

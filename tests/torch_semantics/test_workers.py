@@ -208,6 +208,27 @@ def test_persistent_workers_keep_the_data_set_of_the_first_epoch(loader_class: A
     assert [int(batch) for batch in loader] == [0, 1]
 
 
+class _Scheduled(Numbers):
+    """Samples are what the program says between epochs, as a schedule of augmentations does it."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.now = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.now.clone()
+
+
+def test_what_changes_between_epochs_reaches_persistent_workers(loader_class: Any) -> None:
+    """A counter in shared memory, and how many samples there are."""
+    data = _Scheduled()
+    loader = loader_class(data, 2, num_workers=2, persistent_workers=True)
+    for epoch, length in enumerate((8, 8, 4, 10)):
+        data.now.fill_(epoch)
+        data.length = length
+        assert [int(number) for batch in loader for number in batch] == [epoch] * length
+
+
 def test_persistent_workers_after_an_early_break(loader_class: Any) -> None:
     loader = loader_class(ProcessIds(40), 2, num_workers=2, persistent_workers=True)
     seen = set()

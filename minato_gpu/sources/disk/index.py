@@ -27,6 +27,7 @@ from typing import Generic, TypeVar, cast
 
 import lmdb
 
+from minato_gpu.memory import address_space
 from minato_gpu.sources.disk import rebuild
 from minato_gpu.sources.disk.files import OpenFile
 from minato_gpu.sources.disk.records import Entry, Record, Run, Segment, Total, seal, unseal
@@ -86,7 +87,7 @@ class Index:
         self._writing = threading.Lock()  # of one process, the same
         self._environment = lmdb.open(
             os.fspath(path),
-            map_size=_MAP_BYTES,
+            map_size=address_space.share(_MAP_BYTES),
             max_dbs=8,
             max_readers=_MOST_READERS,
             max_spare_txns=_KEPT,
@@ -176,7 +177,7 @@ def renew(path: Path) -> bool:
         shutil.rmtree(left, ignore_errors=True)
     new = Path(tempfile.mkdtemp(dir=path.parent, prefix=RENEWED))  # no other's: a child may outlive who started it
     packages = str(Path(lmdb.__file__).parent.parent)
-    script = [rebuild.__file__, os.fspath(path), os.fspath(new), str(_MAP_BYTES), packages]
+    script = [rebuild.__file__, os.fspath(path), os.fspath(new), str(address_space.share(_MAP_BYTES)), packages]
     try:
         code = subprocess.run(
             [sys.executable, "-I", "-S", *script], capture_output=True, timeout=_RENEW_S, check=False

@@ -1,0 +1,23 @@
+"""How much address space may be reserved. Without a limit on it (``ulimit -v``, as batch systems set it) it costs
+nothing; under one, what is reserved and not used is missing elsewhere."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+LEAST = 1 << 26  # bytes: less would not do
+_PAGE = resource.getpagesize()
+
+
+def share(most: int, part: int = 8) -> int:
+    """Bytes to reserve: ``most``, but under a limit at most one ``part``-th of what is left, and ``LEAST`` at least."""
+    left = _left()
+    return most if left is None else min(most, max(LEAST, left // part // LEAST * LEAST))
+
+
+def _left() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return limit - int(Path("/proc/self/statm").read_text().split()[0]) * _PAGE
