@@ -58,12 +58,12 @@ def isolated(
         try:
             return _received(ours, timeout_s, process)  # type: ignore[no-any-return]
         except MeasurementError as error:
-            if grace_s:
-                process.terminate()
-                wait([process.sentinel], grace_s)  # does not reap it: see _end
             complaints.seek(0)
             raise MeasurementError(f"{complaints.read()[-2000:]}\n{error}".strip()) from None  # its last line says why
         finally:
+            if grace_s:  # also where this process is asked to end
+                process.terminate()
+                wait([process.sentinel], grace_s)  # does not reap it: see _end
             _end(process, settle_s)
             ours.close()
 

@@ -87,6 +87,8 @@ class Pipeline:
 
     def serialize(self) -> bytes:
         """Its operators' names."""
+        if self._dali.operators is None:
+            raise RuntimeError("Could not serialize the operator")
         return self._dali.operators
 
     def input_feed_count(self, name: str) -> int:
@@ -146,7 +148,7 @@ class FakeDali:
         self.released: list[str] = []
         self.fails: list[str] = []
         self.gone = 0
-        self.operators = b""
+        self.operators: bytes | None = b""
         self.runs: list[int] = []
         self.sources: dict[str, dict[str, Any]] = {}
         self.fn = SimpleNamespace(external_source=self._external_source)

@@ -8,6 +8,6 @@ from typing import Any
 _SAME = ("name", "package", "ordered", "own_draws", "size")
 
 
-def chosen(candidate: Any) -> dict[str, Any]:
+def settings_of(candidate: Any) -> dict[str, Any]:
     """The fields of a candidate (a dataclass) that are settings."""
     return {name: value for name, value in asdict(candidate).items() if name not in _SAME}

@@ -1,23 +1,23 @@
 """The part ``checks``: what was read in the libraries' sources or built on a stand-in, and only a GPU can decide.
 
 Every check is a question with two answers, each with what it means for the project. One that needs a GPU says so where
-there is none. They come before everything else of a session: what they say decides what the other figures are worth.
+there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError
 from benchmarks.report import progress
 from benchmarks.session import questions, waits
-from benchmarks.session.asked import Asked
+from benchmarks.session.parts import short
+from benchmarks.session.questions import Answer
 from benchmarks.session.record import NO_TIME, Row
+from benchmarks.session.request import Request
 from benchmarks.session.settings import Settings
 
-Answer = tuple[bool, dict[str, Any]]
 _EACH_S = 40.0
 _USUAL_S = 8.0  # most of a check is to import, and to make a context
 
@@ -161,27 +161,25 @@ CHECKS = (
 )
 
 
-def checks(asked: Asked) -> Iterator[Row]:
+def checks(request: Request) -> Iterator[Row]:
     """A row for each: ``holds`` and what that ``means``, or why it is ``missing``, or its ``error``. What an earlier
     command has answered is not asked again."""
     for check in CHECKS:
-        if asked.row("checks", check.name) is None:
-            yield _row(asked, check)
+        if request.row("checks", check.name) is None:
+            yield _row(request, check)
 
 
-def _row(asked: Asked, check: Check) -> Row:
+def _row(request: Request, check: Check) -> Row:
     row: Row = {"name": check.name}
-    if asked.settings.device != "cuda" and not check.anywhere:
+    if request.settings.device != "cuda" and not check.anywhere:
         return {**row, "missing": "a GPU is needed to ask"}
-    if not asked.time_for(_USUAL_S):
+    if not request.time_for(_USUAL_S):
         return {**row, "missing": NO_TIME}
     try:
-        holds, figures = isolated(
-            check.ask, asked.settings, timeout_s=asked.limit_s(_EACH_S), settle_s=asked.settings.settle_s
-        )
+        holds, figures = request.isolated(_EACH_S, check.ask, request.settings)
     except MeasurementError as error:
         progress(f"{check.name} could not be asked:\n{error}")
-        return {**row, "error": str(error)[-2000:]}
+        return {**row, "error": short(error)}
     means = check.if_so if holds else check.if_not
     progress(f"{check.name}: {'yes' if holds else 'NO'}; {means} {figures}")
     return {**row, "holds": holds, "means": means, **figures}

@@ -21,7 +21,7 @@ import torch
 from benchmarks.compare.dali_readers import normalised, resized, told_by
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
-from benchmarks.session.candidates import chosen
+from benchmarks.session.candidates import settings_of
 from minato_gpu import nvjpeg
 from minato_gpu.stages import Tolerance
 
@@ -43,7 +43,7 @@ class Dali:
     own_draws: bool = True
 
     def settings(self) -> dict[str, Any]:
-        return chosen(self)
+        return settings_of(self)
 
     def tolerance(self, job: Job, device: str) -> Tolerance | None:
         return None

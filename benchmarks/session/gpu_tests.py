@@ -16,8 +16,8 @@ from time import perf_counter
 
 from benchmarks.report import progress
 from benchmarks.session.about import ROOT
-from benchmarks.session.asked import LEAST_S, Asked
 from benchmarks.session.record import NO_TIME, Row
+from benchmarks.session.request import LEAST_S, Request
 
 FIRST = "tests/lanes/test_on_a_gpu.py"
 """The file that is worth most: the device lane's own."""
@@ -30,17 +30,17 @@ _NO_TESTS = 5  # pytest's status where none was selected
 _KEPT = 6000  # characters of what a file that failed has said
 
 
-def first(asked: Asked) -> Iterator[Row]:
+def first(request: Request) -> Iterator[Row]:
     """One file, whose tests say whether the device lane works here at all."""
-    yield _row(asked, _TOY if asked.settings.quick else FIRST)
+    yield _row(request, _TOY if request.settings.quick else FIRST)
 
 
-def tests(asked: Asked) -> Iterator[Row]:
+def tests(request: Request) -> Iterator[Row]:
     """All other files; what an earlier command has found to pass is not run again."""
-    done = [name for name in files() if any(asked.row(case, name) is not None for case in ("first", "tests"))]
-    left = [] if asked.settings.quick else [name for name in files() if name not in done]
+    done = [name for name in files() if any(request.row(case, name) is not None for case in ("first", "tests"))]
+    left = [] if request.settings.quick else [name for name in files() if name not in done]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for ready in as_completed([pool.submit(_row, asked, name) for name in left]):
+        for ready in as_completed([pool.submit(_row, request, name) for name in left]):
             yield ready.result()
 
 
@@ -53,14 +53,14 @@ def files() -> list[str]:
     ]
 
 
-def _row(asked: Asked, name: str) -> Row:
+def _row(request: Request, name: str) -> Row:
     """Runs a file; where there is a GPU nothing may be skipped."""
-    if not asked.time_for(LEAST_S):
+    if not request.time_for(LEAST_S):
         return {"name": name, "missing": NO_TIME}
-    required = ["--require-gpu"] if asked.settings.device == "cuda" else []
+    required = ["--require-gpu"] if request.settings.device == "cuda" else []
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", "-m", "gpu", "--all"]
     began = perf_counter()
-    status, told = run([*command, *required, name], asked.limit_s(_EACH_S))
+    status, told = run([*command, *required, name], request.limit_s(_EACH_S))
     lines = told.strip().splitlines() or ["it said nothing"]
     row: Row = {
         "name": name,

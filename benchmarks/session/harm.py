@@ -9,30 +9,29 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.isolate import isolated
 from benchmarks.session import measure, steps
-from benchmarks.session.asked import Asked
 from benchmarks.session.loaders import Ours
 from benchmarks.session.parts import chosen_ours
 from benchmarks.session.questions import made_by_device
 from benchmarks.session.record import Row, Rows
+from benchmarks.session.request import Request
+from benchmarks.session.rows import tail
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, SMALL, job
 
+_PERCENTILES = (50, 99, 99.9)
 EVERY = (0, 8, 4, 2, 1)
 """Of so many steps one takes a batch that the device lane has prepared; 0: none."""
 
 
-def price(asked: Asked) -> Iterator[Row]:
+def price(request: Request) -> Iterator[Row]:
     """ResNet-50 on resident batches while the device lane works so much: its share of the time, and the step.
 
     The last row's ``step_s_per_device_s`` is the slope of the least-squares line through (seconds of device work for
     each step, seconds of the step): what the loader learns while running, here known from the whole range.
     """
-    limit = asked.limit_s(600.0)
-    points: list[dict[str, float]] = isolated(
-        _priced, asked.settings, chosen_ours(asked)[1], 0.9 * limit, timeout_s=limit, settle_s=asked.settings.settle_s
-    )
+    limit = request.limit_s(600.0)
+    points = request.isolated(limit, _priced, request.settings, chosen_ours(request)[1], 0.9 * limit)
     yield from priced_rows(points)
 
 
@@ -100,14 +99,11 @@ def _device_s(loader: Any) -> float:
 # --- the training thread -----------------------------------------------------------------------------------------
 
 
-def thread(asked: Asked) -> Iterator[Row]:
+def thread(request: Request) -> Iterator[Row]:
     """What ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is taken
     from it while it computes (the longest gap of a loop that reads the clock, also without a loader)."""
-    limit = asked.limit_s(600.0)
-    rows: Rows = isolated(
-        _thread, asked.settings, chosen_ours(asked)[2], 0.8 * limit, timeout_s=limit, settle_s=asked.settings.settle_s
-    )
-    yield from rows
+    limit = request.limit_s(600.0)
+    yield from request.isolated(limit, _thread, request.settings, chosen_ours(request)[2], 0.8 * limit)
 
 
 def _thread(settings: Settings, contender: Ours, limit_s: float) -> Rows:
@@ -130,13 +126,13 @@ def _thread(settings: Settings, contender: Ours, limit_s: float) -> Rows:
         gaps.append(longest_gap(step_s))
     made_by_device(loader)
     return [
-        {"name": "without a loader", "steps": len(alone), **_tail("pause", alone)},
+        {"name": "without a loader", "steps": len(alone), **tail("pause", alone, _PERCENTILES)},
         {
             "name": "hybrid",
             "steps": len(gaps),
             "steps_that_waited": _stalls(loader) - before,
-            **_tail("pause", gaps),
-            **_tail("next", nexts),
+            **tail("pause", gaps, _PERCENTILES),
+            **tail("next", nexts, _PERCENTILES),
         },
     ]
 
@@ -154,8 +150,3 @@ def longest_gap(seconds: float) -> float:
 
 def _stalls(loader: Any) -> int:
     return sum(int(stall["count"]) for stall in loader.stats()["stalls"].values())
-
-
-def _tail(name: str, values: list[float]) -> dict[str, float]:
-    p50, p99, p999 = np.percentile(values, [50, 99, 99.9])
-    return {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99), f"{name}_p999_s": float(p999)}

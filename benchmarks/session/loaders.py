@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
+from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.peers import Job
-from benchmarks.session.candidates import chosen
+from benchmarks.session.candidates import settings_of
 from benchmarks.session.crops import Crops, Packing
 from benchmarks.session.dali import DaliCpu, DaliGpu
 from benchmarks.session.dali_dynamic import DaliDynamic
@@ -98,8 +99,8 @@ class Ours:
     def make(self, job: Job, device: str) -> Any:
         """In a process of its own, whose settings it changes."""
         building.MOST_ON_GPU = self.micro_batch
-        if device == "cuda":
-            building.THREADS_ALONE = building.THREADS_BESIDE
+        if device == "cuda" and self.lanes == ("device",):
+            mock.patch.object(building, "usable_cores", return_value=building.THREADS_BESIDE).start()
         if self.engine_load is not None:
             os.environ[nvjpeg.ENGINE_LOAD] = str(self.engine_load)
         return MinatoDataLoader(
@@ -136,7 +137,7 @@ class TorchGpu:
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        return chosen(self)
+        return settings_of(self)
 
     def make(self, job: Job, device: str) -> Iterable[Any]:
         loader: DataLoader[Any] = DataLoader(
@@ -170,7 +171,7 @@ class SpdlGpu:
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        return chosen(self)
+        return settings_of(self)
 
     def make(self, job: Job, device: str) -> Iterable[Any]:
         from spdl.pipeline import PipelineBuilder
@@ -225,7 +226,7 @@ def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
     kept. What is expected to gain most comes first, because time may end the list."""
     if quick:
         return {
-            "hybrid": ({"micro_batch": 32},),
+            "hybrid": ({"micro_batch": 8},),
             "pytorch": ({"squares": False},),
             "spdl": (),
             "dali": ({"exec_dynamic": False},),
@@ -240,9 +241,9 @@ def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
     whole = [{"regions": False}] if nvjpeg.decodes_regions() else []
     load = [{"engine_load": 0.5}] if nvjpeg.engine_load() else []
     return {
-        "hybrid": ({"micro_batch": 128}, {"workers": cores}, *load, {"workers": max(2, cores // 2)}),
-        "dali": (*whole, *engine, half, *recipe, {"prefetch": 3}, {"exec_dynamic": False}, *last),
-        "dali_dynamic": (*whole, *engine, half, *recipe, {"capture": False, "ahead": 1}, *last),
+        "hybrid": ({"micro_batch": 32}, {"workers": cores}, *load, {"workers": max(2, cores // 2)}),
+        "dali": (*recipe[:1], *whole, *engine, half, *recipe[1:], {"prefetch": 3}, {"exec_dynamic": False}, *last),
+        "dali_dynamic": (*recipe[:1], *whole, *engine, half, *recipe[1:], {"capture": False, "ahead": 1}, *last),
         "torchvision": ({"pinned": True}, {"workers": max(1, cores // 4), "prefetch": 4}, {"workers": cores}),
         "dali_cpu": ({"squares": True}, half, {"threads": 2 * cores}, {"prefetch": 3}, {"exec_dynamic": False}),
         "pytorch": (*decoding, {"workers": cores, "prefetch": 4}),

@@ -12,15 +12,16 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import report
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError
 from benchmarks.session import loaders, measure, steps
-from benchmarks.session.asked import Asked
 from benchmarks.session.loaders import Contender, Ours
 from benchmarks.session.measure import Run
 from benchmarks.session.record import NO_TIME, Row, Rows
+from benchmarks.session.request import Request
 from benchmarks.session.rows import summary
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, SMALL
+from minato_gpu.engine import building
 
 DEVICE_BUDGET = 500_000_000
 """Bytes of the second run of ``memory``: three batches of 256 photographs; what DALI works with comes on top."""
@@ -36,27 +37,27 @@ _SLOW = 0.5  # of the best peer's rate: one that is tuned and slower is not meas
 # --- tune --------------------------------------------------------------------------------------------------------
 
 
-def tune(asked: Asked) -> Iterator[Row]:
+def tune(request: Request) -> Iterator[Row]:
     """The settings of each peer and of the hybrid, without a step. All take turns, one try each: what is faster is
     kept, and everybody is tuned for as long as the others."""
-    changes = loaders.changes(quick=asked.settings.quick)
+    changes = loaders.changes(quick=request.settings.quick)
     here: list[_Tuned] = []
-    for base in (hybrid(asked.settings), *loaders.peers(asked.settings).values()):
+    for base in (hybrid(request.settings), *loaders.peers(request.settings).values()):
         if loaders.available(base):
             here.append(_Tuned(base, ({}, *changes.get(base.name, ()))))
         else:
             yield _missing(base)
-    longest = _USUAL_START_S + asked.settings.warm_s + asked.settings.tried_s
+    longest = _USUAL_START_S + request.settings.warm_s + request.settings.tried_s
     for number in range(max(len(one.changes) for one in here)):
         for one in here:
-            if number >= len(one.changes) or one.lost:
+            if number >= len(one.changes) or one.hopeless:
                 continue
-            if not asked.time_for(longest):
+            if not request.time_for(longest):
                 if not one.tried:
                     yield {"name": one.base.name, "missing": NO_TIME}
                 continue
             began = perf_counter()
-            one.attempt(number, lambda contender: _run(asked, contender, MIXED, steps.EMPTY, asked.settings.tried_s))
+            one.attempt(number, lambda each: _run(request, each, MIXED, steps.EMPTY, request.settings.tried_s))
             longest = max(longest, perf_counter() - began)
             yield one.row()
 
@@ -70,8 +71,8 @@ class _Tuned:
         self._best: Row | None = None
 
     @property
-    def lost(self) -> bool:
-        """Whether not even its usual settings work, and there are no others that were not tried twice."""
+    def hopeless(self) -> bool:
+        """Whether its first two settings have failed."""
         return len(self.tried) >= 2 and self._best is None
 
     def attempt(self, number: int, run: Callable[[Contender], Run]) -> None:
@@ -100,29 +101,29 @@ def hybrid(settings: Settings) -> Ours:
     return loaders.ours(settings.workers)[2]
 
 
-def chosen(asked: Asked, base: Contender) -> Contender:
+def chosen(request: Request, base: Contender) -> Contender:
     """The contender with the settings that ``tune`` has found; as it is where that has not run, or nothing worked."""
-    found = asked.row("tune", base.name)
+    found = request.row("tune", base.name)
     return base if found is None else changed(base, found["loader_settings"])
 
 
-def chosen_ours(asked: Asked) -> tuple[Ours, Ours, Ours]:
+def chosen_ours(request: Request) -> tuple[Ours, Ours, Ours]:
     """The three kinds of this loader with the settings that were found for the hybrid."""
-    found = asked.row("tune", "hybrid")
+    found = request.row("tune", "hybrid")
     settings = {} if found is None else {k: v for k, v in found["loader_settings"].items() if k in Ours.TUNED}
-    cpu, device, both = (replace(each, **settings) for each in loaders.ours(asked.settings.workers))
+    cpu, device, both = (replace(each, **settings) for each in loaders.ours(request.settings.workers))
     return cpu, device, both
 
 
-def chosen_peers(asked: Asked) -> list[Contender]:
+def chosen_peers(request: Request) -> list[Contender]:
     """The peers with the settings that were found, fastest first; as they are where they were not tuned."""
-    rates = {name: _tuned_rate(asked, name) for name in loaders.peers(asked.settings)}
-    bases = sorted(loaders.peers(asked.settings).values(), key=lambda base: -(rates[base.name] or 0.0))
-    return [chosen(asked, base) for base in bases]
+    rates = {name: _tuned_rate(request, name) for name in loaders.peers(request.settings)}
+    bases = sorted(loaders.peers(request.settings).values(), key=lambda base: -(rates[base.name] or 0.0))
+    return [chosen(request, base) for base in bases]
 
 
-def _tuned_rate(asked: Asked, name: str) -> float | None:
-    row = asked.row("tune", name)
+def _tuned_rate(request: Request, name: str) -> float | None:
+    row = request.row("tune", name)
     return None if row is None else float(row["samples_per_s"])
 
 
@@ -135,92 +136,80 @@ def changed(base: Contender, settings: Mapping[str, Any]) -> Contender:
 # --- comparisons -------------------------------------------------------------------------------------------------
 
 
-def rates(asked: Asked) -> Iterator[Row]:
+def rates(request: Request) -> Iterator[Row]:
     """All photographs, no step: how fast each loader is. ``hybrid_of_sum`` is in the targets."""
-    return _compared(asked, chosen_peers(asked), MIXED, steps.EMPTY)
+    return _compared(request, chosen_peers(request), MIXED, steps.EMPTY)
 
 
-def training(asked: Asked) -> Iterator[Row]:
+def training(request: Request) -> Iterator[Row]:
     """All photographs, ResNet-50."""
-    return _compared(asked, chosen_peers(asked), MIXED, steps.TRAINING)
+    return _compared(request, chosen_peers(request), MIXED, steps.TRAINING)
 
 
-def light(asked: Asked) -> Iterator[Row]:
+def light(request: Request) -> Iterator[Row]:
     """Small photographs, ResNet-50: the CPU lane alone should do."""
-    return _compared(asked, chosen_peers(asked)[: 1 if asked.settings.quick else 2], SMALL, steps.TRAINING)
+    return _compared(request, chosen_peers(request)[: 1 if request.settings.quick else 2], SMALL, steps.TRAINING)
 
 
-def cores(asked: Asked) -> Iterator[Row]:
+def cores(request: Request) -> Iterator[Row]:
     """All photographs, no step, on as few cores as a server of many GPUs has for each; one run each."""
-    cpu, _, both = chosen_ours(asked)
-    for count in CORES:
-        settings = asked.settings.on_cores(count)
-        few = replace(asked, settings=settings)
-        peers = [_fitted(each, count) for each in _fast(asked, chosen_peers(asked))[:2]]
-        ours = [replace(each, workers=settings.workers) for each in (both, cpu)]
-        for row in _turns(few, [*ours, *peers], MIXED, steps.EMPTY, _runner(few, MIXED, steps.EMPTY), 1):
-            yield {**row, "name": f"{row['name']}, {count} cores", "cores": count}
+    cpu, _, both = chosen_ours(request)
+    best, *others = _fast(request, chosen_peers(request))[:2]
+    for each in (both, best, cpu, *others):
+        for count in CORES:
+            few = replace(request, settings=request.settings.on_cores(count))
+            fitted = _fitted(each, count, few.settings.workers)
+            for row in _turns(few, [[fitted]], MIXED, steps.EMPTY, _runner(few, MIXED, steps.EMPTY)):
+                yield {**row, "name": f"{row['name']}, {count} cores", "cores": count}
 
 
-def _fitted(peer: Contender, count: int) -> Contender:
-    """With no more workers or threads than there are cores."""
-    limits = {name: min(int(value), count) for name, value in peer.settings().items() if name in ("workers", "threads")}
-    return changed(peer, limits)
+def _fitted(contender: Contender, count: int, workers: int) -> Contender:
+    """With so many workers, or as many threads as there are cores."""
+    limits = {"workers": workers, "threads": count}
+    return changed(contender, {name: limits[name] for name in contender.settings() if name in limits})
 
 
-def memory(asked: Asked) -> Iterator[Row]:
+def memory(request: Request) -> Iterator[Row]:
     """The device's memory that a loader takes, its ready batches included, beyond what was in use without one."""
-    settings, both = asked.settings, chosen_ours(asked)[2]
+    settings, both = request.settings, chosen_ours(request)[2]
     bounded = replace(both, name="hybrid, budget", device_memory_budget=DEVICE_BUDGET)
-    dali = [each for each in chosen_peers(asked) if each.name == "dali"]
+    dali = [each for each in chosen_peers(request) if each.name == "dali"]
 
     def one(contender: Contender) -> Run:
-        return isolated(
-            measure.memory,
-            settings,
-            contender,
-            MIXED,
-            timeout_s=asked.limit_s(_START_S + settings.timed_s),
-            settle_s=settings.settle_s,
-        )
+        return request.isolated(_START_S + settings.timed_s, measure.memory, settings, contender, MIXED)
 
-    return _turns(asked, [both, bounded, *dali], MIXED, steps.EMPTY, one, 1)
+    return _turns(request, [[both, bounded, *dali]], MIXED, steps.EMPTY, one)
 
 
-def _compared(asked: Asked, peers: Sequence[Contender], which: str, step: str) -> Iterator[Row]:
+def _compared(request: Request, peers: Sequence[Contender], which: str, step: str) -> Iterator[Row]:
     """This loader by its lanes beside its peers, in the order of what is most worth knowing."""
-    cpu, device, both = chosen_ours(asked)
-    fast = _fast(asked, peers)
-    turns = [both, *fast[:1], cpu, *([] if which == SMALL else [device]), *fast[1:]]
+    cpu, device, both = chosen_ours(request)
+    fast = _fast(request, peers)
+    first = [both, *fast[:1], cpu, *([] if which == SMALL else [device])]
     for each in peers:
-        if each not in turns:
+        if each not in fast:
             why = f"less than {_SLOW:g} of the best peer's rate when it was tuned"
-            yield {**_head(asked, each, which, step), "missing": why}
-    yield from _turns(asked, turns, which, step, _runner(asked, which, step), asked.settings.repetitions)
+            yield {**_head(request, each, which, step), "missing": why}
+    # claims stand on the first, and an interval on two repetitions
+    rounds = [first, first, fast[1:], *([[*first, *fast[1:]]] * (request.settings.repetitions - 2))]
+    if request.settings.repetitions == 1:
+        rounds = [[*first, *fast[1:]]]
+    yield from _turns(request, rounds, which, step, _runner(request, which, step))
 
 
-def _fast(asked: Asked, peers: Sequence[Contender]) -> list[Contender]:
+def _fast(request: Request, peers: Sequence[Contender]) -> list[Contender]:
     """Those that were not found to be slow; all of them at toy size."""
-    best = max((_tuned_rate(asked, each.name) or 0.0 for each in peers), default=0.0)
-    slow = 0.0 if asked.settings.quick else _SLOW * best
-    return [each for each in peers if (_tuned_rate(asked, each.name) or best) >= slow]
+    best = max((_tuned_rate(request, each.name) or 0.0 for each in peers), default=0.0)
+    slow = 0.0 if request.settings.quick else _SLOW * best
+    return [each for each in peers if (_tuned_rate(request, each.name) or best) >= slow]
 
 
-def _runner(asked: Asked, which: str, step: str) -> Callable[[Contender], Run]:
-    return lambda contender: _run(asked, contender, which, step, asked.settings.timed_s)
+def _runner(request: Request, which: str, step: str) -> Callable[[Contender], Run]:
+    return lambda contender: _run(request, contender, which, step, request.settings.timed_s)
 
 
-def _run(asked: Asked, contender: Contender, which: str, step: str, timed_s: float) -> Run:
-    return isolated(
-        measure.run,
-        asked.settings,
-        contender,
-        which,
-        step,
-        timed_s,
-        timeout_s=asked.limit_s(_START_S + timed_s),
-        settle_s=asked.settings.settle_s,
-    )
+def _run(request: Request, contender: Contender, which: str, step: str, timed_s: float) -> Run:
+    return request.isolated(_START_S + timed_s, measure.run, request.settings, contender, which, step, timed_s)
 
 
 @dataclass
@@ -237,32 +226,31 @@ class _Turn:
 
 
 def _turns(
-    asked: Asked,
-    contenders: Sequence[Contender],
+    request: Request,
+    rounds: Sequence[Sequence[Contender]],
     which: str,
     step: str,
     one: Callable[[Contender], Run],
-    repetitions: int,
 ) -> Iterator[Row]:
-    """Rows of contenders that take turns, while there is time for the longest run so far. One that fails before it has
-    a figure is not asked again."""
-    turns = [_Turn(each, []) for each in contenders if loaders.available(each)]
-    yield from (_missing(each) for each in contenders if not loaders.available(each))
-    usual = asked.settings
+    """Rows of contenders that take turns in rounds, while there is time for the longest run so far. One that fails
+    before it has a figure is not run again."""
+    turns = {each.name: _Turn(each, []) for contenders in rounds for each in contenders}
+    for name in [name for name, turn in turns.items() if not loaders.available(turn.contender)]:
+        yield _missing(turns.pop(name).contender)
+    usual = request.settings
     longest = _USUAL_START_S + usual.warm_s + usual.timed_s + (0.0 if step == steps.EMPTY else 2 * usual.resident_s)
-    for repetition in range(repetitions):
-        for turn in turns:
-            if turn.error is not None and not turn.runs:
-                continue
-            head = _head(asked, turn.contender, which, step)
-            if not asked.time_for(longest):
-                if not repetition:
-                    yield {**head, "missing": NO_TIME}
-                continue
-            began = perf_counter()
-            _take(turn, one, f"{which} photographs, step {step}, {repetition + 1}/{repetitions}, {turn.name}")
-            longest = max(longest, perf_counter() - began)
-            yield {**head, **summary(turn.runs), **({} if turn.error is None else {"error": turn.error})}
+    for turn in [turns[each.name] for contenders in rounds for each in contenders if each.name in turns]:
+        if turn.error is not None and not turn.runs:
+            continue
+        head = _head(request, turn.contender, which, step)
+        if not request.time_for(longest):
+            if not turn.runs:
+                yield {**head, "missing": NO_TIME}
+            continue
+        began = perf_counter()
+        _take(turn, one, f"{which} photographs, step {step}, {turn.name}, {len(turn.runs) + 1}")
+        longest = max(longest, perf_counter() - began)
+        yield {**head, **summary(turn.runs), **({} if turn.error is None else {"error": turn.error})}
 
 
 def _take(turn: _Turn, one: Callable[[Contender], Run], where: str) -> None:
@@ -276,15 +264,24 @@ def _take(turn: _Turn, one: Callable[[Contender], Run], where: str) -> None:
         report.progress(f"{where}: {found.samples_per_s:.0f} samples/s, step {1e3 * found.step_s:.2f} ms")
 
 
-def _head(asked: Asked, contender: Contender, which: str, step: str) -> Row:
+def _head(request: Request, contender: Contender, which: str, step: str) -> Row:
+    """``tries``: how many settings were tried for it; ``dali_threads``: of a device lane here, also by itself."""
+    has_device = isinstance(contender, Ours) and "device" in contender.lanes
     return {
         "name": contender.name,
-        "batch": asked.settings.batch,
+        "batch": request.settings.batch,
         "photographs": which,
         "step": step,
         "loader_settings": contender.settings(),
-        "tuned": _tuned_rate(asked, "hybrid" if isinstance(contender, Ours) else contender.name) is not None,
+        "tries": _tries(request, "hybrid" if isinstance(contender, Ours) else contender.name),
+        **({"dali_threads": building.THREADS_BESIDE} if has_device else {}),
     }
+
+
+def _tries(request: Request, name: str) -> int:
+    """How many settings of a contender were tried."""
+    row = request.row("tune", name)
+    return 0 if row is None else len(row["tried"])
 
 
 def _missing(contender: Contender) -> Row:

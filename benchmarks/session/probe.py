@@ -10,7 +10,9 @@ for all parts that follow, by the environment (``minato_gpu/nvjpeg.py``).
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -18,12 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError
 from benchmarks.report import progress
-from benchmarks.session import measure
-from benchmarks.session.asked import Asked
-from benchmarks.session.questions import executor_of, made, photographs, synchronise
+from benchmarks.session import measure, steps
+from benchmarks.session.parts import short
+from benchmarks.session.questions import executor_of, made, photographs
 from benchmarks.session.record import NO_TIME, Row
+from benchmarks.session.request import Request
 from benchmarks.session.settings import Settings
 from minato_gpu import nvjpeg
 from minato_gpu.lanes.device import DeviceExecutor
@@ -38,6 +41,7 @@ _EACH_S = 25.0
 _USUAL_S = 9.0
 _BUSY_CYCLES = 350_000_000  # of a kernel: 0.2 s, as long as a training step is at work
 _ROUNDS = 5
+_IN_FLIGHT = 2  # micro-batches of a lane
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,15 @@ CAREFUL = Way(False, 0.0, True)
 """Where nothing is known: what is slow and was never reported to be wrong."""
 
 
-def probe(asked: Asked) -> Iterator[Row]:
+def probe(request: Request) -> Iterator[Row]:
     """A row for each way, then the decision, with the ``environment`` that follows from it."""
     found: list[tuple[Way, Row]] = []
     for way in WAYS:
-        found.append((way, _row(asked, way)))
+        found.append((way, _row(request, way)))
         yield found[-1][1]
         if found[-1][1].get("wrong_while_busy") and way.load:
             waiting = Way(way.regions, way.load, True)
-            found.append((waiting, _row(asked, waiting)))
+            found.append((waiting, _row(request, waiting)))
             yield found[-1][1]
     yield decided(found)
 
@@ -91,22 +95,22 @@ def decided(found: Sequence[tuple[Way, Mapping[str, Any]]]) -> Row:
 
 
 def decide(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Let what was decided hold for this process and its children, but for what its user has set."""
+    """Let what was decided hold for this process and its children, unless its user has decided any of it: some of the
+    one and some of the other may be a way that is wrong."""
     for row in rows:
-        if (row.get("case"), row.get("name")) == ("probe", DECISION):
-            for name, value in row["environment"].items():
-                os.environ.setdefault(name, value)
+        if (row.get("case"), row.get("name")) == ("probe", DECISION) and not row["environment"].keys() & os.environ:
+            os.environ.update(row["environment"])
 
 
-def _row(asked: Asked, way: Way) -> Row:
-    if not asked.time_for(_USUAL_S):
+def _row(request: Request, way: Way) -> Row:
+    if not request.time_for(_USUAL_S):
         return {"name": way.name, "missing": NO_TIME}
-    settings = asked.settings
+    settings = request.settings
     try:
-        figures = isolated(_tried, settings, way, timeout_s=asked.limit_s(_EACH_S), settle_s=settings.settle_s)
+        figures = request.isolated(_EACH_S, _tried, settings, way)
     except MeasurementError as error:
         progress(f"probe, {way.name} failed:\n{error}")
-        return {"name": way.name, "passed": False, "error": str(error)[-2000:]}
+        return {"name": way.name, "passed": False, "error": short(error)}
     progress(f"probe, {way.name}: {figures}")
     return {"name": way.name, **figures}
 
@@ -120,11 +124,12 @@ def _tried(settings: Settings, way: Way) -> dict[str, Any]:
     executor = executor_of(settings, pipeline, split, count)
     alone = [_pictures(executor.run(each)) for each in sets]
     off = _off(pipeline, split, sets[0][:16], alone[0][:16])
+    differs = _different([executor.run(each) for each in sets], alone)
     wrong = _wrong_while_busy(executor, sets, alone) if settings.device == "cuda" else 0
     figures: dict[str, Any] = {"max_levels": float(off.max()), "mean_levels": float(off.mean(1).max())}
-    figures["wrong_while_busy"] = wrong  # samples that are not what they are when nothing else is on the stream
-    figures |= _speed(settings, executor, sets)
-    return {**figures, "passed": not wrong and figures["max_levels"] <= _MOST_LEVELS}
+    figures |= {"differs_alone": differs, "wrong_while_busy": wrong, **_speed(settings, executor, sets)}
+    right = not differs and not wrong and figures["max_levels"] <= _MOST_LEVELS
+    return {**figures, "passed": right}
 
 
 def _pictures(results: Sequence[Any]) -> Any:
@@ -149,17 +154,31 @@ def _wrong_while_busy(executor: DeviceExecutor, sets: Sequence[Any], alone: Sequ
             issued = [executor.run(items, stream) for items in sets]
             done = device.event()
         done.synchronize()
-        for results, well in zip(issued, alone, strict=True):
-            wrong += int((_pictures(results) != well).any((1, 2, 3)).sum())
+        wrong += _different(issued, alone)
     return wrong
 
 
+def _different(found: Sequence[Any], alone: Sequence[Any]) -> int:
+    """How many samples are not what they were."""
+    pairs = zip(found, alone, strict=True)
+    return sum(int((_pictures(results) != well).any((1, 2, 3)).sum()) for results, well in pairs)
+
+
 def _speed(settings: Settings, executor: DeviceExecutor, sets: Sequence[Any]) -> dict[str, float]:
+    """As a lane runs: on a stream of its own, two micro-batches in flight."""
+    device = Accelerator(torch.device("cuda")) if settings.device == "cuda" else None
+    stream = None if device is None else device.stream()
+    under_way: deque[tuple[Any, Any]] = deque()
     runs, used, begin = 0, process_time(), perf_counter()
     while perf_counter() - begin < settings.tried_s:
-        kept = executor.run(sets[runs % len(sets)])
+        with nullcontext() if device is None or stream is None else device.working(stream):
+            results = executor.run(sets[runs % len(sets)], stream)
+            under_way.append((results, None if device is None else device.event()))
         runs += 1
-    del kept
-    synchronise(settings)
+        if len(under_way) == _IN_FLIGHT:
+            _, event = under_way.popleft()
+            if event is not None:
+                event.synchronize()
+    steps.synchronise(settings.device)
     took, samples = perf_counter() - begin, runs * len(sets[0])
     return {"samples_per_s": samples / took, "cpu_s_per_sample": (process_time() - used) / samples}

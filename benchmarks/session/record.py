@@ -1,4 +1,4 @@
-"""What a session knows: rows, each written when it is known, and the document that is made of them.
+"""The record of a session: rows, each written when it is known, and the document that is made of them.
 
 Beside the document ``NAME.json`` lies ``NAME.rows.jsonl``, to which every row is appended when it is known, by the
 process that has found it: a part that is ended, or a machine that goes away, loses only what it was at. Its first line
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.session.targets import targets
-from minato_gpu.report import plain
+from minato_gpu.report import plain, write_whole
 from minato_gpu.report import write as write_json
 
 Row = dict[str, Any]
 Rows = list[Row]
 
 NO_TIME = "no time left"
+_RATE = "samples_per_s"
 
 
 class Record:
@@ -37,17 +38,18 @@ class Record:
         lines = [{"about": dict(about)}, *([] if known is None else known.lines()[1:])]
         path.parent.mkdir(parents=True, exist_ok=True)
         record = cls(path, about)
-        record._lines.write_text("\n".join(map(_line, lines)), encoding="utf-8")
+        write_whole(record._lines, "\n".join(map(_line, lines)))
         return record
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What an earlier command has left, by its document or the lines beside it. ValueError where it is none."""
+        """What an earlier command has left, by the lines beside its document, or by that alone. Raises ValueError where
+        there is none."""
         path = path.with_name(path.name.removesuffix(".rows.jsonl") + ".json") if path.suffix == ".jsonl" else path
         record = cls(path, {})
         lines = record.lines()
         if not lines or "about" not in lines[0]:
-            raise ValueError(f"{lines_beside(path)} is missing, or is none of this program's")
+            raise ValueError(f"{path} is missing, or is none of this program's")
         record.about = lines[0]["about"]
         return record
 
@@ -60,7 +62,7 @@ class Record:
     def lines(self) -> Rows:
         """All that was written. What a process was writing as it was ended is left out."""
         if not self._lines.exists():
-            return []
+            return self._lines_of_document()
         found: Rows = []
         for line in self._lines.read_text(encoding="utf-8").splitlines():
             try:
@@ -69,12 +71,24 @@ class Record:
                 continue
         return found
 
+    def _lines_of_document(self) -> Rows:
+        """The same where there is nothing but the document, whose parts may be unfinished, for all that it says."""
+        if not self.path.exists():
+            return []
+        about = json.loads(self.path.read_text(encoding="utf-8"))
+        rows = about.pop("rows", [])
+        about.pop("targets", None)
+        return [{"about": about}, *rows] if "settings" in about else []
+
     def rows(self, cases: Sequence[str] = ()) -> Rows:
-        """The last row of each case and name, in the order of ``cases``, then of their first ones."""
+        """The last row of each case and name, in the order of ``cases``, then of their first ones. One that has no
+        figures does not take the place of one that has."""
         rows: dict[tuple[str, str], Row] = {}
         for line in self.lines():
             if "case" in line:
-                rows[line["case"], line["name"]] = line
+                key = line["case"], line["name"]
+                if _RATE in line or not (line.keys() & {"missing", "error"} and _RATE in rows.get(key, ())):
+                    rows[key] = line
             elif "part" in line:
                 case = line["part"]
                 rows.pop((case, case), None)

@@ -24,8 +24,8 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         "cores_busy": _median(runs, lambda each: each.cpu_s / each.seconds),
         "cores_busy_each": [each.cpu_s / each.seconds for each in runs],
         **report.summarise("step", [each.step_s for each in runs], "_s"),
-        **_tail("step", [step for each in runs for step in each.steps_s]),
-        **_tail("next", [took for each in runs for took in each.nexts_s]),
+        **tail("step", [step for each in runs for step in each.steps_s]),
+        **tail("next", [took for each in runs for took in each.nexts_s]),
         "batches": sum(len(each.nexts_s) for each in runs),
         "repeated_share": sum(each.repeated for each in runs) / sum(each.samples for each in runs),
         "stats": runs[-1].stats,
@@ -41,7 +41,7 @@ def _resident(runs: Sequence[Run]) -> dict[str, Any]:
     slowdowns = [loading / resident - 1 for loading, resident in pairs]
     return {
         **report.summarise("resident_step", [resident for _, resident in pairs], "_s"),
-        **_tail("resident_step", [step for each in runs for step in each.resident_steps_s]),
+        **tail("resident_step", [step for each in runs for step in each.resident_steps_s]),
         **report.summarise("step_slowdown", slowdowns),
         "step_slowdown_each": slowdowns,
     }
@@ -80,6 +80,7 @@ def _median(runs: Sequence[Run], figure: Callable[[Run], float]) -> float:
     return report.median([figure(each) for each in runs])
 
 
-def _tail(name: str, values: Sequence[float]) -> dict[str, float]:
-    p50, p99 = np.percentile(np.asarray(values), [50, 99])
-    return {f"{name}_p50_s": float(p50), f"{name}_p99_s": float(p99)}
+def tail(name: str, values: Sequence[float], percentiles: Sequence[float] = (50, 99)) -> dict[str, float]:
+    """Percentiles of seconds: ``NAME_p50_s``, ``NAME_p99_s``, and ``NAME_p999_s`` for 99.9."""
+    found = np.percentile(np.asarray(values), percentiles)
+    return {f"{name}_p{f'{p:g}'.replace('.', '')}_s": float(value) for p, value in zip(percentiles, found, strict=True)}

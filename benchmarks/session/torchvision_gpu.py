@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
-from benchmarks.session.candidates import chosen
+from benchmarks.session.candidates import settings_of
 from benchmarks.session.crops import Files, joined
 from benchmarks.session.transforms import Batch, brought, finished
 from minato_gpu.parity import whole_tolerance
@@ -42,7 +42,7 @@ class TorchvisionGpu:
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        return chosen(self)
+        return settings_of(self)
 
     def tolerance(self, job: Job, device: str) -> Tolerance | None:
         return whole_tolerance(job.pipeline, device, 0)

@@ -159,6 +159,8 @@ def opening_stops_nobody(settings: Settings) -> Answer:
     executor = executor_of(settings, pipeline, split, 4 if settings.quick else 64)
     begin = perf_counter()
     gap = _gap_during(lambda: executor.build({}))
+    if not executor.built:
+        raise RuntimeError("the graphs could not be built; the log has the error")
     seconds = perf_counter() - begin
     executor.close()
     return gap < _MOST_OPENING_S, {"gap_s": gap, "opening_s": seconds}

@@ -63,7 +63,6 @@ MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatev
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
-THREADS_ALONE = 1 << 10  # at most, where no CPU lane is: all cores, because workers that only read leave them idle
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -175,8 +174,8 @@ class Plan:
         """One device's, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
-        share = max(1, usable_cores() // self.devices)
-        threads = min(THREADS_ALONE, share) if not both else 1 if device == "cpu" else min(THREADS_BESIDE, share)
+        alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
+        threads = alone if not both else 1 if device == "cpu" else min(THREADS_BESIDE, alone)
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
 

@@ -36,7 +36,7 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.stages import DaliFragment, Stage
 
-_DECODER = b"decoders__"  # with this the names of DALI's decoders begin
+_DECODERS = (b"decoders__Image", b"ImageDecoder")  # in a graph's definition, today's and the former
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
@@ -118,6 +118,7 @@ class DaliGraph(Segment):
             self.at.pause()
             if self._waits and self.stream is not None:
                 await_stream(self.stream)
+                self.at.pause()  # the micro-batch before is through
             outputs = self._graph.run(self.stream)
         except BaseException as error:
             self._failed += 1
@@ -211,8 +212,7 @@ class DaliGraph(Segment):
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
         self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
-        decodes = self._device != "cpu" and _DECODER in graph.serialize()
-        self._waits = decodes and nvjpeg.decoding_waits()
+        self._waits = self._device != "cpu" and _decodes(graph) and nvjpeg.decoding_waits()
         built: Graph = graph
         return built
 
@@ -275,6 +275,15 @@ class AskedFor(Mapping[str, Value]):
 
     def __len__(self) -> int:
         raise NamesUnknown
+
+
+def _decodes(graph: Graph) -> bool:
+    """Whether a graph decodes pictures, as far as it tells: one with functions of Python's does not."""
+    try:
+        definition = graph.serialize()
+    except RuntimeError:
+        return True
+    return any(name in definition for name in _DECODERS)
 
 
 def is_input(graph: Graph, source: str) -> bool:

@@ -325,6 +325,8 @@ class DeviceLane(Lane):
     def _retire_useless(self, why: str) -> None:
         """The device has failed every sample for long, and the CPU could prepare them all. The only lane stays: its
         thread prepares them, which is slow and right."""
+        if self.retired:
+            return
         alone = "without a CPU lane, this one prepares all samples on one core: leave lanes out"
         what = f"the {self.name} lane fails every sample that it is given, and the CPU prepares them"
         LOGGER.warning("%s; %s (%s)", what, self._others() if self._may_retire else alone, why)

@@ -14,7 +14,8 @@ class Part(NamedTuple):
     """Samples of a task that came at one split point and were issued together.
 
     ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile; ``ran``: those of the
-    samples that could be read; ``repeated``: how many of them the CPU has prepared already, in the device's place.
+    samples that could be read; ``repeated``: how many of them the CPU has prepared already, in the device's place;
+    ``short``: because there was no memory.
     """
 
     split: int
@@ -23,6 +24,7 @@ class Part(NamedTuple):
     host_s: float
     ran: list[int]
     repeated: int
+    short: bool
 
 
 class DeviceRun:

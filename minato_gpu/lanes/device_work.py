@@ -205,7 +205,7 @@ class DeviceWork:
                 self._executors[split].batches.size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
         host_s = min(core_s, passed) if core_s > 0 else passed
-        part = Part(split, numbers, issued, host_s, run.given, run.repeated - repeated)
+        part = Part(split, numbers, issued, host_s, run.given, run.repeated - repeated, short is not None)
         run.usual = run.usual and self._unusual(split) == unusual
         if self._depth == 1 or issued.beyond:
             self._settle(run, part)
@@ -258,7 +258,8 @@ class DeviceWork:
             found, repeated = self._without_device(run, part.split, part.numbers), len(part.ran)
         run.settle(part, found, seconds)
         self._executors[part.split].sweep()
-        self._judge(found, made=len(part.ran) - repeated)
+        if not part.short:  # that is another matter, and may pass
+            self._judge(found, made=len(part.ran) - repeated)
 
     def _judge(self, items: list[Item], made: int) -> None:
         """Whether the device is of any use. ``made``: how many of a micro-batch's ``items`` it has made."""

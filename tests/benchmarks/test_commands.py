@@ -251,4 +251,4 @@ def test_busy() -> None:
     }
     assert all("ratio_to_pytorch" in row for row in rows if row["loader"].startswith("minato_gpu"))
     ways = _document("busy", "--step")["rows"]
-    assert len(ways) == 4 and all(row["late_p99_us"] >= row["late_p50_us"] > 0 for row in ways)
+    assert len(ways) == 3 and all(row["late_p99_us"] >= row["late_p50_us"] > 0 for row in ways)

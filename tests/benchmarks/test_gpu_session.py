@@ -21,8 +21,8 @@ from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.session import about, checks, gpu_tests, harm, questions
-from benchmarks.session.asked import LEAST_S, Asked
 from benchmarks.session.record import NO_TIME
+from benchmarks.session.request import LEAST_S, Request
 from benchmarks.session.settings import Settings
 from minato_gpu import parity
 from tests.fake_device import FakeDevice
@@ -94,7 +94,7 @@ def test_an_answer_comes_with_what_it_means(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: bool, means: str
 ) -> None:
     """And a question that cannot be asked hides no other."""
-    asked = Asked(replace(settings(tmp_path), device="cuda"), [], time.perf_counter() + 60)
+    asked = Request(replace(settings(tmp_path), device="cuda"), [], time.perf_counter() + 60)
 
     def answered(ask: Any, *rest: Any, **options: Any) -> Any:
         if ask is settings:
@@ -103,7 +103,7 @@ def test_an_answer_comes_with_what_it_means(
 
     breaks: Any = settings
     questions_ = (("known", breaks, "", ""), ("breaks", breaks, "", ""), ("works", questions.new_enough, "good", "bad"))
-    monkeypatch.setattr(checks, "isolated", answered)
+    monkeypatch.setattr("benchmarks.session.request.isolated", answered)
     monkeypatch.setattr(checks, "CHECKS", [checks.Check(*one) for one in questions_])
     known = [{"case": "checks", "name": "known", "holds": True}]
     broken, works = checks.checks(replace(asked, rows=known))
@@ -152,9 +152,9 @@ def test_a_machine_without_git_is_no_error() -> None:
 
 def test_nothing_is_given_more_time_than_its_part_has(tmp_path: Path) -> None:
     """A part that is ended loses all that it has found."""
-    asked = Asked(settings(tmp_path), [], time.perf_counter() + 20)
+    asked = Request(settings(tmp_path), [], time.perf_counter() + 20)
     assert asked.limit_s(6.0) == 6.0 and 6.0 < asked.limit_s(63.0) <= 20.0
-    late = Asked(settings(tmp_path), [], time.perf_counter() - 20)
+    late = Request(settings(tmp_path), [], time.perf_counter() - 20)
     assert late.limit_s(63.0) == LEAST_S
 
 
@@ -176,7 +176,7 @@ def test_each_file_of_tests_is_a_row_and_a_crash_is_told_with_its_signal(
     monkeypatch.setattr(gpu_tests, "files", lambda: [*answers, "d.py"])
     monkeypatch.setattr(gpu_tests, "run", lambda command, limit_s: answers[command[-1]])
     known = [{"case": "first", "name": "d.py", "passed": True}]
-    asked = Asked(replace(settings(tmp_path), quick=False), known, time.perf_counter() + 60)
+    asked = Request(replace(settings(tmp_path), quick=False), known, time.perf_counter() + 60)
     rows = {row["name"]: row for row in gpu_tests.tests(asked)}
     assert {name: row["passed"] for name, row in rows.items()} == {"a.py": True, "b.py": False, "c.py": False}
     assert rows["b.py"]["failed"] == ["FAILED b.py::one"] and rows["b.py"]["error"].endswith("ended by SIGSEGV")
@@ -185,7 +185,7 @@ def test_each_file_of_tests_is_a_row_and_a_crash_is_told_with_its_signal(
 
 def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where soundfile is not installed."""
-    asked = Asked(replace(settings(tmp_path), quick=False), [], time.perf_counter() + 60)
+    asked = Request(replace(settings(tmp_path), quick=False), [], time.perf_counter() + 60)
     report = parity.ParityReport([{"stage": "a", "passed": True}], [])
 
     def checked(function: Any, module: str, *rest: Any, **options: Any) -> Any:
@@ -193,7 +193,7 @@ def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkey
             raise MeasurementError("no module named 'soundfile'")
         return report
 
-    monkeypatch.setattr(gpu_session, "isolated", checked)
+    monkeypatch.setattr("benchmarks.session.request.isolated", checked)
     rows = {row["name"]: row for row in gpu_session.check(asked)}
     assert list(rows) == list(gpu_session.MODULES)
     assert [name for name, row in rows.items() if not row["passed"]] == ["speech_recognition"]

@@ -18,10 +18,10 @@ import torch
 from benchmarks import gpu_session
 from benchmarks.isolate import MeasurementError
 from benchmarks.session import measure, parts, probe, questions, steps, waits
-from benchmarks.session.asked import Asked
 from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes
 from benchmarks.session.probe import CAREFUL, Way
 from benchmarks.session.record import Row
+from benchmarks.session.request import Request
 from benchmarks.session.rows import summary
 from benchmarks.session.settings import Settings
 from benchmarks.session.watch import watched_gpu
@@ -70,7 +70,9 @@ def test_a_lane_that_is_spared_is_no_substitute() -> None:
 def test_a_question_is_not_answered_by_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failing takes no cores either."""
     assert questions.made([{"image": 1}]) == [{"image": 1}]
-    broken = SimpleNamespace(run=lambda *_: [StageError("error 8", Origin())], close=lambda: None)
+    broken = SimpleNamespace(
+        run=lambda *_: [StageError("error 8", Origin())], close=lambda: None, build=lambda _: None, built=False
+    )
     settings = Settings.usual("cpu", tmp_path, quick=True)
     monkeypatch.setattr(questions, "executor_of", lambda *_: broken)
     monkeypatch.setattr(waits, "executor_of", lambda *_: broken)
@@ -78,13 +80,16 @@ def test_a_question_is_not_answered_by_errors(tmp_path: Path, monkeypatch: pytes
     for ask in (questions.decodes_there, waits.feeding_stops_nobody):
         with pytest.raises(RuntimeError, match=r"could not make a sample: .*error 8"):
             ask(settings)
+    monkeypatch.setattr(waits, "photographs", lambda *_: (SimpleNamespace(), 0, []))
+    with pytest.raises(RuntimeError, match="could not be built"):
+        waits.opening_stops_nobody(settings)
 
 
-@pytest.mark.parametrize(("repeated", "retired"), [(0, False), (1, False), (0, True)])
+@pytest.mark.parametrize(("repeated", "retired"), [(0, False), (1, False), (2, False), (0, True)])
 def test_a_loader_is_asked_who_has_made_its_samples(repeated: int, retired: bool) -> None:
-    stats = {"samples_repeated": repeated, "device_lane": {"retired": retired}}
+    stats = {"samples_repeated": repeated, "samples_delivered": 100, "device_lane": {"retired": retired}}
     loader = SimpleNamespace(stats=lambda: stats)
-    if not repeated and not retired:
+    if repeated < 2 and not retired:
         questions.made_by_device(loader)
         return
     with pytest.raises(RuntimeError, match="the CPU has stood in"):
@@ -213,9 +218,9 @@ def probed(
             raise MeasurementError("Fatal Python error\nthe measuring process was ended by SIGSEGV without a result")
         return found
 
-    monkeypatch.setattr(probe, "isolated", isolated)
+    monkeypatch.setattr("benchmarks.session.request.isolated", isolated)
     settings = replace(Settings.usual("cpu", tmp_path, quick=True), device="cuda")
-    return {row["name"]: row for row in probe.probe(Asked(settings, [], time.perf_counter() + 60))}
+    return {row["name"]: row for row in probe.probe(Request(settings, [], time.perf_counter() + 60))}
 
 
 def way_row(rate: float, wrong: int = 0) -> dict[str, Any]:
@@ -248,5 +253,7 @@ def test_where_no_way_is_right_the_careful_one_is_taken(tmp_path: Path, monkeypa
     assert not decision["passed"] and decision["environment"] == CAREFUL.environment
     os.environ[nvjpeg.ENGINE_LOAD] = "0.5"
     probe.decide([{"case": "probe", **decision}])
-    assert nvjpeg.engine_load() == 0.5, "who has set it knows why"
-    assert (nvjpeg.decodes_regions(), nvjpeg.decoding_waits()) == (False, True)
+    assert nvjpeg.engine_load() == 0.5 and nvjpeg.WAITS not in os.environ, "what its user has decided stands alone"
+    del os.environ[nvjpeg.ENGINE_LOAD]
+    probe.decide([{"case": "probe", **decision}])
+    assert (nvjpeg.decodes_regions(), nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (False, 0.0, True)

@@ -19,8 +19,8 @@ from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS, Part
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.session import about
-from benchmarks.session.asked import Asked
 from benchmarks.session.record import NO_TIME, Record, Row, Rows
+from benchmarks.session.request import Request
 from benchmarks.session.settings import Settings
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings.usual("cpu", tmp_path, quick=True)
 
 
-def rows_of(monkeypatch: pytest.MonkeyPatch, **parts_: Callable[[Asked], Iterator[Row]]) -> None:
+def rows_of(monkeypatch: pytest.MonkeyPatch, **parts_: Callable[[Request], Iterator[Row]]) -> None:
     """Parts of the session that are these functions."""
     monkeypatch.setattr(gpu_session, "isolated", lambda function, *rest, **options: function(*rest))
     for name, run in parts_.items():
@@ -41,13 +41,13 @@ def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.M
     record = Record.begin(tmp_path / "session.json", ABOUT)
     seen: list[Rows] = []
 
-    def rates(asked: Asked) -> Iterator[Row]:
+    def rates(asked: Request) -> Iterator[Row]:
         yield {"name": "hybrid", "samples_per_s": 1.0}
         seen.append(Record.read(tmp_path / "session.rows.jsonl").rows())
         yield {"name": "hybrid", "samples_per_s": 2.0}
         yield {"name": "dali", "missing": NO_TIME}
 
-    def parity_(asked: Asked) -> Iterator[Row]:
+    def parity_(asked: Request) -> Iterator[Row]:
         seen.append([dict(row) for row in asked.rows])
         yield {"name": "p", "passed": True}
         raise MeasurementError("one\nand two")
@@ -79,7 +79,7 @@ def test_a_later_command_goes_on_with_what_an_earlier_one_knew(tmp_path: Path, m
     assert [row.get("error") for row in record.rows() if row["case"] == "rates"] == ["died"]
     known: list[Any] = []
 
-    def rates(asked: Asked) -> Iterator[Row]:
+    def rates(asked: Request) -> Iterator[Row]:
         known.append(asked.row("tune", "dali"))
         yield {"name": "dali", "samples_per_s": 8.0}
 
@@ -95,8 +95,39 @@ def test_figures_of_another_commit_are_not_gone_on_with(tmp_path: Path) -> None:
     for resume, out in ((tmp_path / "first.json", None), (None, tmp_path / "first.json")):
         with pytest.raises(click.UsageError, match="commit, gpus differ"):
             gpu_session._begun(resume, out, settings(tmp_path), other)
+    (tmp_path / "first.rows.jsonl").unlink()
+    (tmp_path / "first.json").write_text(json.dumps({**ABOUT, "rows": [{"case": "tune", "name": "dali"}]}))
+    for resume, out in ((tmp_path / "first.json", None), (None, tmp_path / "first.json")):
+        again = gpu_session._begun(resume, out, settings(tmp_path), ABOUT)
+        assert [row["name"] for row in again.rows()] == ["dali"], "the document alone will do"
     with pytest.raises(click.UsageError, match="is missing, or is none"):
         gpu_session._begun(tmp_path / "none.json", None, settings(tmp_path), ABOUT)
+
+
+def test_a_row_without_figures_takes_no_place_of_one_with(tmp_path: Path) -> None:
+    """A later command with less time knows less, not better; but a test that passed once may fail."""
+    record = Record.begin(tmp_path / "session.json", ABOUT)
+    known = {"case": "rates", "name": "dali", "samples_per_s": 9.0}
+    passed = {"case": "tests", "name": "a.py", "passed": True}
+    record.add(known, passed, {"case": "rates", "name": "dali", "missing": NO_TIME}, {**passed, "error": "one"})
+    record.add({"case": "rates", "name": "dali", "error": "died"})
+    assert record.rows() == [known, {**passed, "error": "one"}]
+    record.add({**known, "samples_per_s": 8.0, "error": "in the last run"})
+    assert record.rows()[0]["samples_per_s"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("row", "failed"),
+    [
+        ({"case": "rates", "name": "dali", "error": "no such engine"}, False),
+        ({"case": "probe", "name": "regions", "passed": False, "error": "SIGSEGV"}, False),
+        ({"case": "rates", "name": "rates", "error": "the part has died"}, True),
+        ({"case": "parity", "name": "speech_recognition", "passed": False}, True),
+        ({"case": "light", "name": "light", "error": "of an earlier command"}, False),
+    ],
+)
+def test_a_command_fails_for_its_own_parts_and_not_for_what_they_found(row: Row, failed: bool) -> None:
+    assert gpu_session._failed(row, ["probe", "rates", "parity"]) is failed
 
 
 def test_no_document_is_written_over(tmp_path: Path) -> None:
@@ -138,7 +169,7 @@ def _too_long(folder: Path) -> tuple[Rows, bool]:
         note.write_text(str(os.getpid()), encoding="ascii")
         time.sleep(600)
 
-    def run(asked: Asked) -> Iterator[Row]:
+    def run(asked: Request) -> Iterator[Row]:
         yield {"name": "known"}
         isolated(for_ever, settle_s=0.0)
 

@@ -18,7 +18,7 @@ from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.lanes.functions import FunctionSegment
 from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
-from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.device_bench import bench, pipeline, short_beyond
 from tests.lanes.lanes import of_kind
 from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
 from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
@@ -188,6 +188,18 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
         assert 0 < stats["samples_repeated"] < LENGTH // 2
     else:
         assert stats["samples_repeated"] == LENGTH
+
+
+def test_memory_that_is_short_for_a_while_says_nothing_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each sample by itself is a micro-batch then, and the CPU prepares it."""
+    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
+    short_beyond(monkeypatch, 0)
+    with caplog.at_level(logging.WARNING, "minato_gpu"), bench(FakeDevice()) as one:
+        one.send(*range(20, 30))
+        assert one.reported(0)
+        assert not [record for record in caplog.records if "fails every sample" in record.message]
 
 
 def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(

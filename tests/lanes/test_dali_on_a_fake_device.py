@@ -95,13 +95,15 @@ def test_nothing_is_copied_under_the_lock_and_nothing_built_after_the_first(benc
         (b"decoders__Image", "0", None, False),
         (b"decoders__ImageSlice", "0.9", "0", False),
         (b"decoders__ImageSlice", "0", "1", True),
-        (b"Resize", "0.9", "1", False),
+        (b"ImageDecoder", "0.9", None, True),
+        (b"Resize decoders__Audio", "0.9", "1", False),
+        (None, "0.9", None, True),  # one with functions of Python's cannot be serialized
     ],
 )
 def test_the_host_waits_before_each_decoding_run_where_the_engine_may_write_early(
     bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
-    operators: bytes,
+    operators: bytes | None,
     engine_load: str | None,
     waits: str | None,
     idle: bool,

@@ -159,6 +159,5 @@ def test_a_loader_goes_on_without_the_device(
             assert sorted(int(n) for batch in loader for n in batch["label"]) == keys
     device = loader.stats()["device_lane"]
     assert device["retired"] is (len(lanes) == 2)
-    (record,) = caplog.records
-    assert ("the CPU lane goes on alone" if len(lanes) == 2 else "this one prepares all samples") in record.message
+    assert len(caplog.records) == (1 if len(lanes) == 2 else 0)
     del loader
