@@ -11,6 +11,8 @@ import torch
 
 from benchmarks.peers.base import Job
 
+_MANY = 1000  # epochs: more than any benchmark has
+
 
 def constructor() -> Any:
     """``minato_gpu.DataLoader``."""
@@ -40,7 +42,7 @@ class Minato:
         if not self.in_order:
             chosen["in_order"] = False
         if job.keep_workers:
-            chosen["persistent_workers"] = True
+            chosen |= {"persistent_workers": True, "epochs": _MANY}  # the next one is prepared while one ends
         if self.lanes:
             chosen["lanes"] = self.lanes
         if job.context != "fork":

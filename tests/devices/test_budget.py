@@ -82,7 +82,7 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
 ) -> None:
     """The consumer takes the first batch and is away until the window is prepared: 16 batches."""
     monkeypatch.setattr(minato_gpu.engine.building, "_MICRO_BATCH", 4)
-    monkeypatch.setattr(minato_gpu.engine.building, "_MOST_ON_GPU", 4)
+    monkeypatch.setattr(minato_gpu.engine.building, "MOST_ON_GPU", 4)
     devices = machine(1, LAZY_COPIES)
     loader = loader_on(devices, num_workers=1, lanes=lanes, in_order=in_order, prefetch_factor=16)
     batches = iter(loader)
