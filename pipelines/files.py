@@ -12,7 +12,17 @@ from minato_gpu.notices import say_once
 HIDDEN = "hidden files and folders"
 # what systems leave in folders: macOS in archives, storage of Synology's and QNAP's, Windows, ext4
 _LEFT = frozenset(
-    ("__MACOSX", "@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+    (
+        "__MACOSX",
+        "Thumbs.db",
+        "desktop.ini",
+        "@eaDir",
+        "#recycle",
+        "@Recycle",
+        "$RECYCLE.BIN",
+        "System Volume Information",
+        "lost+found",
+    )
 )
 
 

@@ -165,10 +165,12 @@ def _webp(data: bytes) -> Header:
                 repairs.append((at + 4, at + 8 + more, struct.pack("<I", length - more)))
             orientation, others = _orientation(body[more:], at + 8 + more)
             repairs += others
+        elif length % 2 and tells:  # nvImageCodec does not skip the byte that fills it up, and finds no EXIF chunk
+            repairs.append((at + 4, at + 8, struct.pack("<I", length + 1)))
         at += 8 + length + length % 2
     if size is None:
         raise ValueError("broken WebP header: it does not begin with a picture")
-    return Header(*size, orientation or 1, lossy, tuple(repairs))
+    return Header(*size, orientation or 1, lossy, tuple(sorted(repairs)))
 
 
 def _webp_size(kind: bytes, body: bytes) -> tuple[int, int] | None:

@@ -127,8 +127,7 @@ def _files(shard: str, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _hidden(name: str) -> bool:
-    *folders, file = name.split("/")
-    return is_hidden(file) or any(is_hidden(folder) and not folder.startswith(".") for folder in folders)
+    return any(is_hidden(part) for part in name.split("/") if part not in (".", ".."))
 
 
 def _by_kind(shard: str, members: Iterable[tarfile.TarInfo]) -> dict[str, tarfile.TarInfo]:

@@ -18,7 +18,9 @@ with from_extra("pipelines"):
 
 AXES = 3
 _LARGEST = 255  # label
-_ROUNDING = 0.01  # that a label may be off a whole number
+_ROUNDING = (
+    0.1  # that a label may be off a whole number: a NIfTI file of uint8 with a scale rounds to a 510th of its largest
+)
 
 
 def draw_crop(rng: np.random.Generator, meta: Fields, *, oversampling: float) -> Params:
@@ -85,7 +87,7 @@ def numbers(image: Any, path: str, most: float) -> Any:
     with np.errstate(over="ignore"):
         found = np.ascontiguousarray(image, np.float32)
     if most < math.inf or (image.dtype.kind == "f" and image.dtype.itemsize > found.itemsize):
-        wrong = np.abs(found) > min(most, float(np.finfo(np.float32).max))
+        wrong = (np.abs(found) > min(most, float(np.finfo(np.float32).max))) & np.isfinite(image)
         if wrong.any():
             which = "float32" if most == math.inf else "dtype='float16', as the pipeline can change it,"
             raise ValueError(f"{path!r} has the value {image[wrong][0]}, which {which} cannot hold: scale the image")

@@ -34,6 +34,8 @@ def start(process: BaseProcess) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)
     try:
         process.start()
+        # who terminates all active children, and joins them, must not wait for one that disregards SIGTERM
+        process.terminate = process.kill  # type: ignore[method-assign]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if collects:

@@ -79,7 +79,9 @@ class WorkerChannels:
             return fd
 
         self.engine_arena = owned(Arena("engine", address_space.share(MOST, 4)))  # the window's batches
-        self.arenas = [owned(Arena(f"worker-{number}")) for number in range(self.workers)] if arenas else []
+        each = address_space.share(MOST, 2 * max(4, self.workers))  # all together half of what is left
+        names = [f"worker-{number}" for number in range(self.workers)] if arenas else []
+        self.arenas = [owned(Arena(name, each)) for name in names]
         self.board = owned(WorkerStatusBoard(self.workers))
         self.completions = owned(Completions(marks))
         self.wake = bell()

@@ -16,6 +16,12 @@ def share(most: int, part: int = 8) -> int:
     return most if left is None else min(most, max(LEAST, left // part // LEAST * LEAST))
 
 
+def largest_file() -> int:
+    """Bytes that a file, and shared memory, may have at most (``ulimit -f``)."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return 1 << 62 if limit == resource.RLIM_INFINITY else limit
+
+
 def _left() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:

@@ -33,7 +33,8 @@ class KeptMemory:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         # twice, as sizes that differ leave gaps; and what is read ahead. Memory is taken as it is written
-        self._capacity = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
+        wanted = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
+        self._capacity = min(wanted, address_space.largest_file() >> 20 << 20)
         self.fd = os.memfd_create("minato-kept", os.MFD_CLOEXEC)
         weakref.finalize(self, os.close, self.fd)
         self.table = Table(os.memfd_create("minato-table", os.MFD_CLOEXEC))

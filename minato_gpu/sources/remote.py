@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from minato_gpu.sources.source import Source
@@ -108,9 +108,14 @@ def _protocol(source: Source) -> str:
 
 def _kind(source: Source) -> Any:
     """The class of the file system that the source is read by."""
+    return _class_of(_protocol(source))
+
+
+@cache
+def _class_of(protocol: str) -> Any:
     import fsspec
 
-    return fsspec.get_filesystem_class(_protocol(source))
+    return fsspec.get_filesystem_class(protocol)
 
 
 def _name(kind: Any, source: Source) -> str:

@@ -43,7 +43,7 @@ def _limited(work: Callable[[], Any]) -> Any:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "workers": {"num_workers": 2},
-    "many workers": {"num_workers": 8},
+    "many workers": {"num_workers": 16},
     "threads": {"num_workers": 2, "worker_kind": "thread"},
     "cache": {"num_workers": 2, "cache": _CACHE},
     "cache, threads": {"num_workers": 2, "worker_kind": "thread", "cache": _CACHE},
@@ -68,6 +68,17 @@ def test_a_loader_leaves_room(setting: str, tmp_path: Path) -> None:
         return heads, loader.stats()["reads"]["process"]
 
     assert _limited(work) == ([*range(40)] * 2, "runs")
+
+
+def test_a_limit_of_files_leaves_a_cache() -> None:
+    """``ulimit -f`` is one of shared memory, too."""
+
+    def child() -> Any:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, _ROOM))
+        loader: Any = DataLoader(_Files(40, _read), 4, num_workers=2, cache=_CACHE)
+        return [int(row[0]) for _ in range(2) for batch in loader for row in batch]
+
+    assert said_by_a_child(child) == [*range(40)] * 2
 
 
 def test_a_cache_for_which_there_is_no_room() -> None:

@@ -33,6 +33,23 @@ def test_a_process_leaves_them_to_its_parent(method: str, number: signal.Signals
     process.close()
 
 
+def _waits() -> None:
+    forking.begin()
+    signal.pause()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_it_can_be_terminated_by_the_programs_own_clean_up(method: str) -> None:
+    """Which waits for it then."""
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_waits)
+    forking.start(process)
+    process.terminate()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    process.close()
+
+
 def _starts_others() -> None:
     forking.begin()
     forked = os.fork()

@@ -46,6 +46,15 @@ def webp(*structures: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def webp_behind(length: int) -> bytes:
+    """Exif behind another chunk of so many bytes, and one to fill it up where that is odd."""
+    whole = webp(tiff(6))
+    at = whole.index(b"EXIF")
+    chunk = struct.pack("<4sI", b"xtra", length) + bytes(length + length % 2)
+    body = whole[8:at] + chunk + whole[at:]
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
 def with_bytes_before(marker: int, extra: bytes, encoded: bytes = JPEG) -> bytes:
     at = encoded.index(bytes([0xFF, marker]))
     return encoded[:at] + extra + encoded[at:]
@@ -76,6 +85,8 @@ ODD: dict[str, bytes] = {
     },
     "jpeg, a broken structure and 6": jpeg(b"XX", tiff(6)),
     "webp, Exif's mark before the structure": webp(b"Exif\0\0" + tiff(6)),
+    "webp, Exif behind an odd chunk": webp_behind(5),
+    "webp, Exif behind an even chunk": webp_behind(6),
     "webp, Exif's mark before LONG": webp(b"Exif\0\0" + tiff(6, 4, ">")),
     **{
         f"jpeg, {extra!r} before {marker:x}": with_bytes_before(marker, extra)

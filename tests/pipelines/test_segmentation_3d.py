@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ LABELS[1:3, 2:4, 1:5] = 3
         (LABELS.astype(np.float32) * np.float32(0.9999), None),
         (LABELS.astype(">i8"), None),
         (LABELS > 0, None),
+        (LABELS * 0.98823, None),  # 1 of a file of uint8 whose scale is 14 / 255
         (LABELS * 0.5, "1.5"),
         (LABELS.astype(np.int16) * 1000, "3000"),
         (LABELS.astype(np.int64) - 1, "-1"),
@@ -119,6 +121,13 @@ def test_labels_are_those_of_the_file_or_refused(
         return
     with pytest.raises(StageError, match=rf"a_y\.npy' (has the label|holds values of) {re.escape(value)}[;,]"):
         pipeline.run(CaseFolder(tmp_path)[0], 0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_not_finite_stays_as_it_is(dtype: type) -> None:
+    """float32 has it."""
+    image = np.array([-np.inf, 1.0, np.nan], dtype)
+    assert np.array_equal(volume_stages.numbers(image, "x.npy", math.inf), image.astype(np.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize(

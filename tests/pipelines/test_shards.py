@@ -65,6 +65,7 @@ def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: 
 
 def test_what_macos_leaves_in_archives_and_beside_them_is_no_sample(tmp_path: Path) -> None:
     members = {"./._a.jpg": b"\0\5", "./a.jpg": b"x", "./._a.cls": b"\0\5", "./a.cls": b"3", "__MACOSX/a.jpg": b"\0"}
+    members |= {"./c/.ipynb_checkpoints/a-checkpoint.jpg": b"y", "./c/Thumbs.db": b"z"}
     shard(tmp_path / "train-0.tar", members)
     (tmp_path / "._train-0.tar").write_bytes(b"\0\5")
     shards = TarShards([tmp_path / "*train-*.tar"])
