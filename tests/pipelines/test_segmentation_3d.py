@@ -126,7 +126,7 @@ def test_labels_are_those_of_the_file_or_refused(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_is_not_finite_stays_as_it_is(dtype: type) -> None:
     """float32 has it."""
-    image = np.array([-np.inf, 1.0, np.nan], dtype)
+    image: Any = np.array([-np.inf, 1.0, np.nan], dtype)
     assert np.array_equal(volume_stages.numbers(image, "x.npy", math.inf), image.astype(np.float32), equal_nan=True)
 
 
