@@ -1,0 +1,209 @@
+"""The cases of the contract: what a loader may be, and what may happen to it, one value for each factor.
+
+``run.py`` runs a case through the loader's public face, ``oracle.py`` says what must come, ``test_table.py`` compares
+the two. Of all legal cases those are tried in which each legal pair of values occurs (``tests/covering.py``). A defect
+that was found becomes a row of ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.covering import pairwise
+
+SAMPLES = 30
+BAD = 7  # the key whose sample raises, or kills its worker
+LISTED = (7, 7, 3, 12, 7, 29, 0, 1, 2, 3, 3, 28, 14, 15, 16, 17, 4, 5, 6, 21, 22, 23, 24, 25, 11, 10)  # some twice
+STREAMS = (14, 5, 9)  # samples of each worker's stream
+STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "data": (
+        *("numbers", "mapping", "ragged", "objects", "many at once", "pipeline", "files"),
+        *("stream", "stateful stream", "stateful iterator"),
+    ),
+    "sampler": (
+        *("sequential", "shuffled", "shuffle=True", "repeats", "stateful", "listed", "batches", "distributed"),
+        "none",
+    ),
+    "batch": (4, 1, None),
+    "drop_last": (False, True),
+    "lateness": (0, 1, 8),
+    "workers": (2, 0, 1, 3),
+    "kind": ("process", "thread"),
+    "stay": ("an epoch", "persistent", "epochs"),
+    "lanes": ("cpu", "device", "both"),
+    "cache": ("none", "memory", "disk"),
+    "fault": ("none", "raise", "skip", "handler", "retry", "too many", "killed once", "killed twice", "killed"),
+    "interruption": ("none", "left", "begun", "saved", "saved twice", "elsewhere", "between"),
+    "epochs": (2, 1, 3),
+    "ranks": (1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One loader, and what happens to it. A value is one of ``VALUES``; the defaults are the plainest loader."""
+
+    data: str = "numbers"  # what the samples are, or the streams
+    sampler: str = "sequential"  # where their order comes from
+    batch: int | None = 4
+    drop_last: bool = False
+    lateness: int = 0  # batches; 0: in order
+    workers: int = 2
+    kind: str = "process"  # of workers
+    stay: str = "an epoch"  # how long workers stay; "epochs": the number of epochs is declared
+    lanes: str = "cpu"
+    cache: str = "none"  # where the bytes of "files" are kept
+    fault: str = "none"  # of the sample of key BAD, and what the loader is to do about it
+    interruption: str = "none"  # of the first epoch
+    epochs: int = 2
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        """The call that makes the case, without what is as usual."""
+        fields = dataclasses.fields(self)
+        given = {field.name: getattr(self, field.name) for field in fields if getattr(self, field.name) != field.default}
+        return f"Case({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    @property
+    def streams(self) -> bool:
+        """Whether the data set is iterable."""
+        return self.data.startswith("stat") or self.data == "stream"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether workers that die are replaced."""
+        return self.fault in ("killed once", "killed twice")
+
+    @property
+    def fails(self) -> bool:
+        """Whether the sample of BAD is never had."""
+        return self.fault not in ("none", "retry", "killed once")
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the first error ends the run."""
+        return self.fault in ("too many", "killed")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of an epoch: ``take`` batches (None: all that are left), then "go on", "leave" the epoch, or "save" and
+    go on with another loader."""
+
+    epoch: int
+    take: int | None = None
+    then: str = "go on"
+
+
+def steps(case: Case) -> list[Step]:
+    """The parts in which the epochs are run."""
+    first = {
+        "none": [Step(0)],
+        "left": [Step(0, 2, "leave")],
+        "begun": [Step(0, 0, "save"), Step(0)],
+        "saved": [Step(0, 2, "save"), Step(0)],
+        "saved twice": [Step(0, 1, "save"), Step(0, 2, "save"), Step(0)],
+        "elsewhere": [Step(0, 2, "save"), Step(0)],
+        "between": [Step(0, None, "save")],
+    }[case.interruption]
+    return first + [Step(epoch) for epoch in range(1, case.epochs)]
+
+
+def elsewhere(case: Case) -> Case:
+    """The loader that goes on with what the case's has saved."""
+    if case.interruption != "elsewhere":
+        return case
+    return dataclasses.replace(case, workers=case.workers % 3 + 1, ranks=1, cache="none")
+
+
+Rule = tuple[str, Callable[[Case], bool]]
+RULES: tuple[Rule, ...] = (
+    ("Streams have no sampler, and only streams have none.", lambda c: c.streams != (c.sampler == "none")),
+    (
+        "A stream belongs to its worker: it has one lane, one rank, and dies with its worker.",
+        lambda c: c.streams and (c.ranks > 1 or c.fault not in ("none",)),
+    ),
+    (
+        "get_worker_info() knows one worker to a process: threads cannot share a stream.",
+        lambda c: c.streams and c.kind == "thread" and c.workers > 1,
+    ),
+    (
+        "Streams go on with as many workers as before.",
+        lambda c: c.streams and c.interruption == "elsewhere",
+    ),
+    ("Without workers there is no kind of worker.", lambda c: c.workers == 0 and c.kind == "thread"),
+    (
+        "Without workers nothing is overtaken, nothing stays, and nobody dies.",
+        lambda c: c.workers == 0 and (c.lateness > 0 or c.stay == "persistent" or "killed" in c.fault),
+    ),
+    (
+        "The device lane and the reader need workers; so does a resume with another number of them.",
+        lambda c: c.workers == 0 and (c.lanes != "cpu" or c.cache != "none" or c.interruption == "elsewhere"),
+    ),
+    ("Only pipelines have device stages.", lambda c: c.lanes != "cpu" and c.data != "pipeline"),
+    ("Only files can be cached.", lambda c: c.cache != "none" and c.data != "files"),
+    ("A thread that dies takes the program with it.", lambda c: "killed" in c.fault and c.kind == "thread"),
+    ("Ranks share out what a DistributedSampler yields.", lambda c: c.ranks > 1 and c.sampler != "distributed"),
+    ("Batches of a user's own have their own sizes.", lambda c: c.sampler == "batches" and c.batch != 4),
+    (
+        "A last batch is dropped where the loader makes the batches.",
+        lambda c: c.drop_last and (c.sampler == "batches" or c.batch is None),
+    ),
+    (
+        "A rank whose batch has lost all its samples repeats one: not in this table yet.",
+        lambda c: c.sampler == "distributed" and c.fails and c.fault not in ("raise", *_ENDING),
+    ),
+    (
+        "An error that ends the run leaves nothing to go on with.",
+        lambda c: c.ends_early and (c.interruption != "none" or c.epochs > 1 or c.ranks > 1),
+    ),
+    (
+        "An epoch that was lost in part, or saved after it, has a next one.",
+        lambda c: c.interruption in ("left", "between") and c.epochs == 1,
+    ),
+    ("An epoch that is left must not be the last that was declared.", lambda c: c.interruption == "left" and c.epochs < 2),
+    (
+        "A sampler that has a state goes on where it was left, which depends on how far it was read ahead.",
+        lambda c: c.sampler == "stateful" and c.interruption == "left",
+    ),
+    (
+        "A batch that raises takes others along: out of order nobody knows which.",
+        lambda c: c.fault == "raise" and c.lateness > 0 and c.interruption != "none",
+    ),
+)
+_ENDING = ("too many", "killed")
+
+KNOWN: tuple[Case, ...] = ()
+"""Counter-examples of the past, each with a word on what went wrong."""
+
+
+def legal(case: Case) -> bool:
+    """Whether no rule leaves the case out."""
+    return not any(applies(case) for _, applies in RULES)
+
+
+@functools.cache
+def table(walk: int = 12_000, seed: int = 37) -> tuple[Case, ...]:
+    """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have.
+
+    Few combinations are legal, so cases are not drawn but changed: a step changes up to three factors of one that is.
+    """
+    rng = random.Random(seed)
+    found = {Case(): None, Case(data="stream", sampler="none"): None}
+    at = list(found)
+    for step in range(walk):
+        names = rng.sample(sorted(VALUES), rng.randint(1, 3))
+        case = dataclasses.replace(at[step % 2], **{name: rng.choice(VALUES[name]) for name in names})
+        if case.streams == at[step % 2].streams and legal(case):
+            at[step % 2] = case
+            found[case] = None
+    cases = list(found)
+    chosen = pairwise([vars(case) for case in cases])
+    return (*(cases[number] for number in chosen), *KNOWN)

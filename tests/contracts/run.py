@@ -1,0 +1,163 @@
+"""Runs a case through the loader's public face, and tells what came."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+import minato_gpu
+from tests.contracts.cases import Case, Step, elsewhere, steps
+from tests.contracts.material import (
+    PIPELINE,
+    SEED,
+    Sample,
+    collate_of,
+    data_of,
+    sampler_of,
+    samples_of,
+)
+
+_MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
+_MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
+
+Batch = tuple[Sample, ...]
+
+
+@dataclass
+class Part:
+    """What one rank got of a step. ``errors``: after how many batches, and what was raised."""
+
+    step: Step
+    rank: int
+    batches: list[Batch] = field(default_factory=list)
+    errors: list[tuple[int, Exception]] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What came of a case. ``asked``: the samples about which ``on_error`` was asked."""
+
+    parts: list[Part] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> Outcome:
+    """The case, once. ``folder``: an empty one, beside which ``files`` are those of the data set."""
+    outcome = Outcome()
+    _seed()
+    data = data_of(case, folder / "files")
+    loaders = _loaders(case, data, folder, outcome, loader_class)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in steps(case):
+            parts = [_part(case, loader, step, rank) for rank, loader in enumerate(loaders)]
+            outcome.parts += parts
+            if step.then == "save":
+                loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
+    outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
+    return outcome
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
+    """Other loaders, which go on from where these are; these are dropped."""
+    states = [_stored(loader.state_dict()) for loader in loaders]
+    loaders.clear()
+    fresh = _loaders(elsewhere(case), data_of(case, folder / "files") if case.streams else data, folder, outcome, loader_class)
+    for loader in fresh:
+        loader.load_state_dict(states[0] if case.ranks == 1 else _stored(minato_gpu.merge_state_dicts(states)))
+    return fresh
+
+
+def _stored(state: Any) -> Any:
+    """The state as another process reads it: from JSON or, where a sampler's own holds tensors, without pickles."""
+    try:
+        return json.loads(json.dumps(state))
+    except TypeError:
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+
+def _loaders(case: Case, data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
+    """One loader for each rank."""
+    extra = {} if loader_class is torch.utils.data.DataLoader else _own_arguments(case, folder, outcome)
+    batching: dict[str, Any] = {"batch_size": case.batch, "drop_last": case.drop_last}
+    return [
+        loader_class(
+            data,
+            **({} if case.sampler == "batches" else batching),
+            **sampler_of(case, rank),
+            num_workers=case.workers,
+            collate_fn=collate_of(case),
+            generator=torch.Generator().manual_seed(SEED),
+            persistent_workers=case.stay == "persistent",
+            **extra,
+        )
+        for rank in range(case.ranks)
+    ]
+
+
+def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]:
+    """The arguments that PyTorch's loader has not."""
+
+    def handle(bad: Any) -> str:
+        outcome.asked.append(bad)
+        return "skip"
+
+    how = {"skip": "skip", "killed twice": "skip", "too many": "skip", "handler": handle, "retry": "retry"}
+    more: dict[str, Any] = {"on_error": how.get(case.fault, "raise"), "worker_kind": case.kind}
+    if case.fault == "too many":
+        more["max_failures"] = 0
+    if case.replaces:
+        more["on_worker_death"] = "replace"
+    if case.lateness:
+        more.update(in_order=False, max_lateness=case.lateness)
+    if case.stay == "epochs":
+        more["epochs"] = case.epochs
+    if case.data == "pipeline":
+        more["pipeline"] = PIPELINE
+        more["lanes"] = ("cpu", "device") if case.lanes == "both" else (case.lanes,)
+    if case.cache == "memory":
+        more["cache"] = 1 << 20
+    elif case.cache == "disk":
+        more.update(cache=8 << 20, cache_dir=folder / "cache")
+    return more
+
+
+def _part(case: Case, loader: Any, step: Step, rank: int) -> Part:
+    """Take the step's batches."""
+    part = Part(step, rank)
+    if case.sampler == "distributed":
+        loader.sampler.set_epoch(step.epoch)
+    iterator = iter(loader)
+    while len(part.batches) + len(part.errors) != (_MOST if step.take is None else step.take):
+        try:
+            part.batches.append(samples_of(case, next(iterator)))
+        except StopIteration:
+            break
+        except Exception as error:
+            part.errors.append((len(part.batches), error))
+            if case.ends_early:
+                break
+    if isinstance(loader, minato_gpu.DataLoader):
+        part.stats = loader.stats()
+    return part
