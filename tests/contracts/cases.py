@@ -170,8 +170,8 @@ RULES: tuple[Rule, ...] = (
     ),
     ("An epoch that is left must not be the last that was declared.", lambda c: c.interruption == "left" and c.epochs < 2),
     (
-        "A sampler that has a state goes on where it was left, which depends on how far it was read ahead.",
-        lambda c: c.sampler == "stateful" and c.interruption == "left",
+        "How far a state or a generator has moved in an epoch that is left depends on how far it was read ahead.",
+        lambda c: c.sampler in ("stateful", "shuffled", "shuffle=True") and c.interruption == "left",
     ),
     (
         "A batch that raises takes others along: out of order nobody knows which.",

@@ -33,7 +33,8 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
             if case.ranks > 1 and case.interruption == "elsewhere":
                 continue  # see _shared
-            found += [f"epoch {epoch} of rank {rank}: {words}" for words in _epoch(case, order, parts)]
+            wrong = (*_epoch(case, order, parts), *_counts_of_epoch(case, order, parts))
+            found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
     if case.ranks > 1 and case.interruption == "elsewhere":
         found += _shared(case, outcome)
     for part in outcome.parts:
@@ -41,8 +42,8 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     found += _drawn(case, outcome, drawn) if drawn is not None else []
     if case.fault == "handler":
         failed = sum(part.stats["samples_failed"] for part in outcome.parts)
-        told = [(bad.index, str(bad.error)) for bad in outcome.asked]
-        found += _same("what on_error was asked about", told, [(BAD, BROKEN)] * failed)
+        told = [(bad.index, bad.error, BROKEN in bad.traceback) for bad in outcome.asked]
+        found += _same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
     return found
 
 
@@ -91,57 +92,80 @@ def _of_streams(case: Case) -> list[Keys]:
 
 
 def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
-    """The keys of all parts of an epoch, against its order."""
-    got = [[sample.key for sample in batch] for part in parts for batch in part.batches]
-    errors = [error for part in parts for _, error in part.errors]
+    """The keys and errors of all parts of an epoch, against its order."""
+    got = [keys for part in parts for keys in _keys(part)]
+    for before, after in zip(parts, parts[1:], strict=False):
+        if before.got and isinstance(before.got[-1], Exception):  # is tried again: the consumer had not gone on
+            yield from _same("what came again", _keys(after)[:1], [_ERROR])
+            got.remove(_ERROR)
+    for error in (error for part in parts for error in part.errors):
+        yield from _error(case, error)
+    due = _due(case, order)
     whole = parts[-1].step.then != "leave" and not case.ends_early
-    due = order if case.fault == "raise" or not case.fails else [_without(batch) for batch in order]
-    bad = [number for number, batch in enumerate(order) if BAD in batch and case.fails]
-    yield from _errors(case, errors, bad if whole or case.ends_early else bad[: len(errors)])
+    if parts[-1].step.then == "leave":
+        yield from _same("how much came", len(got), parts[-1].step.take)
+    if case.ends_early and BAD in (key for batch in order for key in batch):
+        yield from _same("how it ended", got[-1:], [_ERROR])
     if case.lateness == 0:
-        due = [batch for batch in due if batch and not (case.fault == "raise" and BAD in batch)]
+        if case.fault == "killed":  # at once, whatever lies ready
+            got = got[:-1]
         yield from _same("batches", got, due if whole else due[: len(got)])
-        if not whole and not case.ends_early:
-            yield from _same("batches taken", len(got) + len(errors), parts[0].step.take)
-        return
-    missing = Counter(key for batch in due for key in batch)
+    else:
+        yield from _overtaken(case, order, due, got, whole=whole)
+
+
+_ERROR: Keys = [-1]  # in the place of a batch
+
+
+def _keys(part: Part) -> list[Keys]:
+    return [_ERROR if isinstance(each, Exception) else [sample.key for sample in each] for each in part.got]
+
+
+def _due(case: Case, order: list[Keys]) -> list[Keys]:
+    """The batches, if none is overtaken."""
+    if not case.fails:
+        return order
+    if case.fault == "raise" or case.ends_early:
+        return [_ERROR if BAD in batch else batch for batch in order]
+    good = [[key for key in batch if key != BAD] for batch in order]
+    return [batch for batch in good if batch]
+
+
+def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], *, whole: bool) -> Iterator[str]:
+    """Batches out of order: each sample as often as in order, none later than allowed. An error takes the place of a
+    batch."""
+    errors = got.count(_ERROR)
+    got = [batch for batch in got if batch != _ERROR]
+    missing = Counter(key for batch in order for key in batch if key != BAD or not case.fails)
     missing.subtract(key for batch in got for key in batch)
     if min(missing.values(), default=0) < 0:
         yield f"came too often: {sorted(key for key, n in missing.items() if n < 0)}"
-    lost = sum(missing.values())
-    if whole and lost > (len(errors) * (case.batch or 1) if case.fault == "raise" else 0):
-        yield f"missing: {sorted(missing.elements())}"
+    if whole:
+        if missing.total() > errors * max(map(len, order)):
+            yield f"missing: {sorted(missing.elements())}"
+        yield from _same("number of batches", len(got) + errors, len(due))
     if whole and not case.fails:
         yield from _same("sizes of batches", sorted(map(len, got)), sorted(map(len, order)))
-    if case.sampler == "batches" and case.fault != "raise" and whole:
-        yield from _same("batches", sorted(got), sorted(batch for batch in due if batch))
+    if whole and not errors and case.sampler == "batches":
+        yield from _same("batches", sorted(got), sorted(due))
     if case.streams:
         yield from _each_in_order(got)
     elif case.interruption == "none" and not case.fails:
         yield from _lateness(case, order, got)
 
 
-def _without(batch: Keys) -> Keys:
-    return [key for key in batch if key != BAD]
+_KINDS: dict[str, tuple[type[Exception], str]] = {
+    "raise": (ValueError, BROKEN),
+    "too many": (minato_gpu.TooManyFailures, BROKEN),
+    "killed": (RuntimeError, "DataLoader worker (pid"),
+}
 
 
-def _errors(case: Case, errors: list[Exception], bad: list[int]) -> Iterator[str]:
-    """Each is of the due kind and names the sample, and there are as many as batches with a bad one."""
-    kinds: dict[str, tuple[type[Exception], str]] = {
-        "raise": (ValueError, BROKEN),
-        "too many": (minato_gpu.TooManyFailures, BROKEN),
-        "killed": (RuntimeError, "DataLoader worker (pid"),
-    }
-    if case.fault not in kinds:
-        yield from _same("errors", [repr(error) for error in errors], [])
-        return
-    kind, text = kinds[case.fault]
-    for error in errors:
-        if not isinstance(error, kind) or text not in f"{error} {error.__cause__}":
-            yield f"raised {error!r}, should be a {kind.__name__} that says {text!r}"
-    due = min(1, len(bad)) if case.ends_early else len(bad)
-    if case.lateness == 0 or case.ends_early:
-        yield from _same("errors", len(errors), due)
+def _error(case: Case, error: Exception) -> Iterator[str]:
+    """It is of the due kind and names the sample, or the worker."""
+    kind, text = _KINDS.get(case.fault, (None, ""))
+    if kind is None or not isinstance(error, kind) or text not in f"{error} {error.__cause__}":
+        yield f"raised {error!r}, should be {kind and kind.__name__} that says {text!r}"
 
 
 def _each_in_order(got: list[Keys]) -> Iterator[str]:
@@ -229,6 +253,30 @@ def _counts(case: Case, part: Part) -> Iterator[str]:
         yield from _same("samples_repeated", stats["samples_repeated"], 0)
     if stats["lateness"]["max"] > case.lateness:
         yield f"lateness is said to be {stats['lateness']['max']}"
+    error = "KilledWorkers" if case.fault == "killed twice" else "ValueError"
     for failure in stats["failures"]:
-        told = failure["epoch"], failure["index"]
-        yield from _same("failure", told, (part.step.epoch, str(BAD)))
+        told = {name: failure[name] for name in ("epoch", "index", "lane", "error")}
+        yield from _same("failure", told, {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "error": error})
+    done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
+    if part.step.take is None and not case.ends_early and stats["samples_expected"] is not None:
+        yield from _same("samples delivered, failed and skipped", done, stats["samples_expected"])
+    if case.fault == "none" == case.interruption:
+        prepared = sum(lane["samples"] for lane in stats["lanes"].values())
+        yield from _same("samples of all lanes", prepared, stats["samples_delivered"])
+
+
+def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
+    """``stats()`` of the parts of an epoch, which come to its end."""
+    every = [part.stats for part in parts if part.stats]
+    if not every or parts[-1].step.then == "leave" or case.ends_early:
+        return
+    bad = sum(batch.count(BAD) for batch in order)
+    if case.fault != "raise":
+        yield from _same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
+    if not case.streams and case.sampler != "batches":
+        yield from _same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
+    if case.interruption == "none" and case.fault == "killed twice":
+        died = [(each["workers"]["died"], each["workers"]["replaced"]) for each in every]
+        yield from _same("workers that died and were replaced", died, [(2 * bad, 2 * bad)])
+    if not case.replaces:
+        yield from _same("workers that died", [each["workers"]["died"] for each in every], [0] * len(every))

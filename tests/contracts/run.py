@@ -35,13 +35,22 @@ Batch = tuple[Sample, ...]
 
 @dataclass
 class Part:
-    """What one rank got of a step. ``errors``: after how many batches, and what was raised."""
+    """What one rank got of a step, batches and errors, and what ``stats()`` said then."""
 
     step: Step
     rank: int
-    batches: list[Batch] = field(default_factory=list)
-    errors: list[tuple[int, Exception]] = field(default_factory=list)
+    got: list[Batch | Exception] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """What came of batches."""
+        return [each for each in self.got if not isinstance(each, Exception)]
+
+    @property
+    def errors(self) -> list[Exception]:
+        """What was raised."""
+        return [each for each in self.got if isinstance(each, Exception)]
 
 
 @dataclass
@@ -149,13 +158,13 @@ def _part(case: Case, loader: Any, step: Step, rank: int) -> Part:
     if case.sampler == "distributed":
         loader.sampler.set_epoch(step.epoch)
     iterator = iter(loader)
-    while len(part.batches) + len(part.errors) != (_MOST if step.take is None else step.take):
+    while len(part.got) != (_MOST if step.take is None else step.take):
         try:
-            part.batches.append(samples_of(case, next(iterator)))
+            part.got.append(samples_of(case, next(iterator)))
         except StopIteration:
             break
         except Exception as error:
-            part.errors.append((len(part.batches), error))
+            part.got.append(error)
             if case.ends_early:
                 break
     if isinstance(loader, minato_gpu.DataLoader):
