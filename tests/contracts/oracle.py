@@ -1,7 +1,7 @@
 """Computes from a case alone what must come, and tells in words where an outcome is another.
 
 The order is that of torch's own samplers. What a sample draws is the one thing that only the loader can say: the
-plainest run of the same seed says it (``plainest``), and every other one must draw the same.
+plainest run of the same seed says it (``reference``), and every other one must draw the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+import torch.utils.data
 from torch.utils.data import RandomSampler
 
 import minato_gpu
@@ -211,13 +212,15 @@ def _content(case: Case, part: Part) -> Iterator[str]:
             yield from _same(f"content of sample {sample.key}", sample.content, content_of(case, sample.key))
 
 
-def plainest(case: Case) -> Case | None:
-    """The case whose samples draw what this one's must; None where it is not promised what they draw: in threads,
-    without workers, and of streams."""
-    if case.streams or (case.data != "pipeline" and (case.workers == 0 or case.kind == "thread")):
-        return None
-    keeps = {name: getattr(case, name) for name in ("data", "sampler", "stay", "epochs")}
-    return Case(**keeps, workers=1)
+def reference(case: Case) -> tuple[Case, Any] | None:
+    """A case, and the class of its loader, whose samples draw what this one's must; None where that is not promised: in
+    threads, of streams, and without workers but where PyTorch's loader draws the same."""
+    if case.data == "pipeline" or (case.workers > 0 and case.kind == "process" and not case.streams):
+        keeps = {name: getattr(case, name) for name in ("data", "sampler", "stay", "epochs")}
+        return Case(**keeps, workers=1), minato_gpu.DataLoader
+    if case.workers == 0 and not case.streams and case.fault == case.interruption == "none":
+        return dataclasses.replace(case, stay="an epoch"), torch.utils.data.DataLoader
+    return None
 
 
 def draws(case: Case, outcome: Outcome) -> Drawn:
@@ -270,11 +273,16 @@ def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterat
     every = [part.stats for part in parts if part.stats]
     if not every or parts[-1].step.then == "leave" or case.ends_early:
         return
-    bad = sum(batch.count(BAD) for batch in order)
+    flat = [key for batch in order for key in batch]
+    bad = flat.count(BAD)
+    positions = [failure["position"] for each in every for failure in each["failures"]]
+    yield from _same("keys at the positions of failures", [flat[at] for at in positions], [BAD] * len(positions))
     if case.fault != "raise":
         yield from _same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
     if not case.streams and case.sampler != "batches":
         yield from _same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
+    if case.cache == "memory" and case.stay == "an epoch" and case.fault == case.interruption == "none":
+        yield from _same("failed reads, and reads by workers", [(each["reads"]["failed"], each["reads"]["by_workers"]) for each in every], [(0, 0)])
     if case.interruption == "none" and case.fault == "killed twice":
         died = [(each["workers"]["died"], each["workers"]["replaced"]) for each in every]
         yield from _same("workers that died and were replaced", died, [(2 * bad, 2 * bad)])

@@ -11,27 +11,41 @@ from typing import Any
 import pytest
 import torch.utils.data
 
-from tests.contracts.cases import Case, table
+import minato_gpu
+from tests.contracts.cases import Case, promised_by_pytorch, table
 from tests.contracts.material import written
-from tests.contracts.oracle import Drawn, differences, draws, plainest
-from tests.contracts.run import run
+from tests.contracts.oracle import Drawn, differences, draws, reference
+from tests.contracts.run import Outcome, run
 
 
-@functools.cache
-def _drawn(plain: Case) -> Drawn:
-    """What samples draw in the plainest run."""
-    with tempfile.TemporaryDirectory() as folder:
-        return draws(plain, run(plain, _filled(Path(folder))))
-
-
-def _filled(folder: Path) -> Path:
-    (folder / "files").mkdir()
-    written(folder / "files")
-    return folder
+_PYTORCH = torch.utils.data.DataLoader
 
 
 @pytest.mark.parametrize("case", table(), ids=str)
 def test_this_loader(case: Case, tmp_path: Path) -> None:
-    plain = plainest(case)
-    found = differences(case, run(case, _filled(tmp_path)), None if plain is None else _drawn(plain))
+    by = reference(case)
+    _check(case, differences(case, _run(case, tmp_path, minato_gpu.DataLoader), None if by is None else _drawn(*by)))
+
+
+@pytest.mark.parametrize("loader_class", [_PYTORCH], ids=["PyTorch's"])
+@pytest.mark.parametrize("case", table(1_500, promised_by_pytorch), ids=str)
+def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
+    """The oracle is not this loader's own."""
+    _check(case, differences(case, _run(case, tmp_path, loader_class)))
+
+
+def _run(case: Case, folder: Path, loader_class: Any) -> Outcome:
+    (folder / "files").mkdir()
+    written(folder / "files")
+    return run(case, folder, loader_class)
+
+
+@functools.cache
+def _drawn(case: Case, loader_class: Any) -> Drawn:
+    """What samples draw in the case that others are compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return draws(case, _run(case, Path(folder), loader_class))
+
+
+def _check(case: Case, found: list[str]) -> None:
     assert not found, f"{case}\n" + "\n".join(found)
