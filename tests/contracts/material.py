@@ -1,4 +1,4 @@
-"""Data sets and samplers of the cases, and how the samples of a batch are read: key, content, and what was drawn.
+"""Data sets of the cases.
 
 A fault that is to strike once strikes once, whichever worker it strikes: its count is in memory that all share.
 """
@@ -7,82 +7,25 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
-import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from minato_gpu import Field, Pipeline, Source, Stage, read_bytes
-from minato_gpu.pipeline import TorchFunction
-from tests.contracts.cases import BAD, LISTED, SAMPLES, STREAM_OF, STREAMS, Case
+from minato_gpu import Source, read_bytes
+from tests.contracts.cases import BAD, SAMPLES, STREAM_OF, STREAMS, Case
+from tests.contracts.kinds import KINDS, Sample, file_of, file_sample, of_stream
 
-SEED = 11
 BROKEN = f"sample {BAD} is broken"
 _TIMES = {"none": 0, "retry": 1, "killed once": 1}
+_SLOW = 200_000  # steps of work, some milliseconds: what other samples overtake
 _FORK = multiprocessing.get_context("fork")
-_X = Field(np.float32, (5,))
-
-
-class Sample(NamedTuple):
-    """One sample that came. ``content`` follows from the key; ``drawn``: numbers from random generators."""
-
-    key: int
-    content: Any
-    drawn: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Item:
-    """A sample that is an object of a user's own class."""
-
-    key: int
-    name: str
-    drawn: float
-
-
-def _global_draws() -> list[float]:
-    return [random.random(), float(np.random.random_sample()), float(torch.rand((), dtype=torch.float64))]
-
-
-def _numbers(key: int) -> Any:
-    return torch.tensor([key, key * key, *_global_draws()], dtype=torch.float64)
-
-
-def _mapping(key: int) -> Any:
-    return {"key": key, "name": f"n{key}", "rest": (np.full((2, 3), key, np.float32), _global_draws())}
-
-
-def _ragged(key: int) -> Any:
-    return key, torch.full((1 + key % 5,), key), _global_draws()
-
-
-def _objects(key: int) -> Any:
-    return Item(key, f"n{key}", float(torch.randn(())))
-
-
-def _fields(key: int) -> Any:
-    return {"n": key}
-
-
-MAKE: dict[str, Callable[[int], Any]] = {
-    "numbers": _numbers,
-    "many at once": _numbers,
-    "mapping": _mapping,
-    "ragged": _ragged,
-    "objects": _objects,
-    "pipeline": _fields,
-}
 
 
 class Data:
-    """Sample ``key`` is ``MAKE[case.data](key)``, but that of BAD, to which the case's fault happens."""
+    """Sample ``key`` is the one that its kind makes, but that of BAD, to which the case's fault happens."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -92,6 +35,7 @@ class Data:
         return SAMPLES
 
     def __getitem__(self, key: Any) -> Any:
+        assert sum(range(_SLOW if int(key) % 7 == 3 else 100)) > 0
         if int(key) == BAD and self.left.value:
             self.left.value -= 1
             if self.case.fault.startswith("killed"):
@@ -101,7 +45,7 @@ class Data:
 
     def make(self, key: int) -> Any:
         """The sample where nothing happens to it."""
-        return MAKE[self.case.data](key)
+        return KINDS[self.case.data].make(key)
 
 
 class ManyAtOnce(Data):
@@ -122,13 +66,7 @@ class Files(Data):
         return Source(str(self.folder / f"{int(key)}.bin"))
 
     def make(self, key: int) -> Any:
-        data = bytes(read_bytes(self.source(key)).data)
-        return {"key": key, "sum": zlib.crc32(data), "drawn": _global_draws()}
-
-
-def file_of(key: int) -> bytes:
-    """What the file of a sample holds."""
-    return f"file {key} ".encode() * (100 + key)
+        return file_sample(key, bytes(read_bytes(self.source(key)).data))
 
 
 def written(folder: Path) -> Path:
@@ -200,8 +138,7 @@ def _worker() -> int:
 
 
 def _of_stream(worker: int, number: int) -> Any:
-    key = worker * STREAM_OF + number
-    return torch.tensor([key, key * key], dtype=torch.float64)
+    return of_stream(worker * STREAM_OF + number)
 
 
 def data_of(case: Case, folder: Path) -> Any:
@@ -214,92 +151,9 @@ def data_of(case: Case, folder: Path) -> Any:
     return ManyAtOnce(case) if case.data == "many at once" else Data(case)
 
 
-class Stateful:
-    """A sampler with a state: each epoch has an order of its own, in which keys come again."""
-
-    def __init__(self) -> None:
-        self.epoch = self.at = 0
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __iter__(self) -> Iterator[int]:
-        order = random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)
-        while self.at < len(order):
-            self.at += 1
-            yield order[self.at - 1]
-        self.epoch, self.at = self.epoch + 1, 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.at = state["epoch"], state["at"]
-
-
-class Listed:
-    """A sampler of which nothing is known but what it yields."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from LISTED
-
-    def __len__(self) -> int:
-        return len(LISTED)
-
-
-def batches() -> list[list[int]]:
-    """Batches of a user's own."""
-    order = list(LISTED)
-    return [order[start : start + 1 + start % 4] for start in range(0, len(order) - 4, 3)]
-
-
-def sampler_of(case: Case, rank: int) -> dict[str, Any]:
-    """The arguments that say where the order comes from."""
-    drawn = torch.Generator().manual_seed(SEED + 1)
-    keys = range(SAMPLES)
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "none": dict,
-        "sequential": dict,
-        "shuffle=True": lambda: {"shuffle": True},
-        "shuffled": lambda: {"sampler": RandomSampler(keys, generator=drawn)},
-        "repeats": lambda: {"sampler": RandomSampler(keys, replacement=True, generator=drawn)},
-        "stateful": lambda: {"sampler": Stateful()},
-        "listed": lambda: {"sampler": Listed()},
-        "batches": lambda: {"batch_sampler": batches()},
-        "distributed": lambda: {"sampler": DistributedSampler(keys, case.ranks, rank, seed=SEED)},
-    }
-    return makers[case.sampler]()
-
-
-def _read(fields: Any, params: Any) -> Any:
-    return {"x": np.full(5, fields["n"], np.float32), "label": fields["n"]}
-
-
-def _draw(rng: np.random.Generator, meta: Any) -> Any:
-    return {"shift": rng.random(dtype=np.float32)}
-
-
-def _shift(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] + params["shift"]}
-
-
-def _shift_on_device(fields: Any, params: Any) -> Any:
-    return {"x": fields["x"] + torch.tensor(params["shift"])}
-
-
-PIPELINE = Pipeline(
-    (
-        Stage("read", ("n",), {"x": _X, "label": Field(np.int64)}, cpu=_read),
-        Stage("shift", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
-        Stage("again", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
-    ),
-    outputs=("x", "label"),
-)
-
-
 def collate_of(case: Case) -> Any:
     """The case's ``collate_fn``: None for PyTorch's."""
-    return _as_it_is if case.data in ("ragged", "objects") else None
+    return None if KINDS[case.data].joins else _as_it_is
 
 
 def _as_it_is(samples: Any) -> Any:
@@ -308,38 +162,7 @@ def _as_it_is(samples: Any) -> Any:
 
 def samples_of(case: Case, batch: Any) -> tuple[Sample, ...]:
     """The samples of a batch; without batches, of one sample."""
-    if case.data in ("ragged", "objects"):
-        return tuple(map(_read_back, [batch] if case.batch is None else batch))
+    kind = KINDS[case.data]
     if case.batch is None:
-        batch = default_collate([batch])
-    if case.streams or case.data in ("numbers", "many at once"):
-        return tuple(Sample(int(row[0]), row[1], tuple(row[2:])) for row in batch.tolist())
-    if case.data == "pipeline":
-        assert all((x == x[0]).all() for x in batch["x"])
-        return tuple(Sample(n, None, (x,)) for n, x in zip(batch["label"].tolist(), batch["x"][:, 0].tolist(), strict=True))
-    if case.data == "files":
-        columns = batch["key"].tolist(), batch["sum"].tolist(), zip(*(each.tolist() for each in batch["drawn"]), strict=True)
-        return tuple(Sample(*row) for row in zip(*columns, strict=True))
-    arrays, drawn = batch["rest"]
-    rows = zip(batch["key"].tolist(), batch["name"], arrays.tolist(), zip(*map(torch.Tensor.tolist, drawn)), strict=True)
-    return tuple(Sample(key, (name, str(array)), each) for key, name, array, each in rows)
-
-
-def _read_back(sample: Any) -> Sample:
-    if isinstance(sample, Item):
-        return Sample(sample.key, sample.name, (sample.drawn,))
-    key, tensor, drawn = sample
-    return Sample(key, tuple(tensor.tolist()), tuple(drawn))
-
-
-def content_of(case: Case, key: int) -> Any:
-    """The content that the sample of a key must have."""
-    if case.streams or case.data in ("numbers", "many at once"):
-        return float(key * key)
-    return {
-        "mapping": (f"n{key}", str([[float(key)] * 3] * 2)),
-        "ragged": (key,) * (1 + key % 5),
-        "objects": f"n{key}",
-        "pipeline": None,
-        "files": zlib.crc32(file_of(key)),
-    }[case.data]
+        batch = default_collate([batch]) if kind.joins else [batch]
+    return tuple(kind.read(batch))

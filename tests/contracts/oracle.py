@@ -9,19 +9,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.utils.data
-from torch.utils.data import RandomSampler
 
 import minato_gpu
-from tests.contracts.cases import BAD, SAMPLES, STREAM_OF, STREAMS, Case, elsewhere, steps
-from tests.contracts.material import BROKEN, SEED, content_of, sampler_of
-from tests.contracts.run import Batch, Outcome, Part
+from tests.contracts.cases import BAD, STREAM_OF, STREAMS, Case, elsewhere
+from tests.contracts.kinds import KINDS
+from tests.contracts.material import BROKEN
+from tests.contracts.orders import Keys, orders
+from tests.contracts.run import Outcome, Part
 
-Keys = list[int]
 Drawn = dict[tuple[int, int], list[tuple[float, ...]]]  # by epoch and key: in the order of its occurrences
 
 
@@ -29,8 +28,7 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     """What is not as it must be. ``drawn``: what samples draw, where that is promised."""
     found = [f"it warned: {warning}" for warning in outcome.warnings]
     for rank in range(case.ranks):
-        orders = _orders(case, rank)
-        for epoch, order in enumerate(orders):
+        for epoch, order in enumerate(orders(case, rank)):
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
             if case.ranks > 1 and case.interruption == "elsewhere":
                 continue  # see _shared
@@ -39,7 +37,8 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     if case.ranks > 1 and case.interruption == "elsewhere":
         found += _shared(case, outcome)
     for part in outcome.parts:
-        found += [f"{part.step} of rank {part.rank}: {words}" for words in (*_content(case, part), *_counts(case, part))]
+        wrong = (*_content(case, part), *_counts(case, part))
+        found += [f"{part.step} of rank {part.rank}: {words}" for words in wrong]
     found += _drawn(case, outcome, drawn) if drawn is not None else []
     if case.fault == "handler":
         failed = sum(part.stats["samples_failed"] for part in outcome.parts)
@@ -53,49 +52,13 @@ def _same(what: str, got: Any, due: Any) -> Iterator[str]:
         yield f"{what}: {got}, should be {due}"
 
 
-# --- the order ---------------------------------------------------------------------------------------------
-
-
-def _orders(case: Case, rank: int) -> list[list[Keys]]:
-    """The batches of each epoch, as keys, if nothing happens and nothing is overtaken."""
-    if case.streams:
-        return [_of_streams(case)] * case.epochs
-    generator = torch.Generator().manual_seed(SEED)
-    arguments = sampler_of(case, rank)
-    sampler = arguments.get("sampler") or arguments.get("batch_sampler") or range(SAMPLES)
-    found = []
-    for epoch in range(case.epochs):
-        if case.stay != "persistent" or epoch == 0:
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the epoch's seed
-        if case.sampler == "shuffle=True":
-            sampler = RandomSampler(range(SAMPLES), generator=generator)
-        if case.sampler == "distributed":
-            sampler.set_epoch(epoch)
-        keys: list[Any] = list(sampler)
-        found.append(keys if case.sampler == "batches" else _batched(case, keys))
-    return found
-
-
-def _batched(case: Case, keys: Keys) -> list[Keys]:
-    size = case.batch or 1
-    batches = [keys[at : at + size] for at in range(0, len(keys), size)]
-    return [batch for batch in batches if len(batch) == size or not case.drop_last]
-
-
-def _of_streams(case: Case) -> list[Keys]:
-    """A batch of each worker's stream in turn."""
-    workers = range(max(1, case.workers))
-    each = [_batched(case, [worker * STREAM_OF + n for n in range(STREAMS[worker])]) for worker in workers]
-    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
-
-
 # --- what came of an epoch ---------------------------------------------------------------------------------
 
 
 def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     """The keys and errors of all parts of an epoch, against its order."""
     got = [keys for part in parts for keys in _keys(part)]
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         if before.got and isinstance(before.got[-1], Exception):  # is tried again: the consumer had not gone on
             yield from _same("what came again", _keys(after)[:1], [_ERROR])
             got.remove(_ERROR)
@@ -193,14 +156,13 @@ def _lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
 
 def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
     """All ranks together, before and after another number of them."""
-    orders = _orders(elsewhere(case), 0)
-    for epoch, order in enumerate(orders):
+    for epoch, order in enumerate(orders(elsewhere(case), 0)):
         parts = [part for part in outcome.parts if part.step.epoch == epoch]
         got = Counter(sample.key for part in parts for batch in part.batches for sample in batch)
         due = Counter(key for batch in order for key in batch)
         bad = {BAD} if case.fault == "raise" else set()
         if not case.drop_last and not bad:
-            yield from _same(f"samples of epoch {epoch} on all ranks, beyond and below", (got - due, due - got), ({}, {}))
+            yield from _same(f"samples of epoch {epoch} on all ranks", sorted(got.elements()), sorted(due.elements()))
 
 
 # --- what the samples are ----------------------------------------------------------------------------------
@@ -209,7 +171,7 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
 def _content(case: Case, part: Part) -> Iterator[str]:
     for batch in part.batches:
         for sample in batch:
-            yield from _same(f"content of sample {sample.key}", sample.content, content_of(case, sample.key))
+            yield from _same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
 
 
 def reference(case: Case) -> tuple[Case, Any] | None:
@@ -282,7 +244,7 @@ def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterat
     if not case.streams and case.sampler != "batches":
         yield from _same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
     if case.cache == "memory" and case.stay == "an epoch" and case.fault == case.interruption == "none":
-        yield from _same("failed reads, and reads by workers", [(each["reads"]["failed"], each["reads"]["by_workers"]) for each in every], [(0, 0)])
+        yield from _same("failed reads", [each["reads"]["failed"] for each in every], [0])
     if case.interruption == "none" and case.fault == "killed twice":
         died = [(each["workers"]["died"], each["workers"]["replaced"]) for each in every]
         yield from _same("workers that died and were replaced", died, [(2 * bad, 2 * bad)])

@@ -17,15 +17,9 @@ import torch.utils.data
 
 import minato_gpu
 from tests.contracts.cases import Case, Step, elsewhere, steps
-from tests.contracts.material import (
-    PIPELINE,
-    SEED,
-    Sample,
-    collate_of,
-    data_of,
-    sampler_of,
-    samples_of,
-)
+from tests.contracts.kinds import PIPELINE, Sample
+from tests.contracts.material import collate_of, data_of, samples_of
+from tests.contracts.orders import SEED, sampler_of
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
 _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
@@ -89,7 +83,8 @@ def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: O
     """Other loaders, which go on from where these are; these are dropped."""
     states = [_stored(loader.state_dict()) for loader in loaders]
     loaders.clear()
-    fresh = _loaders(elsewhere(case), data_of(case, folder / "files") if case.streams else data, folder, outcome, loader_class)
+    data = data_of(case, folder / "files") if case.streams else data  # a stream that is taken up begins where it does
+    fresh = _loaders(elsewhere(case), data, folder, outcome, loader_class)
     for loader in fresh:
         loader.load_state_dict(states[0] if case.ranks == 1 else _stored(minato_gpu.merge_state_dicts(states)))
     return fresh

@@ -17,7 +17,6 @@ from tests.contracts.material import written
 from tests.contracts.oracle import Drawn, differences, draws, reference
 from tests.contracts.run import Outcome, run
 
-
 _PYTORCH = torch.utils.data.DataLoader
 
 
