@@ -179,6 +179,17 @@ RULES: tuple[Rule, ...] = (
 )
 _ENDING = ("too many", "killed")
 
+ROOTS: dict[Case, str] = {
+    Case(): "",
+    Case(data="stream", sampler="none"): "sampler",
+    Case(fault="too many", epochs=1): "fault",
+    Case(fault="killed", epochs=1): "fault",
+    Case(sampler="batches"): "sampler",
+    Case(sampler="distributed", ranks=2): "ranks",
+    Case(workers=0): "workers",
+}
+"""Legal cases of every sort, and the factor that makes each of them a sort."""
+
 KNOWN: tuple[Case, ...] = ()
 """Counter-examples of the past, each with a word on what went wrong."""
 
@@ -196,21 +207,24 @@ def promised_by_pytorch(case: Case) -> bool:
 
 
 @functools.cache
-def table(walk: int = 6_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
-    """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have.
+def table(walk: int = 8_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
+    """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have, which
+    are 98 of 100 of the legal ones (``test_table``).
     ``where``: only such.
 
     Few combinations are legal, so cases are not drawn but changed: a step changes up to three factors of one that is.
+    Walks begin at the ``ROOTS``, and each leaves one factor as it is there.
     """
     rng = random.Random(seed)
-    found = {Case(): None, Case(data="stream", sampler="none"): None}
-    at = list(found)
-    for step in range(walk):
-        names = rng.sample(sorted(VALUES), rng.randint(1, 3))
-        case = dataclasses.replace(at[step % 2], **{name: rng.choice(VALUES[name]) for name in names})
-        if case.streams == at[step % 2].streams and legal(case) and where(case):
-            at[step % 2] = case
-            found[case] = None
+    found: dict[Case, None] = {}
+    for root, pinned in ROOTS.items():
+        case = root
+        for _ in range(walk // len(ROOTS)):
+            if where(case):
+                found[case] = None
+            names = rng.sample([name for name in VALUES if name != pinned], rng.randint(1, 3))
+            changed = dataclasses.replace(case, **{name: rng.choice(VALUES[name]) for name in names})
+            case = changed if legal(changed) and (where(changed) or not where(case)) else case
     cases = list(found)
     chosen = pairwise([vars(case) for case in cases])
     return (*(cases[number] for number in chosen), *filter(where, KNOWN))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import Case, promised_by_pytorch, table
+from tests.contracts.cases import VALUES, Case, promised_by_pytorch, table
 from tests.contracts.material import written
 from tests.contracts.oracle import Drawn, differences, draws, reference
 from tests.contracts.run import Outcome, run
@@ -31,6 +33,18 @@ def test_this_loader(case: Case, tmp_path: Path) -> None:
 def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
     """The oracle is not this loader's own."""
     _check(case, differences(case, _run(case, tmp_path, loader_class)))
+
+
+def test_nearly_every_pair_of_values_occurs() -> None:
+    """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
+    tried, longer = _pairs(table()), _pairs(table(4 * 8_000))
+    assert len(tried & longer) > 0.97 * len(longer)
+    assert {value for pair in tried for value in pair} == {(name, each) for name in VALUES for each in VALUES[name]}
+    assert all(eval(str(case)) == case for case in table())
+
+
+def _pairs(cases: Sequence[Case]) -> set[Any]:
+    return {pair for case in cases for pair in combinations(vars(case).items(), 2)}
 
 
 def _run(case: Case, folder: Path, loader_class: Any) -> Outcome:
