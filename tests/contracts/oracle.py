@@ -15,7 +15,7 @@ from typing import Any
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import BAD, STREAM_OF, STREAMS, Case, elsewhere
+from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewhere, steps
 from tests.contracts.kinds import KINDS
 from tests.contracts.material import BROKEN
 from tests.contracts.orders import Keys, orders
@@ -30,8 +30,8 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     for rank in range(case.ranks):
         for epoch, order in enumerate(orders(case, rank)):
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
-            if case.ranks > 1 and case.interruption == "elsewhere":
-                continue  # see _shared
+            if not parts or (case.ranks > 1 and case.interruption == "elsewhere"):  # of these see _shared
+                continue
             wrong = (*_epoch(case, order, parts), *_counts_of_epoch(case, order, parts))
             found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
     if case.ranks > 1 and case.interruption == "elsewhere":
@@ -39,6 +39,8 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     for part in outcome.parts:
         wrong = (*_content(case, part), *_counts(case, part))
         found += [f"{part.step} of rank {part.rank}: {words}" for words in wrong]
+    if not (case.ends_early and outcome.parts[-1].errors):
+        found += _same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += _drawn(case, outcome, drawn) if drawn is not None else []
     if case.fault == "handler":
         failed = sum(part.stats["samples_failed"] for part in outcome.parts)
@@ -65,17 +67,18 @@ def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     for error in (error for part in parts for error in part.errors):
         yield from _error(case, error)
     due = _due(case, order)
-    whole = parts[-1].step.then != "leave" and not case.ends_early
-    if parts[-1].step.then == "leave":
-        yield from _same("how much came", len(got), parts[-1].step.take)
-    if case.ends_early and BAD in (key for batch in order for key in batch):
+    ended = case.ends_early and _ERROR in got
+    whole = parts[-1].step.then != "leave"
+    if whole and case.ends_early and _ERROR in due:
         yield from _same("how it ended", got[-1:], [_ERROR])
-    if case.lateness == 0:
-        if case.fault == "killed":  # at once, whatever lies ready
-            got = got[:-1]
-        yield from _same("batches", got, due if whole else due[: len(got)])
+    if not whole and not ended:
+        yield from _same("how much came", len(got), parts[-1].step.take)
+    if case.lateness > 0:
+        yield from _overtaken(case, order, due, got, whole=whole and not ended)
+    elif case.fault == "killed" and ended:  # at once, whatever lies ready
+        yield from _same("batches", got[:-1], due[: len(got) - 1])
     else:
-        yield from _overtaken(case, order, due, got, whole=whole)
+        yield from _same("batches", got, due if whole else due[: len(got)])
 
 
 _ERROR: Keys = [-1]  # in the place of a batch
@@ -89,10 +92,17 @@ def _due(case: Case, order: list[Keys]) -> list[Keys]:
     """The batches, if none is overtaken."""
     if not case.fails:
         return order
-    if case.fault == "raise" or case.ends_early:
-        return [_ERROR if BAD in batch else batch for batch in order]
-    good = [[key for key in batch if key != BAD] for batch in order]
-    return [batch for batch in good if batch]
+    found, failed = list[Keys](), 0
+    for batch in order:
+        good = [key for key in batch if key != BAD]
+        failed += len(batch) - len(good)
+        if good != batch and (case.fault in ("raise", "killed") or (case.fault == "too many" and failed > ALLOWED)):
+            found.append(_ERROR)
+            if case.ends_early:
+                break
+        elif good:
+            found.append(good)
+    return found
 
 
 def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], *, whole: bool) -> Iterator[str]:
@@ -223,7 +233,7 @@ def _counts(case: Case, part: Part) -> Iterator[str]:
         told = {name: failure[name] for name in ("epoch", "index", "lane", "error")}
         yield from _same("failure", told, {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "error": error})
     done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
-    if part.step.take is None and not case.ends_early and stats["samples_expected"] is not None:
+    if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
         yield from _same("samples delivered, failed and skipped", done, stats["samples_expected"])
     if case.fault == "none" == case.interruption:
         prepared = sum(lane["samples"] for lane in stats["lanes"].values())
@@ -233,7 +243,8 @@ def _counts(case: Case, part: Part) -> Iterator[str]:
 def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     """``stats()`` of the parts of an epoch, which come to its end."""
     every = [part.stats for part in parts if part.stats]
-    if not every or parts[-1].step.then == "leave" or case.ends_early:
+    ended = case.ends_early and parts[-1].errors
+    if not every or parts[-1].step.then == "leave" or ended:
         return
     flat = [key for batch in order for key in batch]
     bad = flat.count(BAD)

@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import Case, Step, elsewhere, steps
+from tests.contracts.cases import ALLOWED, Case, Step, elsewhere, steps
 from tests.contracts.kinds import PIPELINE, Sample
 from tests.contracts.material import collate_of, data_of, samples_of
 from tests.contracts.orders import SEED, sampler_of
@@ -67,6 +67,8 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
         for step in steps(case):
             parts = [_part(case, loader, step, rank) for rank, loader in enumerate(loaders)]
             outcome.parts += parts
+            if case.ends_early and any(part.errors for part in parts):
+                break
             if step.then == "save":
                 loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
     outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
@@ -130,7 +132,7 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     how = {"skip": "skip", "killed twice": "skip", "too many": "skip", "handler": handle, "retry": "retry"}
     more: dict[str, Any] = {"on_error": how.get(case.fault, "raise"), "worker_kind": case.kind}
     if case.fault == "too many":
-        more["max_failures"] = 0
+        more["max_failures"] = ALLOWED
     if case.replaces:
         more["on_worker_death"] = "replace"
     if case.lateness:
