@@ -40,7 +40,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stay": ("an epoch", "persistent", "epochs"),
     "lanes": ("cpu", "device", "both"),
     "cache": ("none", "memory", "disk"),
-    "fault": ("none", "raise", "skip", "handler", "retry", "too many", "killed once", "killed twice", "killed"),
+    "fault": (
+        *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
+        *("killed once", "killed twice", "killed"),
+    ),
     "interruption": ("none", "left", "begun", "saved", "saved twice", "elsewhere", "between"),
     "epochs": (2, 1, 3),
     "ranks": (1, 2),
@@ -86,6 +89,11 @@ class Case:
     def fails(self) -> bool:
         """Whether the sample of BAD is never had."""
         return self.fault not in ("none", "retry", "killed once")
+
+    @property
+    def raises(self) -> bool:
+        """Whether a batch with that sample is an error, after which others come."""
+        return self.fault in ("raise", "handler raises")
 
     @property
     def ends_early(self) -> bool:
@@ -159,7 +167,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "A rank whose batch has lost all its samples repeats one: not in this table yet.",
-        lambda c: c.sampler == "distributed" and c.fails and c.fault not in ("raise", "killed"),
+        lambda c: c.sampler == "distributed" and c.fails and c.fault not in ("raise", "handler raises", "killed"),
     ),
     (
         "A worker that dies ends the run, and nobody knows how many batches before it was due.",
@@ -175,7 +183,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "A batch that raises takes others along: out of order nobody knows which.",
-        lambda c: c.fault == "raise" and c.lateness > 0 and c.interruption != "none",
+        lambda c: c.raises and c.lateness > 0 and c.interruption != "none",
     ),
 )
 

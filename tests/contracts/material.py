@@ -143,7 +143,11 @@ def _of_stream(worker: int, number: int) -> Any:
 
 def data_of(case: Case, folder: Path) -> Any:
     """The case's data set."""
-    streams = {"stream": Stream, "stateful stream": StatefulStream, "stateful iterator": StatefulIterator}
+    streams: dict[str, Any] = {
+        "stream": Stream,
+        "stateful stream": StatefulStream,
+        "stateful iterator": StatefulIterator,
+    }
     if case.streams:
         return streams[case.data]()
     if case.data == "files":

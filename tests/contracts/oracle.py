@@ -19,7 +19,7 @@ from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewh
 from tests.contracts.kinds import KINDS
 from tests.contracts.material import BROKEN
 from tests.contracts.orders import Keys, orders
-from tests.contracts.run import Outcome, Part
+from tests.contracts.run import Outcome, Part, Raised
 
 Drawn = dict[tuple[int, int], list[tuple[float, ...]]]  # by epoch and key: in the order of its occurrences
 
@@ -42,7 +42,7 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     if not (case.ends_early and outcome.parts[-1].errors):
         found += _same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += _drawn(case, outcome, drawn) if drawn is not None else []
-    if case.fault == "handler":
+    if case.fault.startswith("handler"):
         failed = sum(part.stats["samples_failed"] for part in outcome.parts)
         told = [(bad.index, bad.error, BROKEN in bad.traceback) for bad in outcome.asked]
         found += _same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
@@ -61,7 +61,7 @@ def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     """The keys and errors of all parts of an epoch, against its order."""
     got = [keys for part in parts for keys in _keys(part)]
     for before, after in pairwise(parts):
-        if before.got and isinstance(before.got[-1], Exception):  # is tried again: the consumer had not gone on
+        if before.got and isinstance(before.got[-1], Raised):  # is tried again: the consumer had not gone on
             yield from _same("what came again", _keys(after)[:1], [_ERROR])
             got.remove(_ERROR)
     for error in (error for part in parts for error in part.errors):
@@ -85,7 +85,7 @@ _ERROR: Keys = [-1]  # in the place of a batch
 
 
 def _keys(part: Part) -> list[Keys]:
-    return [_ERROR if isinstance(each, Exception) else [sample.key for sample in each] for each in part.got]
+    return [_ERROR if isinstance(each, Raised) else [sample.key for sample in each] for each in part.got]
 
 
 def _due(case: Case, order: list[Keys]) -> list[Keys]:
@@ -96,7 +96,7 @@ def _due(case: Case, order: list[Keys]) -> list[Keys]:
     for batch in order:
         good = [key for key in batch if key != BAD]
         failed += len(batch) - len(good)
-        if good != batch and (case.fault in ("raise", "killed") or (case.fault == "too many" and failed > ALLOWED)):
+        if good != batch and (case.raises or case.fault == "killed" or (case.fault == "too many" and failed > ALLOWED)):
             found.append(_ERROR)
             if case.ends_early:
                 break
@@ -130,16 +130,17 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
 
 _KINDS: dict[str, tuple[type[Exception], str]] = {
     "raise": (ValueError, BROKEN),
+    "handler raises": (ValueError, BROKEN),
     "too many": (minato_gpu.TooManyFailures, BROKEN),
     "killed": (RuntimeError, "DataLoader worker (pid"),
 }
 
 
-def _error(case: Case, error: Exception) -> Iterator[str]:
+def _error(case: Case, error: Raised) -> Iterator[str]:
     """It is of the due kind and names the sample, or the worker."""
     kind, text = _KINDS.get(case.fault, (None, ""))
-    if kind is None or not isinstance(error, kind) or text not in f"{error} {error.__cause__}":
-        yield f"raised {error!r}, should be {kind and kind.__name__} that says {text!r}"
+    if kind is None or not issubclass(error.kind, kind) or text not in error.text:
+        yield f"{error}, should be {kind and kind.__name__} that says {text!r}"
 
 
 def _each_in_order(got: list[Keys]) -> Iterator[str]:
@@ -170,7 +171,7 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
         parts = [part for part in outcome.parts if part.step.epoch == epoch]
         got = Counter(sample.key for part in parts for batch in part.batches for sample in batch)
         due = Counter(key for batch in order for key in batch)
-        bad = {BAD} if case.fault == "raise" else set()
+        bad = {BAD} if case.raises else set()
         if not case.drop_last and not bad:
             yield from _same(f"samples of epoch {epoch} on all ranks", sorted(got.elements()), sorted(due.elements()))
 
@@ -250,7 +251,7 @@ def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterat
     bad = flat.count(BAD)
     positions = [failure["position"] for each in every for failure in each["failures"]]
     yield from _same("keys at the positions of failures", [flat[at] for at in positions], [BAD] * len(positions))
-    if case.fault != "raise":
+    if not case.raises:
         yield from _same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
     if not case.streams and case.sampler != "batches":
         yield from _same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))

@@ -61,7 +61,7 @@ def batches() -> list[list[int]]:
 def sampler_of(case: Case, rank: int) -> dict[str, Any]:
     """The arguments that say where the order comes from."""
     drawn = torch.Generator().manual_seed(SEED + 1)
-    keys = range(SAMPLES)
+    keys: Any = range(SAMPLES)
     makers: dict[str, Callable[[], dict[str, Any]]] = {
         "none": dict,
         "sequential": dict,
@@ -82,7 +82,7 @@ def orders(case: Case, rank: int) -> list[list[Keys]]:
         return [_of_streams(case)] * case.epochs
     generator = torch.Generator().manual_seed(SEED)
     arguments = sampler_of(case, rank)
-    sampler = arguments.get("sampler") or arguments.get("batch_sampler") or range(SAMPLES)
+    sampler: Any = arguments.get("sampler") or arguments.get("batch_sampler") or range(SAMPLES)
     found = []
     for epoch in range(case.epochs):
         if case.stay != "persistent" or epoch == 0:

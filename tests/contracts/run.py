@@ -27,24 +27,32 @@ _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
 Batch = tuple[Sample, ...]
 
 
+@dataclass(frozen=True)
+class Raised:
+    """An error: its class, and what it and its cause say. Not the error, whose traceback keeps an iterator alive."""
+
+    kind: type[Exception]
+    text: str
+
+
 @dataclass
 class Part:
     """What one rank got of a step, batches and errors, and what ``stats()`` said then."""
 
     step: Step
     rank: int
-    got: list[Batch | Exception] = field(default_factory=list)
+    got: list[Batch | Raised] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
 
     @property
     def batches(self) -> list[Batch]:
         """What came of batches."""
-        return [each for each in self.got if not isinstance(each, Exception)]
+        return [each for each in self.got if not isinstance(each, Raised)]
 
     @property
-    def errors(self) -> list[Exception]:
+    def errors(self) -> list[Raised]:
         """What was raised."""
-        return [each for each in self.got if isinstance(each, Exception)]
+        return [each for each in self.got if isinstance(each, Raised)]
 
 
 @dataclass
@@ -127,9 +135,10 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
 
     def handle(bad: Any) -> str:
         outcome.asked.append(bad)
-        return "skip"
+        return "raise" if case.fault == "handler raises" else "skip"
 
-    how = {"skip": "skip", "killed twice": "skip", "too many": "skip", "handler": handle, "retry": "retry"}
+    how: dict[str, Any] = {"skip": "skip", "killed twice": "skip", "too many": "skip", "retry": "retry"}
+    how |= {"handler skips": handle, "handler raises": handle}
     more: dict[str, Any] = {"on_error": how.get(case.fault, "raise"), "worker_kind": case.kind}
     if case.fault == "too many":
         more["max_failures"] = ALLOWED
@@ -150,20 +159,25 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
 
 
 def _part(case: Case, loader: Any, step: Step, rank: int) -> Part:
-    """Take the step's batches."""
+    """Take the step's batches. Every other one is kept, and looked at when the others have come."""
     part = Part(step, rank)
     if case.sampler == "distributed":
         loader.sampler.set_epoch(step.epoch)
-    iterator = iter(loader)
+    iterator, held = iter(loader), dict[int, Any]()
     while len(part.got) != (_MOST if step.take is None else step.take):
         try:
-            part.got.append(samples_of(case, next(iterator)))
+            batch = next(iterator)
+            if len(part.got) % 2 == 0:
+                held[len(part.got)] = batch
+            part.got.append(samples_of(case, batch))
         except StopIteration:
             break
         except Exception as error:
-            part.got.append(error)
+            part.got.append(Raised(type(error), f"{error} {error.__cause__}"))
             if case.ends_early:
                 break
+    for number, batch in held.items():
+        part.got[number] = samples_of(case, batch)
     if isinstance(loader, minato_gpu.DataLoader):
         part.stats = loader.stats()
     return part
