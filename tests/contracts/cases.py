@@ -44,7 +44,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
         *("killed once", "killed twice", "killed"),
     ),
-    "interruption": ("none", "left", "begun", "saved", "saved twice", "elsewhere", "between"),
+    "interruption": ("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between"),
     "epochs": (2, 1, 3),
     "ranks": (1, 2),
 }
@@ -104,7 +104,7 @@ class Case:
 @dataclass(frozen=True)
 class Step:
     """A part of an epoch: ``take`` batches (None: all that are left), then "go on", "leave" the epoch, or "save" and
-    go on with another loader."""
+    go on with another loader; with "save ahead" the last batch counts as not delivered."""
 
     epoch: int
     take: int | None = None
@@ -119,6 +119,7 @@ def steps(case: Case) -> list[Step]:
         "begun": [Step(0, 0, "save"), Step(0)],
         "saved": [Step(0, 2, "save"), Step(0)],
         "saved twice": [Step(0, 1, "save"), Step(0, 2, "save"), Step(0)],
+        "ahead": [Step(0, 3, "save ahead"), Step(0)],
         "elsewhere": [Step(0, 2, "save"), Step(0)],
         "between": [Step(0, None, "save")],
     }[case.interruption]
@@ -180,6 +181,10 @@ RULES: tuple[Rule, ...] = (
     (
         "How far a state or a generator has moved in an epoch that is left depends on how far it was read ahead.",
         lambda c: c.sampler in ("stateful", "shuffled", "shuffle=True") and c.interruption == "left",
+    ),
+    (
+        "What failed in a batch that counts as not delivered is counted twice.",
+        lambda c: c.interruption == "ahead" and c.fails,
     ),
     (
         "A batch that raises takes others along: out of order nobody knows which.",

@@ -222,8 +222,9 @@ def _counts(case: Case, part: Part) -> Iterator[str]:
     stats = part.stats
     if not stats:
         return
-    yield from _same("samples_delivered", stats["samples_delivered"], sum(map(len, part.batches)))
-    yield from _same("batches_delivered", stats["batches_delivered"], len(part.batches))
+    batches = [*part.batches, *(batch for batch in part.undone if not isinstance(batch, Raised))]
+    yield from _same("samples_delivered", stats["samples_delivered"], sum(map(len, batches)))
+    yield from _same("batches_delivered", stats["batches_delivered"], len(batches))
     yield from _same("samples_padded", stats["samples_padded"], 0)
     if not case.replaces:
         yield from _same("samples_repeated", stats["samples_repeated"], 0)

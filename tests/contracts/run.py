@@ -37,12 +37,14 @@ class Raised:
 
 @dataclass
 class Part:
-    """What one rank got of a step, batches and errors, and what ``stats()`` said then."""
+    """What one rank got of a step, batches and errors, and what ``stats()`` said then. ``undone``: a batch after these
+    that counts as not delivered."""
 
     step: Step
     rank: int
     got: list[Batch | Raised] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    undone: list[Batch | Raised] = field(default_factory=list)
 
     @property
     def batches(self) -> list[Batch]:
@@ -77,7 +79,7 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
             outcome.parts += parts
             if case.ends_early and any(part.errors for part in parts):
                 break
-            if step.then == "save":
+            if step.then.startswith("save"):
                 loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
     outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
     return outcome
@@ -91,7 +93,8 @@ def _seed() -> None:
 
 def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
     """Other loaders, which go on from where these are; these are dropped."""
-    states = [_stored(loader.state_dict()) for loader in loaders]
+    ahead = {"ahead": 1} if case.interruption == "ahead" else {}
+    states = [_stored(loader.state_dict(**ahead)) for loader in loaders]
     loaders.clear()
     data = data_of(case, folder / "files") if case.streams else data  # a stream that is taken up begins where it does
     fresh = _loaders(elsewhere(case), data, folder, outcome, loader_class)
@@ -178,6 +181,8 @@ def _part(case: Case, loader: Any, step: Step, rank: int) -> Part:
                 break
     for number, batch in held.items():
         part.got[number] = samples_of(case, batch)
+    if step.then == "save ahead":
+        part.undone.append(part.got.pop())
     if isinstance(loader, minato_gpu.DataLoader):
         part.stats = loader.stats()
     return part
