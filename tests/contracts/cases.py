@@ -213,8 +213,9 @@ def legal(case: Case) -> bool:
 
 
 def promised_by_pytorch(case: Case) -> bool:
-    """Whether PyTorch's own loader promises the same, but for what samples draw."""
-    happens = case.fault in ("none", "raise", "killed") and case.interruption in ("none", "left")
+    """Whether PyTorch's own loader promises the same, but for what samples draw. (Of a worker that was killed it tells
+    by a RuntimeError, or by what reading from it raises.)"""
+    happens = case.fault in ("none", "raise") and case.interruption in ("none", "left")
     theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs"
     return happens and theirs and case.data != "pipeline" and case.cache == "none"
 

@@ -43,7 +43,7 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
         found += _same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += _drawn(case, outcome, drawn) if drawn is not None else []
     if case.fault.startswith("handler"):
-        failed = sum(part.stats["samples_failed"] for part in outcome.parts)
+        failed = sum(len(part.errors) if case.raises else part.stats["samples_failed"] for part in outcome.parts)
         told = [(bad.index, bad.error, BROKEN in bad.traceback) for bad in outcome.asked]
         found += _same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
     return found
