@@ -16,6 +16,7 @@ import torch.utils.data
 
 import minato_gpu
 from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewhere, steps
+from tests.contracts.counts import counts_of_epoch, counts_of_part, same
 from tests.contracts.kinds import KINDS
 from tests.contracts.material import BROKEN
 from tests.contracts.orders import Keys, orders
@@ -32,26 +33,21 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
             if not parts or (case.ranks > 1 and case.interruption == "elsewhere"):  # of these see _shared
                 continue
-            wrong = (*_epoch(case, order, parts), *_counts_of_epoch(case, order, parts))
+            wrong = (*_epoch(case, order, parts), *counts_of_epoch(case, order, parts))
             found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
     if case.ranks > 1 and case.interruption == "elsewhere":
         found += _shared(case, outcome)
     for part in outcome.parts:
-        wrong = (*_content(case, part), *_counts(case, part))
+        wrong = (*_content(case, part), *counts_of_part(case, part))
         found += [f"{part.step} of rank {part.rank}: {words}" for words in wrong]
     if not (case.ends_early and outcome.parts[-1].errors):
-        found += _same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
+        found += same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += _drawn(case, outcome, drawn) if drawn is not None else []
     if case.fault.startswith("handler"):
         failed = sum(len(part.errors) if case.raises else part.stats["samples_failed"] for part in outcome.parts)
         told = [(bad.index, bad.error, BROKEN in bad.traceback) for bad in outcome.asked]
-        found += _same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
+        found += same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
     return found
-
-
-def _same(what: str, got: Any, due: Any) -> Iterator[str]:
-    if got != due:
-        yield f"{what}: {got}, should be {due}"
 
 
 # --- what came of an epoch ---------------------------------------------------------------------------------
@@ -62,7 +58,7 @@ def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     got = [keys for part in parts for keys in _keys(part)]
     for before, after in pairwise(parts):
         if before.got and isinstance(before.got[-1], Raised):  # is tried again: the consumer had not gone on
-            yield from _same("what came again", _keys(after)[:1], [_ERROR])
+            yield from same("what came again", _keys(after)[:1], [_ERROR])
             got.remove(_ERROR)
     for error in (error for part in parts for error in part.errors):
         yield from _error(case, error)
@@ -70,15 +66,15 @@ def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     ended = case.ends_early and _ERROR in got
     whole = parts[-1].step.then != "leave"
     if whole and case.ends_early and _ERROR in due:
-        yield from _same("how it ended", got[-1:], [_ERROR])
+        yield from same("how it ended", got[-1:], [_ERROR])
     if not whole and not ended:
-        yield from _same("how much came", len(got), parts[-1].step.take)
+        yield from same("how much came", len(got), parts[-1].step.take)
     if case.lateness > 0:
         yield from _overtaken(case, order, due, got, whole=whole and not ended)
     elif case.fault == "killed" and ended:  # at once, whatever lies ready
-        yield from _same("batches", got[:-1], due[: len(got) - 1])
+        yield from same("batches", got[:-1], due[: len(got) - 1])
     else:
-        yield from _same("batches", got, due if whole else due[: len(got)])
+        yield from same("batches", got, due if whole else due[: len(got)])
 
 
 _ERROR: Keys = [-1]  # in the place of a batch
@@ -117,11 +113,11 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
     if whole:
         if missing.total() > errors * max(map(len, order)):
             yield f"missing: {sorted(missing.elements())}"
-        yield from _same("number of batches", len(got) + errors, len(due))
+        yield from same("number of batches", len(got) + errors, len(due))
     if whole and not case.fails:
-        yield from _same("sizes of batches", sorted(map(len, got)), sorted(map(len, order)))
+        yield from same("sizes of batches", sorted(map(len, got)), sorted(map(len, order)))
     if whole and not errors and case.sampler == "batches":
-        yield from _same("batches", sorted(got), sorted(due))
+        yield from same("batches", sorted(got), sorted(due))
     if case.streams:
         yield from _each_in_order(got)
     elif case.interruption == "none" and not case.fails:
@@ -146,10 +142,10 @@ def _error(case: Case, error: Raised) -> Iterator[str]:
 def _each_in_order(got: list[Keys]) -> Iterator[str]:
     """Batches do not mix streams, and each stream is in its own order."""
     for batch in got:
-        yield from _same(f"streams of the batch {batch}", len({key // STREAM_OF for key in batch}), 1)
+        yield from same(f"streams of the batch {batch}", len({key // STREAM_OF for key in batch}), 1)
     for worker in range(len(STREAMS)):
         keys = [key for batch in got for key in batch if key // STREAM_OF == worker]
-        yield from _same(f"order of stream {worker}", keys, sorted(keys))
+        yield from same(f"order of stream {worker}", keys, sorted(keys))
 
 
 def _lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
@@ -173,7 +169,7 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
         due = Counter(key for batch in order for key in batch)
         bad = {BAD} if case.raises else set()
         if not case.drop_last and not bad:
-            yield from _same(f"samples of epoch {epoch} on all ranks", sorted(got.elements()), sorted(due.elements()))
+            yield from same(f"samples of epoch {epoch} on all ranks", sorted(got.elements()), sorted(due.elements()))
 
 
 # --- what the samples are ----------------------------------------------------------------------------------
@@ -182,7 +178,7 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
 def _content(case: Case, part: Part) -> Iterator[str]:
     for batch in part.batches:
         for sample in batch:
-            yield from _same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
+            yield from same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
 
 
 def reference(case: Case) -> tuple[Case, Any] | None:
@@ -212,54 +208,3 @@ def _drawn(case: Case, outcome: Outcome, due: Drawn) -> Iterator[str]:
         missing = Counter(several) - Counter(due[where])
         if missing or (case.lateness == 0 and not case.fails and several != due[where][: len(several)]):
             yield f"sample {where[1]} of epoch {where[0]} has drawn {several}, should be {due[where]}"
-
-
-# --- what is counted ---------------------------------------------------------------------------------------
-
-
-def _counts(case: Case, part: Part) -> Iterator[str]:
-    """``stats()`` of one part."""
-    stats = part.stats
-    if not stats:
-        return
-    batches = [*part.batches, *(batch for batch in part.undone if not isinstance(batch, Raised))]
-    yield from _same("samples_delivered", stats["samples_delivered"], sum(map(len, batches)))
-    yield from _same("batches_delivered", stats["batches_delivered"], len(batches))
-    yield from _same("samples_padded", stats["samples_padded"], 0)
-    if not case.replaces:
-        yield from _same("samples_repeated", stats["samples_repeated"], 0)
-    if stats["lateness"]["max"] > case.lateness:
-        yield f"lateness is said to be {stats['lateness']['max']}"
-    error = "KilledWorkers" if case.fault == "killed twice" else "ValueError"
-    for failure in stats["failures"]:
-        told = {name: failure[name] for name in ("epoch", "index", "lane", "error")}
-        yield from _same("failure", told, {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "error": error})
-    done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
-    if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
-        yield from _same("samples delivered, failed and skipped", done, stats["samples_expected"])
-    if case.fault == "none" == case.interruption:
-        prepared = sum(lane["samples"] for lane in stats["lanes"].values())
-        yield from _same("samples of all lanes", prepared, stats["samples_delivered"])
-
-
-def _counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
-    """``stats()`` of the parts of an epoch, which come to its end."""
-    every = [part.stats for part in parts if part.stats]
-    ended = case.ends_early and parts[-1].errors
-    if not every or parts[-1].step.then == "leave" or ended:
-        return
-    flat = [key for batch in order for key in batch]
-    bad = flat.count(BAD)
-    positions = [failure["position"] for each in every for failure in each["failures"]]
-    yield from _same("keys at the positions of failures", [flat[at] for at in positions], [BAD] * len(positions))
-    if not case.raises:
-        yield from _same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
-    if not case.streams and case.sampler != "batches":
-        yield from _same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
-    if case.cache == "memory" and case.stay == "an epoch" and case.fault == case.interruption == "none":
-        yield from _same("failed reads", [each["reads"]["failed"] for each in every], [0])
-    if case.interruption == "none" and case.fault == "killed twice":
-        died = [(each["workers"]["died"], each["workers"]["replaced"]) for each in every]
-        yield from _same("workers that died and were replaced", died, [(2 * bad, 2 * bad)])
-    if not case.replaces:
-        yield from _same("workers that died", [each["workers"]["died"] for each in every], [0] * len(every))
