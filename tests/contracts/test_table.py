@@ -35,6 +35,7 @@ def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> N
     _check(case, differences(case, _run(case, tmp_path, loader_class)))
 
 
+@pytest.mark.on_request  # two seconds, of a walk that changes only with the table
 def test_nearly_every_pair_of_values_occurs() -> None:
     """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
     tried, longer = _pairs(table()), _pairs(table(4 * 8_000))
