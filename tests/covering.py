@@ -7,7 +7,7 @@ every other one, as far as the test has such a case, and not each combination of
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
 
@@ -23,18 +23,26 @@ def pairwise(cases: Sequence[Case], alone: frozenset[str] = frozenset()) -> list
     at least one is chosen. Greedy: always the case that brings most new pairs, then the one whose values of the factors
     ``alone`` have been chosen least often, then the first.
     """
-    left = [_pairs(case, alone) for case in cases]
-    missing = set[Hashable]().union(*left) if left else set()
+    holders = defaultdict[Hashable, list[int]](list)  # the cases that have a pair
+    for number, case in enumerate(cases):
+        for pair in _pairs(case, alone):
+            holders[pair].append(number)
+    fresh = [0] * len(cases)  # how many pairs of each case no chosen one has
+    for numbers in holders.values():
+        for number in numbers:
+            fresh[number] += 1
     chosen: list[int] = []
     often: Counter[Hashable] = Counter()
 
     def worth(number: int) -> tuple[int, int, int]:
-        again = sum(often[value] for value in cases[number].items() if value[0] in alone)
-        return len(left[number] & missing), -again, -number
+        again = sum(often[value] for value in cases[number].items() if value[0] in alone) if alone else 0
+        return fresh[number], -again, -number
 
-    while missing:
-        at = max(range(len(left)), key=worth)
-        missing -= left[at]
+    while holders:
+        at = max(range(len(cases)), key=worth)
+        for pair in _pairs(cases[at], alone):
+            for number in holders.pop(pair, ()):
+                fresh[number] -= 1
         chosen.append(at)
         often.update(cases[at].items())
     return sorted(chosen)

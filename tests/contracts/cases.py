@@ -1,0 +1,244 @@
+"""The cases of the contract: what a loader may be, and what may happen to it, one value for each factor.
+
+``run.py`` runs a case through the loader's public face, ``oracle.py`` says what must come, ``test_table.py`` compares
+the two. Of all legal cases those are tried in which each legal pair of values occurs (``tests/covering.py``). A defect
+that was found becomes a row of ``KNOWN``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.covering import pairwise
+
+SAMPLES = 30
+BAD = 7  # the key whose sample raises, or kills its worker
+LISTED = (7, 7, 3, 12, 7, 29, 0, 1, 2, 3, 3, 28, 14, 15, 16, 17, 4, 5, 6, 21, 22, 23, 24, 25, 11, 10)  # some twice
+ALLOWED = 1  # failures in an epoch, where one more is "too many"
+STREAMS = (14, 5, 9)  # samples of each worker's stream
+STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "data": (
+        *("numbers", "mapping", "ragged", "objects", "many at once", "pipeline", "files"),
+        *("stream", "stateful stream", "stateful iterator"),
+    ),
+    "sampler": (
+        *("sequential", "shuffled", "shuffle=True", "repeats", "stateful", "listed", "batches", "distributed"),
+        "none",
+    ),
+    "batch": (4, 1, None),
+    "drop_last": (False, True),
+    "lateness": (0, 1, 8),
+    "workers": (2, 0, 1, 3),
+    "kind": ("process", "thread"),
+    "stay": ("an epoch", "persistent", "epochs"),
+    "lanes": ("cpu", "device", "both"),
+    "cache": ("none", "memory", "disk"),
+    "fault": (
+        *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
+        *("killed once", "killed twice", "killed"),
+    ),
+    "interruption": ("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between"),
+    "epochs": (2, 1, 3),
+    "ranks": (1, 2),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One loader, and what happens to it. A value is one of ``VALUES``; the defaults are the plainest loader."""
+
+    data: str = "numbers"  # what the samples are, or the streams
+    sampler: str = "sequential"  # where their order comes from
+    batch: int | None = 4
+    drop_last: bool = False
+    lateness: int = 0  # batches; 0: in order
+    workers: int = 2
+    kind: str = "process"  # of workers
+    stay: str = "an epoch"  # how long workers stay; "epochs": the number of epochs is declared
+    lanes: str = "cpu"
+    cache: str = "none"  # where the bytes of "files" are kept
+    fault: str = "none"  # of the sample of key BAD, and what the loader is to do about it
+    interruption: str = "none"  # of the first epoch
+    epochs: int = 2
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        """The call that makes the case, without what is as usual."""
+        usual = vars(type(self))
+        given = {name: value for name, value in vars(self).items() if value != usual[name]}
+        return f"Case({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    @property
+    def streams(self) -> bool:
+        """Whether the data set is iterable."""
+        return self.data.startswith("stat") or self.data == "stream"
+
+    @property
+    def replaces(self) -> bool:
+        """Whether workers that die are replaced."""
+        return self.fault in ("killed once", "killed twice")
+
+    @property
+    def fails(self) -> bool:
+        """Whether the sample of BAD is never had."""
+        return self.fault not in ("none", "retry", "killed once")
+
+    @property
+    def raises(self) -> bool:
+        """Whether a batch with that sample is an error, after which others come."""
+        return self.fault in ("raise", "handler raises")
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether the first error ends the run."""
+        return self.fault in ("too many", "killed")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of an epoch: ``take`` batches (None: all that are left), then "go on", "leave" the epoch, or "save" and
+    go on with another loader; with "save ahead" the last batch counts as not delivered."""
+
+    epoch: int
+    take: int | None = None
+    then: str = "go on"
+
+
+def steps(case: Case) -> list[Step]:
+    """The parts in which the epochs are run."""
+    first = {
+        "none": [Step(0)],
+        "left": [Step(0, 2, "leave")],
+        "begun": [Step(0, 0, "save"), Step(0)],
+        "saved": [Step(0, 2, "save"), Step(0)],
+        "saved twice": [Step(0, 1, "save"), Step(0, 2, "save"), Step(0)],
+        "ahead": [Step(0, 3, "save ahead"), Step(0)],
+        "elsewhere": [Step(0, 2, "save"), Step(0)],
+        "between": [Step(0, None, "save")],
+    }[case.interruption]
+    return first + [Step(epoch) for epoch in range(1, case.epochs)]
+
+
+def elsewhere(case: Case) -> Case:
+    """The loader that goes on with what the case's has saved."""
+    if case.interruption != "elsewhere":
+        return case
+    return dataclasses.replace(case, workers=case.workers % 3 + 1, ranks=1, cache="none")
+
+
+Rule = tuple[str, Callable[[Case], bool]]
+RULES: tuple[Rule, ...] = (
+    ("Streams have no sampler, and only streams have none.", lambda c: c.streams != (c.sampler == "none")),
+    (
+        "A stream belongs to its worker: it has one lane, one rank, and dies with its worker.",
+        lambda c: c.streams and (c.ranks > 1 or c.fault != "none"),
+    ),
+    (
+        "get_worker_info() knows one worker to a process: threads cannot share a stream.",
+        lambda c: c.streams and c.kind == "thread" and c.workers > 1,
+    ),
+    (
+        "Streams go on with as many workers as before.",
+        lambda c: c.streams and c.interruption == "elsewhere",
+    ),
+    ("Without workers there is no kind of worker.", lambda c: c.workers == 0 and c.kind == "thread"),
+    (
+        "Without workers nothing is overtaken, nothing stays, and nobody dies.",
+        lambda c: c.workers == 0 and (c.lateness > 0 or c.stay == "persistent" or "killed" in c.fault),
+    ),
+    (
+        "The device lane and the reader need workers; so does a resume with another number of them.",
+        lambda c: c.workers == 0 and (c.lanes != "cpu" or c.cache != "none" or c.interruption == "elsewhere"),
+    ),
+    ("Only pipelines have device stages.", lambda c: c.lanes != "cpu" and c.data != "pipeline"),
+    ("Only files can be cached.", lambda c: c.cache != "none" and c.data != "files"),
+    ("A thread that dies takes the program with it.", lambda c: "killed" in c.fault and c.kind == "thread"),
+    ("Ranks share out what a DistributedSampler yields.", lambda c: c.ranks > 1 and c.sampler != "distributed"),
+    ("Batches of a user's own have their own sizes.", lambda c: c.sampler == "batches" and c.batch != 4),
+    (
+        "A last batch is dropped where the loader makes the batches.",
+        lambda c: c.drop_last and (c.sampler == "batches" or c.batch is None),
+    ),
+    (
+        "A rank whose batch has lost all its samples repeats one: not in this table yet.",
+        lambda c: c.sampler == "distributed" and c.fails and c.fault not in ("raise", "handler raises", "killed"),
+    ),
+    (
+        "A worker that dies ends the run, and nobody knows how many batches before it was due.",
+        lambda c: c.fault == "killed" and (c.interruption != "none" or c.epochs > 1 or c.ranks > 1),
+    ),
+    (
+        "An epoch that is left, or saved after its end, has a next one.",
+        lambda c: c.interruption in ("left", "between") and c.epochs == 1,
+    ),
+    (
+        "How far a state or a generator has moved in an epoch that is left depends on how far it was read ahead.",
+        lambda c: c.sampler in ("stateful", "shuffled", "shuffle=True") and c.interruption == "left",
+    ),
+    (
+        "What failed in a batch that counts as not delivered is counted twice.",
+        lambda c: c.interruption == "ahead" and c.fails,
+    ),
+    (
+        "A batch that raises takes others along: out of order nobody knows which.",
+        lambda c: c.raises and c.lateness > 0 and c.interruption != "none",
+    ),
+)
+
+ROOTS: dict[Case, str] = {
+    Case(): "",
+    Case(data="stream", sampler="none"): "sampler",
+    Case(fault="too many"): "fault",
+    Case(fault="killed", epochs=1): "fault",
+    Case(sampler="batches"): "sampler",
+    Case(sampler="distributed", ranks=2): "ranks",
+    Case(workers=0): "workers",
+}
+"""Legal cases of every sort, and the factor that makes each of them a sort."""
+
+KNOWN: tuple[Case, ...] = ()
+"""Counter-examples of the past, each with a word on what went wrong."""
+
+
+def legal(case: Case) -> bool:
+    """Whether no rule leaves the case out."""
+    return not any(applies(case) for _, applies in RULES)
+
+
+def promised_by_pytorch(case: Case) -> bool:
+    """Whether PyTorch's own loader promises the same, but for what samples draw. (Of a worker that was killed it tells
+    by a RuntimeError, or by what reading from it raises.)"""
+    happens = case.fault in ("none", "raise") and case.interruption in ("none", "left")
+    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs"
+    return happens and theirs and case.data != "pipeline" and case.cache == "none"
+
+
+@functools.cache
+def table(walk: int = 8_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
+    """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have, which
+    are 98 of 100 of the legal ones (``test_table``).
+    ``where``: only such.
+
+    Few combinations are legal, so cases are not drawn but changed: a step changes up to three factors of one that is.
+    Walks begin at the ``ROOTS``, and each leaves one factor as it is there.
+    """
+    rng = random.Random(seed)
+    found: dict[Case, None] = {}
+    for root, pinned in ROOTS.items():
+        case = root
+        for _ in range(walk // len(ROOTS)):
+            if where(case):
+                found[case] = None
+            names = rng.sample([name for name in VALUES if name != pinned], rng.randint(1, 3))
+            changed = dataclasses.replace(case, **{name: rng.choice(VALUES[name]) for name in names})
+            case = changed if legal(changed) and (where(changed) or not where(case)) else case
+    cases = list(found)
+    chosen = pairwise([vars(case) for case in cases])
+    return (*(cases[number] for number in chosen), *filter(where, KNOWN))

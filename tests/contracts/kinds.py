@@ -1,0 +1,163 @@
+"""What the samples of the cases are: how one is made from its key, how the samples of a batch are read, and what they
+must contain."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from minato_gpu import Field, Pipeline, Stage
+from minato_gpu.pipeline import TorchFunction
+
+_X = Field(np.float32, (5,))
+
+
+class Sample(NamedTuple):
+    """One sample that came. ``content`` follows from the key; ``drawn``: numbers from random generators."""
+
+    key: int
+    content: Any
+    drawn: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sample that is an object of a user's own class."""
+
+    key: int
+    name: str
+    drawn: float
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of sample.
+
+    ``make``: the sample of a key. ``read``: the samples of a batch. ``content``: what the sample of a key contains.
+    ``joins``: PyTorch's ``default_collate`` makes the batch, which else is the list of its samples.
+    """
+
+    make: Callable[[int], Any]
+    read: Callable[[Any], Iterable[Sample]]
+    content: Callable[[int], Any]
+    joins: bool = True
+
+
+def drawn() -> list[float]:
+    """One number from each of the global generators."""
+    return [random.random(), float(np.random.random_sample()), float(torch.rand((), dtype=torch.float64))]
+
+
+def _columns(drawn: Any) -> list[tuple[float, ...]]:
+    """The drawn numbers of each sample, of which a batch has columns."""
+    return list(zip(*(each.tolist() for each in drawn), strict=True))
+
+
+def _numbers(key: int) -> Any:
+    return torch.tensor([key, key * key, *drawn()], dtype=torch.float64)
+
+
+def _read_numbers(batch: Any) -> Iterable[Sample]:
+    return (Sample(int(row[0]), row[1], tuple(row[2:])) for row in batch.tolist())
+
+
+def _mapping(key: int) -> Any:
+    return {"key": key, "name": f"n{key}", "rest": (np.full((2, 3), key, np.float32), drawn())}
+
+
+def _read_mapping(batch: Any) -> Iterable[Sample]:
+    arrays, numbers = batch["rest"]
+    content = ((name, str(array)) for name, array in zip(batch["name"], arrays.tolist(), strict=True))
+    return map(Sample, batch["key"].tolist(), content, _columns(numbers))
+
+
+def _ragged(key: int) -> Any:
+    return key, torch.full((1 + key % 5,), key), drawn()
+
+
+def _read_ragged(batch: Any) -> Iterable[Sample]:
+    return (Sample(key, tuple(tensor.tolist()), tuple(numbers)) for key, tensor, numbers in batch)
+
+
+def _objects(key: int) -> Any:
+    return Item(key, f"n{key}", float(torch.randn(())))
+
+
+def _read_objects(batch: Any) -> Iterable[Sample]:
+    return (Sample(item.key, item.name, (item.drawn,)) for item in batch)
+
+
+def _read_pipeline(batch: Any) -> Iterable[Sample]:
+    values = ({*x} for x in batch["x"].tolist())
+    return (Sample(n, len(each), (max(each),)) for n, each in zip(batch["label"].tolist(), values, strict=True))
+
+
+def file_of(key: int) -> bytes:
+    """What the file of a sample holds."""
+    return f"file {key} ".encode() * (100 + key)
+
+
+def file_sample(key: int, data: bytes) -> Any:
+    """The sample of a key whose file holds this."""
+    return {"key": key, "sum": zlib.crc32(data), "drawn": drawn()}
+
+
+def _read_files(batch: Any) -> Iterable[Sample]:
+    return map(Sample, batch["key"].tolist(), batch["sum"].tolist(), _columns(batch["drawn"]))
+
+
+def _square(key: int) -> float:
+    return float(key * key)
+
+
+def of_stream(key: int) -> Any:
+    """A sample of a stream, which draws nothing."""
+    return torch.tensor([key, key * key], dtype=torch.float64)
+
+
+def _read_fields(fields: Any, params: Any) -> Any:
+    return {"x": np.full(5, fields["n"], np.float32), "label": fields["n"]}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shift": rng.random(dtype=np.float32)}
+
+
+def _shift(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + params["shift"]}
+
+
+def _shift_on_device(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"] + torch.tensor(params["shift"])}
+
+
+PIPELINE = Pipeline(
+    (
+        Stage("read", ("n",), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
+        Stage("shift", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
+        Stage("again", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
+    ),
+    outputs=("x", "label"),
+)
+
+
+_NUMBERS = Kind(_numbers, _read_numbers, _square)
+_STREAM = Kind(of_stream, _read_numbers, _square)
+KINDS = {
+    "numbers": _NUMBERS,
+    "many at once": _NUMBERS,
+    "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2))),
+    "ragged": Kind(_ragged, _read_ragged, lambda key: (key,) * (1 + key % 5), joins=False),
+    "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
+    "pipeline": Kind(lambda key: {"n": key}, _read_pipeline, lambda key: 1),
+    "files": Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key))),
+    "stream": _STREAM,
+    "stateful stream": _STREAM,
+    "stateful iterator": _STREAM,
+}

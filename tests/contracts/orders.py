@@ -1,0 +1,109 @@
+"""Samplers of the cases, and the order that they stand for: which keys come in which batch where nothing happens.
+
+It is that of torch's own samplers, drawn from the generators in the order in which PyTorch's loader draws.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from tests.contracts.cases import LISTED, SAMPLES, STREAM_OF, STREAMS, Case
+
+SEED = 11
+Keys = list[int]
+
+
+class Stateful:
+    """A sampler with a state: each epoch has an order of its own, in which keys come again."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        order = random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)
+        while self.at < len(order):
+            self.at += 1
+            yield order[self.at - 1]
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class Listed:
+    """A sampler of which nothing is known but what it yields."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from LISTED
+
+    def __len__(self) -> int:
+        return len(LISTED)
+
+
+def batches() -> list[list[int]]:
+    """Batches of a user's own."""
+    order = list(LISTED)
+    return [order[start : start + 1 + start % 4] for start in range(0, len(order) - 4, 3)]
+
+
+def sampler_of(case: Case, rank: int) -> dict[str, Any]:
+    """The arguments that say where the order comes from."""
+    drawn = torch.Generator().manual_seed(SEED + 1)
+    keys: Any = range(SAMPLES)
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        "none": dict,
+        "sequential": dict,
+        "shuffle=True": lambda: {"shuffle": True},
+        "shuffled": lambda: {"sampler": RandomSampler(keys, generator=drawn)},
+        "repeats": lambda: {"sampler": RandomSampler(keys, replacement=True, generator=drawn)},
+        "stateful": lambda: {"sampler": Stateful()},
+        "listed": lambda: {"sampler": Listed()},
+        "batches": lambda: {"batch_sampler": batches()},
+        "distributed": lambda: {"sampler": DistributedSampler(keys, case.ranks, rank, seed=SEED)},
+    }
+    return makers[case.sampler]()
+
+
+def orders(case: Case, rank: int) -> list[list[Keys]]:
+    """The batches of each epoch, as keys, if nothing happens and nothing is overtaken."""
+    if case.streams:
+        return [_of_streams(case)] * case.epochs
+    generator = torch.Generator().manual_seed(SEED)
+    arguments = sampler_of(case, rank)
+    sampler: Any = arguments.get("sampler") or arguments.get("batch_sampler") or range(SAMPLES)
+    found = []
+    for epoch in range(case.epochs):
+        if case.stay != "persistent" or epoch == 0:
+            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the epoch's seed
+        if case.sampler == "shuffle=True":
+            sampler = RandomSampler(range(SAMPLES), generator=generator)
+        if case.sampler == "distributed":
+            sampler.set_epoch(epoch)
+        keys: list[Any] = list(sampler)
+        found.append(keys if case.sampler == "batches" else _batched(case, keys))
+    return found
+
+
+def _batched(case: Case, keys: Keys) -> list[Keys]:
+    size = case.batch or 1
+    batches = [keys[at : at + size] for at in range(0, len(keys), size)]
+    return [batch for batch in batches if len(batch) == size or not case.drop_last]
+
+
+def _of_streams(case: Case) -> list[Keys]:
+    """A batch of each worker's stream in turn."""
+    workers = range(max(1, case.workers))
+    each = [_batched(case, [worker * STREAM_OF + n for n in range(STREAMS[worker])]) for worker in workers]
+    return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]

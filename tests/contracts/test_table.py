@@ -1,0 +1,65 @@
+"""Every case of the table: what comes is what the oracle says, on this loader and, where it promises the same, on
+PyTorch's."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import minato_gpu
+from tests.contracts.cases import VALUES, Case, promised_by_pytorch, table
+from tests.contracts.material import written
+from tests.contracts.oracle import Drawn, differences, draws, reference
+from tests.contracts.run import Outcome, run
+
+_PYTORCH = torch.utils.data.DataLoader
+
+
+@pytest.mark.parametrize("case", table(), ids=str)
+def test_this_loader(case: Case, tmp_path: Path) -> None:
+    by = reference(case)
+    _check(case, differences(case, _run(case, tmp_path, minato_gpu.DataLoader), None if by is None else _drawn(*by)))
+
+
+@pytest.mark.parametrize("loader_class", [_PYTORCH], ids=["PyTorch's"])
+@pytest.mark.parametrize("case", table(1_500, promised_by_pytorch), ids=str)
+def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
+    """The oracle is not this loader's own."""
+    _check(case, differences(case, _run(case, tmp_path, loader_class)))
+
+
+@pytest.mark.on_request  # two seconds, of a walk that changes only with the table
+def test_nearly_every_pair_of_values_occurs() -> None:
+    """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
+    tried, longer = _pairs(table()), _pairs(table(4 * 8_000))
+    assert len(tried & longer) > 0.97 * len(longer)
+    assert {value for pair in tried for value in pair} == {(name, each) for name in VALUES for each in VALUES[name]}
+    assert all(eval(str(case)) == case for case in table())
+
+
+def _pairs(cases: Sequence[Case]) -> set[Any]:
+    return {pair for case in cases for pair in combinations(vars(case).items(), 2)}
+
+
+def _run(case: Case, folder: Path, loader_class: Any) -> Outcome:
+    (folder / "files").mkdir()
+    written(folder / "files")
+    return run(case, folder, loader_class)
+
+
+@functools.cache
+def _drawn(case: Case, loader_class: Any) -> Drawn:
+    """What samples draw in the case that others are compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return draws(case, _run(case, Path(folder), loader_class))
+
+
+def _check(case: Case, found: list[str]) -> None:
+    assert not found, f"{case}\n" + "\n".join(found)
