@@ -29,8 +29,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -166,8 +164,8 @@ def _part(name: str, settings: Settings, rows: Rows, record: Record, limit_s: fl
 
 
 def _within(name: str, settings: Settings, rows: Rows, record: Record, limit_s: float) -> None:
-    """A part, in its process. Request to end, it unwinds, so that no measurement of its own is left running."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    """A part, in its process. Asked to end, it unwinds, so that no measurement of its own is left running."""
+    report.end_in_order()
     for row in PARTS[name].run(Request(settings, rows, perf_counter() + limit_s)):
         record.add({"case": name, **row})
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from minato_gpu.memory.nvml import handle_of, library
 
 _PERIOD_S = 0.1
 
@@ -61,15 +61,15 @@ def watched_gpu(device: str) -> Iterator[Readings]:
 
 
 def _reader(readings: Readings) -> Callable[[], None] | None:
-    """A function that takes one reading of the current device."""
+    """A function that takes one reading of the current device; None where NVML is not there, or does not know it."""
+    nvml: Any = library()
+    if nvml is None:
+        return None
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a deprecated package of the same name complains on import
-            nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-    except Exception:  # no NVML, or it does not know the device: nothing is told of it
+        handle = handle_of(nvml, uuid)
+    except nvml.NVMLError:
         return None
 
     def read() -> None:

@@ -19,13 +19,13 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
     """``utilisation`` (share of the last sampling period, 0 to 1, of everybody's work; None where NVML does not measure
     it, as for a part of a GPU), ``memory_used_bytes`` and ``memory_total_bytes`` of the device with this UUID; None
     where NVML or the device is not to be had."""
-    nvml = _library()
+    nvml = library()
     if nvml is None:
         return None
     try:
         nvml.nvmlInit()
         try:
-            handle = _handle(nvml, uuid)
+            handle = handle_of(nvml, uuid)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             return {
                 "utilisation": _utilisation(nvml, handle),
@@ -38,7 +38,9 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
         return None
 
 
-def _handle(nvml: ModuleType, uuid: str) -> object:
+def handle_of(nvml: ModuleType, uuid: str) -> object:
+    """The device with this UUID, a whole GPU or a part of one, while NVML is open. Raises NVMLError where it knows
+    none."""
     for kind in _KINDS[:-1]:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
@@ -52,7 +54,8 @@ def _utilisation(nvml: ModuleType, handle: object) -> float | None:
         return None
 
 
-def _library() -> ModuleType | None:
+def library() -> ModuleType | None:
+    """The module pynvml; None where it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a deprecated package of the same name complains on import
