@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
+from minato_gpu import Source, read_bytes
+
 
 class Costly(Dataset[Any]):
     """Sample ``i`` is ``i``; every seventh takes some hundred times longer than the others (fixed work, no clock)."""
@@ -38,6 +40,17 @@ class Made(Dataset[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.make(index)
+
+
+class Sourced(Made):
+    """As ``Made``, after reading a source, which is this very file."""
+
+    def source(self, key: Any) -> Source:
+        return Source(__file__)
+
+    def __getitem__(self, index: Any) -> Any:
+        assert len(read_bytes(self.source(index)))
+        return super().__getitem__(index)
 
 
 def draw(key: Any) -> list[Any]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from minato_gpu import DataLoader, Source, read_bytes
-from tests.contracts.datasets import Made
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Sourced
 from tests.forked import said_by_a_child
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -21,13 +21,7 @@ _ROOM = 7 << 30  # of 8 GiB, torch itself takes some
 _CACHE = "64MB"
 
 
-class _Files(Made):
-    def source(self, key: int) -> Source:
-        return Source(__file__)
-
-
-def _read(key: int) -> Any:
-    assert len(read_bytes(Path(__file__)))
+def _made(key: int) -> Any:
     return torch.full((1000,), key)
 
 
@@ -60,7 +54,7 @@ def test_a_loader_leaves_room(setting: str, tmp_path: Path) -> None:
         more["cache_dir"] = tmp_path
 
     def work() -> Any:
-        loader: Any = DataLoader(_Files(40, _read), 4, **more)
+        loader: Any = DataLoader(Sourced(40, _made), 4, **more)
         iterator = iter(loader)
         first = next(iterator)
         mmap.mmap(-1, _ROOM // 8).close()  # what a program may want meanwhile
@@ -75,13 +69,13 @@ def test_a_limit_of_files_leaves_a_cache() -> None:
 
     def child() -> Any:
         resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, _ROOM))
-        loader: Any = DataLoader(_Files(40, _read), 4, num_workers=2, cache=_CACHE)
+        loader: Any = DataLoader(Sourced(40, _made), 4, num_workers=2, cache=_CACHE)
         return [int(row[0]) for _ in range(2) for batch in loader for row in batch]
 
     assert said_by_a_child(child) == [*range(40)] * 2
 
 
 def test_a_cache_for_which_there_is_no_room() -> None:
-    error = _limited(lambda: iter(DataLoader(_Files(40, _read), 4, num_workers=2, cache="20GB")))
+    error = _limited(lambda: iter(DataLoader(Sourced(40, _made), 4, num_workers=2, cache="20GB")))
     assert isinstance(error, OSError)
     assert "the cache keeps 20000000000 bytes in memory" in str(error) and "ulimit -v" in str(error)

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from minato_gpu import Source, read_bytes
-from tests.contracts.datasets import Made
+from tests.contracts.datasets import Made, Sourced
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.forked import said_by_a_child
 
 SAMPLES = 40
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-class _Files(Made):
-    def source(self, key: int) -> Source:
-        return Source(__file__)
-
-
-def _read(key: int) -> Any:
-    assert len(read_bytes(Path(__file__)))
-    return torch.tensor(key)
 
 
 def _keys(batches: Any) -> list[int]:
@@ -50,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("between", [False, True], ids=["in an epoch", "between epochs"])
 def test_a_child_iterates_the_loader(mode: Mode, kind: str, between: bool) -> None:
-    data = _Files(SAMPLES, _read) if kind == "read ahead" else Made(SAMPLES, torch.tensor)
+    data = Sourced(SAMPLES, torch.tensor) if kind == "read ahead" else Made(SAMPLES, torch.tensor)
     loader = mode.loader(data, 4, num_workers=2, **KINDS[kind])
     iterator = iter(loader)
     head = [next(iterator)]

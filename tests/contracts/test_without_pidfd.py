@@ -6,15 +6,14 @@ import errno
 import multiprocessing
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader
 from minato_gpu.lanes.processes import WorkerDied
-from tests.contracts.datasets import Made, rows
+from tests.contracts.datasets import Made, Sourced, rows
 from tests.contracts.deadly import SAMPLES, Deadly, deadly_loader
 from tests.raising import error_of
 
@@ -35,21 +34,11 @@ def no_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "pidfd_open", refused)
 
 
-class _Files(Made):
-    def source(self, key: int) -> Source:
-        return Source(__file__)
-
-
-def _read(key: int) -> Any:
-    assert len(read_bytes(Path(__file__)))
-    return torch.tensor(key)
-
-
 @pytest.mark.parametrize("kind", ["process", "thread"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_epochs(kind: str, persistent: bool) -> None:
     loader: Any = DataLoader(
-        _Files(20, _read), 4, num_workers=2, worker_kind=kind, persistent_workers=persistent, cache="1MB"
+        Sourced(20, torch.tensor), 4, num_workers=2, worker_kind=kind, persistent_workers=persistent, cache="1MB"
     )
     for _ in range(2):
         assert [int(key) for batch in loader for key in batch] == list(range(20))
