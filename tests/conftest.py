@@ -1,7 +1,7 @@
 """Options of the tests, which warnings are errors, and how many cases were left out.
 
 The process of xdist that hands tests out runs none, so it need not import torch (1.3 s, 200 MB): what does is in
-rules.py, which is loaded where tests run.
+support/rules.py, which is loaded where tests run.
 
 Hypothesis draws the same examples in every run, so that a red run is the change's; ``--hypothesis-profile=search``
 draws new ones, ten times as many.
@@ -55,7 +55,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if not session.config.pluginmanager.hasplugin("dsession"):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # as while pytest loads a conftest
-            session.config.pluginmanager.import_plugin("tests.rules")
+            session.config.pluginmanager.import_plugin("tests.support.rules")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -77,5 +77,5 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         if "deselected" not in terminalreporter.stats:  # but by xdist's processes: for the last line
             terminalreporter.stats["deselected"] = [SimpleNamespace() for _ in range(left_out)]
         terminalreporter.write_line(
-            f"{left_out} cases left out, which --all runs (make test-all): see tests/selection.py"
+            f"{left_out} cases left out, which --all runs (make test-all): see tests/support/selection.py"
         )

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from tests.numbers import COSTLY, PIPELINE, Numbers, Plain
+from tests.support.numbers import COSTLY, PIPELINE, Numbers, Plain
 
 _SLOW = 2_000_000  # clock cycles for which a kernel keeps the stream busy, about a millisecond
 EPOCHS = 4

@@ -1,7 +1,7 @@
 """What the loader itself spends on a sample, counted instead of timed, so that no change takes it back unnoticed.
 
-Fixed runs on a clock of their own (``tests.lockstep``): worker threads whose samples "sleep", batches of 64, another
-order in each epoch; the second is counted. And the scheduler alone, which hears again what it heard in a
+Fixed runs on a clock of their own (``tests.support.lockstep``): worker threads whose samples "sleep", batches of 64,
+another order in each epoch; the second is counted. And the scheduler alone, which hears again what it heard in a
 simulated run (``benchmarks.scheduler_cost``). Every figure is the same in every run; a change that makes one smaller
 lowers its limit.
 """
@@ -19,8 +19,8 @@ from benchmarks import scheduler_cost
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 from minato_gpu import DataLoader
 from minato_gpu.scheduling.scheduler import Scheduler
-from tests.calls import calls_of
-from tests.lockstep import CONSUMER, PUMP, WORKERS, Counts, Lockstep
+from tests.support.calls import calls_of
+from tests.support.lockstep import CONSUMER, PUMP, WORKERS, Counts, Lockstep
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

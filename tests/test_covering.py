@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.covering import Case, pairwise
+from tests.support.covering import Case, pairwise
 
 
 def _full(*sizes: int) -> list[Case]:

@@ -22,9 +22,9 @@ from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.assembly import Assembly
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
+from tests.support.waiting import wait_until
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1, 2]
 RAGGED = 77

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Foreign
+from tests.support.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Foreign
 
 
 @pytest.mark.parametrize("use", ["event", "empty", "copy"])

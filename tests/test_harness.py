@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.leaks import assert_no_leaks, leaks, take_snapshot
-from tests.programs import ROOT, Program
+from tests.support.leaks import assert_no_leaks, leaks, take_snapshot
+from tests.support.programs import ROOT, Program
 
 
 def test_nothing_is_found_where_nothing_leaked() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import minato_gpu
-from tests import programs
+from tests.support import programs
 
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
@@ -117,7 +117,7 @@ def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others
 
 
 def test_a_loader_at_work_does_not_load_the_simulation(tmp_path: Path) -> None:
-    loaded = programs.run("tests.source", PRODUCTION, str(tmp_path)).split()
+    loaded = programs.run("tests.support.source", PRODUCTION, str(tmp_path)).split()
     assert "minato_gpu.scheduling.scheduler" in loaded
     assert [name for name in loaded if name.startswith("minato_gpu.simulation")] == []
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from minato_gpu.cli import main
-from tests import programs
+from tests.support import programs
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = Path(np.__file__).parents[1]
@@ -126,7 +126,7 @@ def test_both_names_in_a_clone_are_one_module() -> None:
 
 
 def test_spawned_workers_in_a_clone(tmp_path: Path) -> None:
-    samples, batches = programs.run("tests.clone_program", str(tmp_path)).split()
+    samples, batches = programs.run("tests.support.clone_program", str(tmp_path)).split()
     assert samples == batches
 
 
@@ -150,7 +150,7 @@ def test_an_absent_package_is_told_of_with_its_extra() -> None:
         "scipy:benchmarks.data.volumes",
         "scipy:benchmarks.data.speech",
     ]
-    lines = programs.run("tests.source", _WITHOUT, *asked).splitlines()
+    lines = programs.run("tests.support.source", _WITHOUT, *asked).splitlines()
     for said, (absent, _) in zip(lines, (each.split(":") for each in asked), strict=True):
         bring = "demo|bench" if absent == "PIL" else "pipelines|demo|bench"  # each brings what the one before brings
         named = rf"{absent} True No module named '{absent}': it comes with pip install 'minato-gpu\[({bring})\]'"

@@ -18,7 +18,7 @@ import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.pipeline import DaliFragment, Field
-from tests.fake_device import LAZY_COPIES, FakeDevice
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 BATCH, BATCHES = 4, 16
 SIDE = {"fake": 20, "cuda": 2500}  # of a sample of float32: 25 MB on a GPU

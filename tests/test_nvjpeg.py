@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from minato_gpu import DataLoader, nvjpeg
-from tests.numbers import PIPELINE, Numbers
+from tests.support.numbers import PIPELINE, Numbers
 
 Libraries = dict[str, nvjpeg.Version]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines import image_classification
-from tests import pages
+from tests.support import pages
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
 DELIVERED: dict[str, Sequence[int | None]] = {

@@ -12,8 +12,8 @@ import torch.utils.data
 import minato_gpu
 from tests.conftest import LEFT_OUT, pytest_testnodedown
 from tests.contracts.modes import EVERY, MINATO, PYTORCH
-from tests.programs import Program
-from tests.selection import chosen
+from tests.support.programs import Program
+from tests.support.selection import chosen
 
 
 class _Case:

@@ -12,10 +12,10 @@ from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.memory.loads import Load
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.slices import LENGTH_S, Slices
-from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
 from tests.memory.bench import ROWS
 from tests.memory.bench import bench as copies
+from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 
 STEP_S = 2e-5
 

@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu import DataLoader
 from minato_gpu.threads import OwnThread, await_event
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from minato_gpu.cli import main
 from tests.observe.conftest import runtime
-from tests.programs import Program
+from tests.support.programs import Program
 
 __all__ = ["runtime"]
 

@@ -24,7 +24,7 @@ import minato_gpu
 for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):
     if not module.name.startswith("minato_gpu.demo"):
         importlib.import_module(module.name)
-from tests.numbers import PIPELINE, Numbers
+from tests.support.numbers import PIPELINE, Numbers
 for _ in range(2):
     loader = minato_gpu.DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE)
     print(sum(len(batch["label"]) for batch in loader))

@@ -2,8 +2,8 @@
 
 ``Accelerator`` is what the loader asks of a device. It answers through torch, which is also the consumer's library: its
 caching allocator then serves both, and its streams are the ones that the consumer computes on. The tests answer by a
-device that runs what was issued in the worst order that events allow (``tests/fake_device.py``), so that an event that
-is missing is found without a GPU.
+device that runs what was issued in the worst order that events allow (``tests/support/fake_device.py``), so that a
+missing event is found without a GPU.
 
 All operations are issued on the *current stream* of the calling thread and return at once, as in torch. Without
 ``running`` or ``working`` that is the one on which the consumer trains, also in a thread of the loader's own: nothing

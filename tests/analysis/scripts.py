@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from minato_gpu.analysis.order import Order
-from tests.programs import Program
+from tests.support.programs import Program
 
 HEAD = """
 import sys, os

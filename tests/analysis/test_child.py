@@ -12,7 +12,7 @@ from minato_gpu.analysis.breakdown import broken_down
 from minato_gpu.analysis.order import Order, Result, in_one_line, result_of
 from minato_gpu.analysis.setting import Setting
 from tests.analysis.scripts import FEW_BATCHES, SET_CLOCK, data, written
-from tests.programs import Program
+from tests.support.programs import Program
 
 CLEAN = "print('cleaned up', flush=True)"
 

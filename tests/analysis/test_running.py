@@ -12,7 +12,7 @@ import pytest
 from minato_gpu.analysis import running
 from minato_gpu.analysis.order import Order, Result, result_of
 from tests.analysis.scripts import data, written
-from tests.programs import Program
+from tests.support.programs import Program
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:

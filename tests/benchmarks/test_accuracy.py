@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy import LOADERS, chance, difference
-from tests import programs
+from tests.support import programs
 
 _SLOW = np.arange(1200) < 120
 

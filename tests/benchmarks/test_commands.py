@@ -16,7 +16,7 @@ from benchmarks import cost_model
 from benchmarks.peers import COSTLY, TRIVIAL, Job, Loader, choose, installed
 from benchmarks.tail_run import Plan
 from minato_gpu import Pipeline
-from tests import programs
+from tests.support import programs
 
 _TAIL_KEYS = {
     "case",

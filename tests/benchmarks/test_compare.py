@@ -25,7 +25,7 @@ from benchmarks.peers import Job, Loader
 from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
 from pipelines import speech_recognition
-from tests import programs
+from tests.support import programs
 
 _KEYS = {
     "workload",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cold_files import Run, against_best
-from tests import programs
+from tests.support import programs
 
 
 def test_disk_tier() -> None:

@@ -25,7 +25,7 @@ from benchmarks.session.record import NO_TIME
 from benchmarks.session.request import LEAST_S, Request
 from benchmarks.session.settings import Settings
 from minato_gpu import parity
-from tests.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
 

@@ -24,7 +24,7 @@ from benchmarks.scaling.measure import Bare, Plan
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, Reader, fitting
 from benchmarks.scaling.summary import summary
-from tests import programs
+from tests.support import programs
 
 _FIGURES = ("samples_per_s", "of_bound", "first_epoch_of_bound", "first_batch_s", "main_us_per_sample")
 

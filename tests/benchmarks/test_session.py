@@ -21,7 +21,7 @@ from benchmarks.session.settings import Settings
 from benchmarks.session.transforms import brought, finished, moved, resized
 from pipelines import image_classification
 from pipelines.photograph_stages import GEOMETRIC
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def settings(folder: Path) -> Settings:

@@ -28,7 +28,7 @@ from benchmarks.session.watch import watched_gpu
 from benchmarks.session.work import Content
 from minato_gpu import nvjpeg
 from minato_gpu.samples import Origin, StageError
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 GOOD = {"device_lane": {"retired": False}, "device": {"pinning_refused": None}}
 

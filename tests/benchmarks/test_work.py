@@ -18,8 +18,8 @@ from benchmarks.cases import CASES, bursts, kits19, rare, scattered
 from benchmarks.datasets import Costly, WorkLog
 from benchmarks.isolate import MeasurementError, isolated, tree_peak_rss_bytes
 from benchmarks.work import calibrate, work
-from tests.leaks import gone
-from tests.waiting import wait_until
+from tests.support.leaks import gone
+from tests.support.waiting import wait_until
 
 
 def test_work_depends_on_the_seed_and_on_every_operation() -> None:

@@ -16,7 +16,7 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import KEEP, PASS, Policy
 from tests.caching.model import KEYS, Listed, Tier, epochs_of_keys, hits, lru_hits, shuffled_shares
-from tests.examples import half
+from tests.support.examples import half
 
 MAKERS: dict[str, Callable[[int], Policy]] = {
     "minio": Minio,

@@ -18,7 +18,7 @@ from minato_gpu.checkpoint import progress as standing
 from minato_gpu.checkpoint import state as s
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.contracts.test_resume_streams import Stateful
-from tests.examples import half
+from tests.support.examples import half
 
 _DATA: Any = list(range(24))
 

@@ -15,8 +15,8 @@ from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from tests.alone import alone
-from tests.numbers import LENGTH, Plain
+from tests.support.alone import alone
+from tests.support.numbers import LENGTH, Plain
 
 
 @pytest.mark.parametrize("workers", [0, 1])

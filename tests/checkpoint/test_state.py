@@ -24,8 +24,8 @@ from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint import streams
 from minato_gpu.packing import packed
 from minato_gpu.samples import key_digest
-from tests.calls import operations_of
 from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.support.calls import operations_of
 
 _DATA: Any = list(range(24))
 

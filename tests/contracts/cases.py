@@ -1,8 +1,8 @@
 """The cases of the contract: what a loader may be, and what may happen to it, one value for each factor.
 
 ``run.py`` runs a case through the loader's public face, ``oracle.py`` says what must come, ``test_table.py`` compares
-the two. Of all legal cases those are tried in which each legal pair of values occurs (``tests/covering.py``). A defect
-that was found becomes a row of ``KNOWN``.
+the two. Of all legal cases those are tried in which each legal pair of values occurs (``tests/support/covering.py``). A
+defect that was found becomes a row of ``KNOWN``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.covering import pairwise
+from tests.support.covering import pairwise
 
 SAMPLES = 30
 BAD = 7  # the key whose sample raises, or kills its worker

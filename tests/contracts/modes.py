@@ -32,7 +32,7 @@ class Mode:
 
     @property
     def factors(self) -> dict[str, Any]:
-        """What it is made of: see tests/selection.py."""
+        """What it is made of: see tests/support/selection.py."""
         kind = dict(self.arguments).get("worker_kind", "process")
         return {"bounded": self.lateness > 0, "max_lateness": self.lateness, "worker_kind": kind}
 

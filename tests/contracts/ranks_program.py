@@ -21,8 +21,8 @@ from torch.utils.data import DistributedSampler, Subset
 from minato_gpu import DataLoader
 from minato_gpu.engine import building
 from minato_gpu.memory import accelerator
-from tests.fake_device import FakeDevice
-from tests.numbers import PIPELINE, Numbers
+from tests.support.fake_device import FakeDevice
+from tests.support.numbers import PIPELINE, Numbers
 
 EPOCHS = 2
 

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
-from tests.leaks import gone
-from tests.programs import Program
-from tests.waiting import wait_until
+from tests.support.leaks import gone
+from tests.support.programs import Program
+from tests.support.waiting import wait_until
 
 
 def str_of(value: object) -> str:

@@ -12,7 +12,7 @@ import torch
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 _SMALL, _LARGE, _HUGE = 100, 100_000, 1_000_000  # float32 numbers of a sample

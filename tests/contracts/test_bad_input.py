@@ -14,8 +14,8 @@ import minato_gpu
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BY_PROCESSES, IN_ORDER, MINATO, Mode
-from tests.leaks import no_child_stays
-from tests.raising import error_of, text_of
+from tests.support.leaks import no_child_stays
+from tests.support.raising import error_of, text_of
 
 _DATA = Made(8, torch.tensor)
 

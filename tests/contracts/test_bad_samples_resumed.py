@@ -15,7 +15,7 @@ from tests.contracts.broken import broken, numbers, rarely_broken
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
 from tests.contracts.resuming import through_json
-from tests.raising import error_of
+from tests.support.raising import error_of
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -17,8 +17,8 @@ from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import MemoryTier
 from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, close, loader_of, of_tier, read, rows, sums, write_files
 from tests.contracts.cached import without_draws as plain
-from tests.leaks import check_scenario
-from tests.waiting import wait_until
+from tests.support.leaks import check_scenario
+from tests.support.waiting import wait_until
 
 _BOTH = {"memory": 20 * PAGE, "disk": DISK}
 

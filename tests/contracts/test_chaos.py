@@ -16,7 +16,7 @@ from benchmarks.chaos import Result, chaos
 from benchmarks.chaos_plan import FAULTS, STATEFUL, STREAMS, Plan
 from benchmarks.chaos_record import record, summary
 from minato_gpu.notices import LOGGER
-from tests import programs
+from tests.support import programs
 
 # Of the first 64 those that together have every fault, once and always, in every content, order and kind of budget in
 # which the others have it; the cheapest such. And some that save and resume with the state of a sampler or stream.

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from tests import programs
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_1, BOUNDED_8, BY_PROCESSES, IN_ORDER, Mode
+from tests.support import programs
 
 _REFERENCE = 2  # workers of the run that the others are compared with, in order
 
@@ -190,7 +190,7 @@ def test_keys_mean_the_same_in_another_interpreter() -> None:
     """Python salts the hash of a string in each interpreter; the content must not depend on it."""
     with redirect_stdout(io.StringIO()) as here:
         exec(_SCRIPT, {})
-    there_hash, there = programs.run("tests.source", _SCRIPT).splitlines()
+    there_hash, there = programs.run("tests.support.source", _SCRIPT).splitlines()
     here_hash, said = here.getvalue().splitlines()
     assert here_hash != there_hash
     assert said.startswith("[(") and said == there

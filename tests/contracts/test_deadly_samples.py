@@ -21,8 +21,8 @@ from minato_gpu.scheduling import messages as m
 from tests.contracts.datasets import Costly, Made, rows
 from tests.contracts.deadly import FORK, SAMPLES, Deadly, deadly_loader, undisturbed
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
-from tests.raising import error_of
-from tests.waiting import wait_until
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)

@@ -22,9 +22,9 @@ from minato_gpu.scheduling.policy import Policy
 from tests.contracts.datasets import Costly, Made, Streams, rows
 from tests.contracts.deadly import DEATHS, FORK, SAMPLES, Deadly, check_all, deadly_loader
 from tests.contracts.modes import BOUNDED_8
-from tests.leaks import no_child_stays
-from tests.raising import error_of
-from tests.waiting import wait_until
+from tests.support.leaks import no_child_stays
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("how", DEATHS)

@@ -13,9 +13,9 @@ import pytest
 from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly
 from tests.contracts.deadly import FORK, deadly_loader
-from tests.leaks import descriptors_below, gone, no_child_stays, stop
-from tests.raising import error_of
-from tests.waiting import wait_until
+from tests.support.leaks import descriptors_below, gone, no_child_stays, stop
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 
 
 def _both(lane: Any) -> list[int]:

@@ -19,8 +19,8 @@ from minato_gpu.faults.watchdog import Hung, Watchdog, WorkerHung
 from minato_gpu.lanes.contract import AtWork
 from minato_gpu.pipeline import TorchFunction
 from tests.contracts.datasets import Made
-from tests.raising import error_of
-from tests.waiting import wait_until
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 _LOOK = Watchdog.look

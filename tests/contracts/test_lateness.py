@@ -15,7 +15,7 @@ from torch.utils.data import RandomSampler
 from tests.contracts.checks import NOTHING, batch_lateness, differences, lateness
 from tests.contracts.datasets import Costly, Made, Recorded
 from tests.contracts.modes import BOUNDED, PYTORCH, STRICT, Mode
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -15,7 +15,7 @@ from minato_gpu.engine import building
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Costly, Made
 from tests.contracts.modes import MINATO, Mode
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _MOST = 4
 

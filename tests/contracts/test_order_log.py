@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED, BOUNDED_8, IN_ORDER, Mode
-from tests.raising import error_of
+from tests.support.raising import error_of
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.contracts import ranks_program
-from tests.ports import kept_free
-from tests.programs import Program
+from tests.support.ports import kept_free
+from tests.support.programs import Program
 
 RANKS = 2
 

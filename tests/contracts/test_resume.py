@@ -12,12 +12,12 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.scheduling import replay
-from tests import programs
 from tests.contracts import resume_program
 from tests.contracts.checks import lateness
 from tests.contracts.datasets import Costly, Made, draw, rows
 from tests.contracts.modes import BOUNDED_1, BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, MINATO, Mode
 from tests.contracts.resuming import generator, interrupted, saves_along, sorted_samples, through_json
+from tests.support import programs
 
 _BATCH = 4
 _SAMPLES = 48

@@ -15,7 +15,7 @@ from minato_gpu import DataLoader
 from minato_gpu.delivery import EpochIterator
 from tests.contracts.datasets import Made
 from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of, through_json
-from tests.raising import error_of
+from tests.support.raising import error_of
 
 
 @pytest.mark.parametrize("workers", [0, 1])

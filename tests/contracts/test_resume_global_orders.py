@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import RandomSampler, SubsetRandomSampler
 
 from minato_gpu import DataLoader
-from tests import programs
 from tests.contracts import resume_global_program
 from tests.contracts.resume_global_program import EPOCHS, make, seed, trained
 from tests.contracts.resuming import DATA, after, generator, loader_of, through_json, values
 from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.support import programs
 
 _WAYS: dict[str, dict[str, Any]] = {
     "inline": {},

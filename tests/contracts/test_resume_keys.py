@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from minato_gpu import DataLoader
-from tests.calls import calls_of
 from tests.contracts.datasets import Made, draw
 from tests.contracts.resuming import DATA, after, generator, through_json, values
 from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.support.calls import calls_of
 
 
 def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 from minato_gpu import DataLoader
 from tests.contracts.resume_global_program import seed
 from tests.contracts.resuming import through_json
-from tests.raising import error_of
+from tests.support.raising import error_of
 
 _DRAWS: dict[str, Callable[[int], int]] = {
     "python": random.randrange,

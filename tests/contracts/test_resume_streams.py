@@ -16,8 +16,8 @@ from minato_gpu.checkpoint import streams
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along, through_json
-from tests.leaks import threads_since
-from tests.waiting import wait_until
+from tests.support.leaks import threads_since
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -11,8 +11,8 @@ import torch
 
 from tests.contracts.datasets import Costly, Made, Streams
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
-from tests.leaks import check_scenario
-from tests.raising import error_of
+from tests.support.leaks import check_scenario
+from tests.support.raising import error_of
 
 _MODES = (PYTORCH, IN_ORDER, BOUNDED_8, IN_ORDER_THREADS, BOUNDED_8_THREADS)
 

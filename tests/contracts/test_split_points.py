@@ -22,8 +22,8 @@ from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
-from tests.fake_device import LAZY_COPIES, FakeDevice
-from tests.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
+from tests.support.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
 
 pytestmark = pytest.mark.usefixtures("open_from_the_start")  # the plans then count from the first sample on
 

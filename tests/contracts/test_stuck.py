@@ -16,8 +16,8 @@ import torch
 from minato_gpu import DataLoader
 from minato_gpu.lanes import stacks
 from tests.contracts.datasets import Made
-from tests.raising import error_of
-from tests.waiting import wait_until
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import programs
+from tests.support import programs
 
 SAMPLES = 64
 WHOLE = str(sum(range(SAMPLES)))

@@ -14,7 +14,7 @@ from minato_gpu import DataLoader
 from tests.contracts.broken import BAD, COLLATE, GOOD, broken, numbers
 from tests.contracts.datasets import Made
 from tests.contracts.modes import BY_PROCESSES, Mode
-from tests.raising import error_of, text_of
+from tests.support.raising import error_of, text_of
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -15,7 +15,7 @@ from minato_gpu import DataLoader
 from minato_gpu.lanes.processes import WorkerDied
 from tests.contracts.datasets import Made, Sourced, rows
 from tests.contracts.deadly import SAMPLES, Deadly, deadly_loader
-from tests.raising import error_of
+from tests.support.raising import error_of
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made
-from tests.raising import error_of, text_of
+from tests.support.raising import error_of, text_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

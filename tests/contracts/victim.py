@@ -20,8 +20,8 @@ import torch
 from minato_gpu import Source
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, Mode
-from tests.leaks import child_pids, leaks, take_snapshot
-from tests.waiting import wait_until
+from tests.support.leaks import child_pids, leaks, take_snapshot
+from tests.support.waiting import wait_until
 
 
 def _quick(index: int) -> Any:

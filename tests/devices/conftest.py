@@ -7,7 +7,7 @@ import pytest
 import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from tests.devices.several import Careless, Machine
-from tests.fake_device import LAZY_COPIES, FakeDevice, Order
+from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory import nvml
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import BATCHES, Machine, consume, labels, loader_on
-from tests.fake_device import LAZY_CONSUMER
-from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
+from tests.support.fake_device import LAZY_CONSUMER
+from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
 
 
 @pytest.mark.usefixtures("open_from_the_start")

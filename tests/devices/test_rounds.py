@@ -11,7 +11,7 @@ import torch
 import minato_gpu.delivery
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
-from tests.numbers import BATCH, LENGTH, Plain, Stream
+from tests.support.numbers import BATCH, LENGTH, Plain, Stream
 from tests.test_device_batches import check_same
 
 

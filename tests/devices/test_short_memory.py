@@ -14,9 +14,9 @@ import torch
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.devices.test_budget import BATCH_BYTES
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
+from tests.support.waiting import wait_until
 
 SAID = "has no memory for a batch"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.devices.several import Machine, check_content, consume, loader_on, on_host
-from tests.fake_device import FakeDevice, Order
 from tests.memory.bench import ORDERS
+from tests.support.fake_device import FakeDevice, Order
 
 
 def _noting(loader: Any, device: FakeDevice, waited: list[tuple[str, str]]) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.engine import building
 from minato_gpu.options import Options
 from tests.contracts.datasets import Made
-from tests.leaks import descriptors_below
+from tests.support.leaks import descriptors_below
 
 
 def plan(device: str, batch_size: int | None = 256, lanes: tuple[str, ...] = ("cpu", "device")) -> building.Plan:

@@ -22,7 +22,7 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Chunk
 from tests.lanes.harness import open_links
-from tests.tickets import spans
+from tests.support.tickets import spans
 from tests.window.test_assembly import Floor
 
 EXIT = Exit(0, 4711, -signal.SIGKILL)

@@ -19,7 +19,7 @@ from minato_gpu import DataLoader
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.messages import LaneOpened
 from tests.contracts.datasets import Made
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

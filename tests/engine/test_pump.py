@@ -20,8 +20,8 @@ from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Awaited, Chunk
 from minato_gpu.window.records import Record, Window
 from tests.lanes.harness import open_links
-from tests.tickets import positions, span
-from tests.waiting import wait_until
+from tests.support.tickets import positions, span
+from tests.support.waiting import wait_until
 
 
 def _told(reports: list[Report], learn: Callable[[bytes], None]) -> Pump:

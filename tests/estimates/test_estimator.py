@@ -7,7 +7,7 @@ import numpy as np
 from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
-from tests.tickets import span
+from tests.support.tickets import span
 
 _COUNT = 400
 

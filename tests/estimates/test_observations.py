@@ -11,7 +11,7 @@ from minato_gpu.estimates.estimator import Observed
 from minato_gpu.estimates.observations import observe
 from minato_gpu.lanes.base import Failure, Part, Report, failure
 from minato_gpu.scheduling import messages as m
-from tests.tickets import spans
+from tests.support.tickets import spans
 
 BAD: Failure = failure(ValueError("cannot be read"), "here")
 

@@ -31,7 +31,7 @@ from minato_gpu.lanes.contract import (
     Revoked,
 )
 from minato_gpu.scheduling.messages import CPU, DEVICE
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 GATED = 5
 _FORK = multiprocessing.get_context("fork")

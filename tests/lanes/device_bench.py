@@ -20,9 +20,9 @@ from minato_gpu.memory.host import Host
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
-from tests.fake_device import FakeDevice
 from tests.lanes.harness import Slab, open_links, piece, task
-from tests.waiting import wait_until
+from tests.support.fake_device import FakeDevice
+from tests.support.waiting import wait_until
 
 X = Field(np.float32, (2,))
 SAMPLE_BYTES = 8  # of what a device makes of one

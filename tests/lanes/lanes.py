@@ -12,7 +12,7 @@ from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.thread_lane import ThreadLane
 from tests.lanes.harness import items_of, job, open_links
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 Told = TypeVar("Told")
 

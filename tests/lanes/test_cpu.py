@@ -16,8 +16,8 @@ from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.memory.status_board import STARTED
 from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, arrived, fetch, of_kind, open_lane, reports_of, sort
-from tests.leaks import threads_since
-from tests.waiting import wait_until
+from tests.support.leaks import threads_since
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.usefixtures("no_leaks"),

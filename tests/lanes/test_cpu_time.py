@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.lanes.cpu_time import CoreTime, RunQueueDelay
-from tests.leaks import leaks, take_snapshot
-from tests.waiting import wait_until
+from tests.support.leaks import leaks, take_snapshot
+from tests.support.waiting import wait_until
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from minato_gpu.lanes import dali_graph
 from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.dali_outputs import Kept
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from tests.fake_dali import FakeDali
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.fake_dali import FakeDali
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, *range(6)]
 ROW = Field(np.float32, (None,))

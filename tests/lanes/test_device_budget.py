@@ -12,10 +12,10 @@ from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
 from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench, short_beyond
 from tests.lanes.harness import piece, task
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("room", [0, 1, 3, 20])

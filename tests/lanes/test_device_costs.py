@@ -8,9 +8,9 @@ import pytest
 
 from minato_gpu.lanes import cpu_time, device_work
 from minato_gpu.lanes.store import Store
-from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.lanes import device_bench
 from tests.lanes.device_bench import bench, pipeline, short_beyond
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 BUSY_S = 4e-3
 

@@ -17,7 +17,7 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields
 from pipelines import example_photographs, image_classification
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 GREY_LEVELS = 2 / 255 / min(image_classification.STD)
 

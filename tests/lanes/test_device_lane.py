@@ -28,11 +28,11 @@ from minato_gpu.memory.status_board import ATTENTION
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.samples import sample_seed
-from tests.fake_device import FakeDevice, FakeEvent
 from tests.lanes.harness import Slab, open_links, piece, task
 from tests.lanes.lanes import of_kind
 from tests.memory.equality import same
-from tests.waiting import wait_until
+from tests.support.fake_device import FakeDevice, FakeEvent
+from tests.support.waiting import wait_until
 
 X = Field(np.float32, (2,))
 

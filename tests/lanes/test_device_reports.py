@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lanes.device import DeviceExecutor
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
 from tests.lanes.device_bench import Bench, add, bench, double, pipeline
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
 
 FIRST, BUSY, LONG = 20, 30, 31
 

@@ -10,9 +10,9 @@ import pytest
 from minato_gpu.lanes.base import Resident
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.micro_batches import _PATIENCE
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.lanes import device_bench
 from tests.lanes.device_bench import ROWS, SAMPLE_BYTES, bench, pipeline
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, *range(4)]
 KEYS = range(20, 20 + ROWS)

@@ -16,7 +16,7 @@ from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import StageError
-from tests.fake_device import LAZY_COPIES, FakeDevice
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 
 def _same(fields: Any, params: Any) -> Any:

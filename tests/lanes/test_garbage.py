@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
-from tests.numbers import LENGTH
+from tests.support.numbers import LENGTH
 
 _FORK: Any = multiprocessing.get_context("fork")
 _COLLECTS_SOON: list[Any] = []  # not empty: a process that was just forked would collect now, if ever

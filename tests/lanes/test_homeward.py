@@ -20,9 +20,9 @@ from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.transfers import Transfers
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
-from tests.fake_work import Copy
 from tests.lanes.harness import open_links, piece, task
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
+from tests.support.fake_work import Copy
 
 MADE = frozenset({"image", "count", "word"})
 COUNT = 20

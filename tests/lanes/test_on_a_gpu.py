@@ -19,8 +19,8 @@ from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import image_classification
-from tests.gate import held_up
-from tests.numbers import PIPELINE, Numbers
+from tests.support.gate import held_up
+from tests.support.numbers import PIPELINE, Numbers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

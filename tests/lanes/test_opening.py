@@ -26,11 +26,11 @@ from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
-from tests.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.device_bench import bench
 from tests.lanes.harness import open_links, piece, task
 from tests.lanes.lanes import of_kind
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
+from tests.support.waiting import wait_until
 
 X = Field(np.float32, (4,))
 

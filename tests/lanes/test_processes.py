@@ -33,8 +33,8 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
-from tests.leaks import child_pids, gone
-from tests.waiting import wait_until
+from tests.support.leaks import child_pids, gone
+from tests.support.waiting import wait_until
 
 _LIBC = ctypes.CDLL(None)
 _IN_CREATE = 0x100  # inotify(7)
@@ -400,7 +400,7 @@ _SHARES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("how", _SHARES)
 def test_workers_make_no_name_in_shared_memory(how: str) -> None:
-    """So none can stay where one is killed, and ``tests.leaks`` need not look for any."""
+    """So none can stay where one is killed, and ``tests.support.leaks`` need not look for any."""
     assert not _made_names(DataLoader, **_SHARES[how])
 
 

@@ -9,7 +9,7 @@ from minato_gpu.memory.status_board import CHUNK, RUN
 from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind, open_lane, reports_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from tests.leaks import descriptors_below, open_links
+from tests.support.leaks import descriptors_below, open_links
 
 
 def _channels() -> WorkerChannels:

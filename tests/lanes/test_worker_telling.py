@@ -16,7 +16,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import CHUNK, LIMIT, NO_LIMIT, SINCE_NS, STARTED
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, Slab, draws, items_of, job, piece, task, values
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_the_board_shows_where_the_worker_is(links: WorkerChannels) -> None:

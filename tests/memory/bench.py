@@ -18,8 +18,8 @@ from minato_gpu.memory.loads import DeviceRow, Load, Made, RowsLoad
 from minato_gpu.memory.loans import Loans
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeStream
+from tests.support.waiting import wait_until
 
 ORDERS = [LAZY_COPIES, LAZY_CONSUMER, *range(6)]
 ROWS = 8

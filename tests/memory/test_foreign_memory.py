@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fake_device import LAZY_COPIES, FakeDevice, Foreign, Order
 from tests.memory.bench import ORDERS, bench
+from tests.support.fake_device import LAZY_COPIES, FakeDevice, Foreign, Order
 
 
 class _Borrowing(FakeDevice):

@@ -15,7 +15,7 @@ from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.loans import Loans
-from tests.fake_device import FakeDevice
+from tests.support.fake_device import FakeDevice
 
 STEP = 1 << 16
 

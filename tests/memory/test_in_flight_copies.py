@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from minato_gpu.memory.loads import Load
-from tests.fake_device import LAZY_COPIES, FakeDevice
 from tests.memory.bench import Bench, bench
-from tests.waiting import wait_until
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
+from tests.support.waiting import wait_until
 
 
 class _Short(FakeDevice):

@@ -14,9 +14,9 @@ from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.notices import LOGGER
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
-from tests.waiting import wait_until
+from tests.support.fake_device import FakeDevice, Order
+from tests.support.waiting import wait_until
 
 
 def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:

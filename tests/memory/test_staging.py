@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minato_gpu.memory.staging import ALIGN, Download, Upload, side_by_side
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
-from tests.fake_work import Copy
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.support.fake_work import Copy
 
 VALUES: list[Any] = [
     np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::-1],

@@ -16,9 +16,9 @@ from minato_gpu.memory.copies import MOST
 from minato_gpu.memory.loads import Load, RowsLoad, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import OutputBatch
-from tests.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
-from tests.waiting import wait_until
+from tests.support.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.waiting import wait_until
 
 
 def epoch(device: FakeDevice, batches: int = 12) -> list[Any]:

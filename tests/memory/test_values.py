@@ -14,9 +14,9 @@ import torch
 
 from minato_gpu.memory.copies import MOST
 from minato_gpu.memory.values import ValueLoad, _is_plain, mapped
-from tests.fake_device import FakeDevice
 from tests.memory.bench import ORDERS, bench
-from tests.waiting import wait_until
+from tests.support.fake_device import FakeDevice
+from tests.support.waiting import wait_until
 
 
 def detections(count: int) -> dict[str, Any]:

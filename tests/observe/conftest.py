@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.observe import listening, shared_service
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from minato_gpu import DataLoader
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.shared_service import Told
-from tests.leaks import check_scenario, open_links, threads_since
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
-from tests.ports import kept_free
-from tests.waiting import wait_until
+from tests.support.leaks import check_scenario, open_links, threads_since
+from tests.support.ports import kept_free
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "runtime")
 NUMBERS: Any = range(32)

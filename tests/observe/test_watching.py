@@ -21,9 +21,9 @@ from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
 from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.threads import OwnThread
-from tests.leaks import check_scenario, open_links, stop, threads_since
-from tests.programs import Program
-from tests.waiting import wait_until
+from tests.support.leaks import check_scenario, open_links, stop, threads_since
+from tests.support.programs import Program
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 NUMBERS: Any = range(32)

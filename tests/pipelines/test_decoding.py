@@ -17,8 +17,8 @@ from PIL import Image
 
 from pipelines import decoding, example_photographs
 from pipelines.headers import read_header
-from tests import programs
 from tests.pipelines.odd_photographs import ODD, as_pillow_reads
+from tests.support import programs
 
 
 def whole_picture(encoded: Any) -> Any:
@@ -183,4 +183,4 @@ assert decoding.library.cache_info().currsize == 1, "forked workers share it"
 
 def test_the_training_process_imports_it_where_that_takes_nothing() -> None:
     """And importing a pipeline brings no device library at all."""
-    programs.run("tests.source", _BUILT)
+    programs.run("tests.support.source", _BUILT)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from minato_gpu import DataLoader
 from minato_gpu.cli import main
-from tests import pages
+from tests.support import pages
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from minato_gpu import DataLoader
 from minato_gpu.checkpoint import state as s
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.samplers import Sampling
-from tests.calls import operations_of
+from tests.support.calls import operations_of
 
 _KEYS = [0, 5, 5, 1, 2, 5, 3, "a", 1, 9, "a", 5, 5, 7, 8, 8, 4, 6, "b", 0, 5] * 4
 _DATA: Any = range(25_600)

@@ -8,7 +8,7 @@ from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
 from minato_gpu.scheduling.messages import Admitted
 from minato_gpu.scheduling.places import Place, Places
-from tests.tickets import span
+from tests.support.tickets import span
 
 SIZE = 2
 

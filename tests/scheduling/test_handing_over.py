@@ -10,7 +10,7 @@ from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from tests.tickets import entry_of
+from tests.support.tickets import entry_of
 
 HANDED, FINAL = 1000, 10
 CUT = 2

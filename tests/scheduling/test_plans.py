@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
-from tests.tickets import entry_of
+from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
 BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(

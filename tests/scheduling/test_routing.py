@@ -12,7 +12,7 @@ from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router, threshold
 from minato_gpu.scheduling.waiting import Waiting
-from tests.tickets import entry_of
+from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
 

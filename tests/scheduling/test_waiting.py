@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
-from tests.tickets import entry_of
+from tests.support.tickets import entry_of
 
 
 def entry(

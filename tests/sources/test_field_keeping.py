@@ -10,9 +10,9 @@ from minato_gpu.sources.blocks import ASKED, space_of
 from minato_gpu.sources.field_keeping import LEARNED, FieldKeeping
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import FIELDS, fields_key
-from tests.examples import half
 from tests.sources.by_hand import SIZE, content
 from tests.sources.test_service_tiers import PAGE, Kept
+from tests.support.examples import half
 
 MS = 1e-3
 

@@ -10,7 +10,7 @@ from socket import socket
 import pytest
 
 from minato_gpu.sources.field_transfer import pair, receive, send
-from tests.leaks import open_links
+from tests.support.leaks import open_links
 
 Ends = tuple[socket, socket]
 

@@ -14,7 +14,7 @@ from minato_gpu.sources.blocks import Blocks, copy, space_of
 from minato_gpu.sources.kept_memory import KeptMemory, Table
 from minato_gpu.sources.memory_tier import Copy
 from minato_gpu.sources.source import fields_key
-from tests.leaks import check_scenario
+from tests.support.leaks import check_scenario
 
 _FORK = multiprocessing.get_context("fork")
 COPIES = [(0, Copy(("/a", 0, None), 4096, 100, 77, 0.5)), (7, Copy(("s3://b/\udc80 é", 5, 10), 1 << 40, 10, 78, 0.0))]

@@ -18,8 +18,8 @@ from minato_gpu.sources import local
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Where
-from tests.leaks import open_links
 from tests.sources.test_placing import Always
+from tests.support.leaks import open_links
 
 COUNT, NBYTES = 20, 5000
 

@@ -17,8 +17,8 @@ from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
-from tests.leaks import open_links
 from tests.sources.virtual import run
+from tests.support.leaks import open_links
 
 SIZE = 64
 

@@ -18,7 +18,7 @@ import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.sources.reader import Reader
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -16,8 +16,8 @@ from fsspec.utils import infer_storage_options
 
 from minato_gpu import Source, read_bytes
 from minato_gpu.sources.remote import RemoteReads
-from tests import programs
 from tests.sources.ranges import CONTENT, PARTS
+from tests.support import programs
 
 pytest.importorskip("aiohttp")
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import copy
-from tests.examples import half
 from tests.sources.by_hand import SIZE, Bench, content, key
+from tests.support.examples import half
 
 
 @pytest.fixture

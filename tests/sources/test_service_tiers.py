@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.source import Key
-from tests.examples import half
 from tests.sources.by_hand import SIZE, Bench, content, key
+from tests.support.examples import half
 
 PAGE = 4096
 

@@ -23,8 +23,8 @@ from minato_gpu import DataLoader
 from minato_gpu.accelerated import prepare
 from minato_gpu.engine import building
 from minato_gpu.memory import accelerator as accelerators
-from tests.fake_device import LAZY_CONSUMER, FakeDevice
-from tests.numbers import PIPELINE, Numbers
+from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
+from tests.support.numbers import PIPELINE, Numbers
 
 LENGTH, BATCH, LEFT_AT, LATENESS = 144, 8, 4, 3
 

@@ -10,7 +10,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 ROWS, BATCH = 60, 8
 

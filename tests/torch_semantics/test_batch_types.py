@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from tests.contracts.datasets import Made
-from tests.raising import error_of
+from tests.support.raising import error_of
 from tests.torch_semantics.datasets import Numbers, keep
 from tests.torch_semantics.same import same
 

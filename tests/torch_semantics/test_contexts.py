@@ -11,7 +11,7 @@ import torch
 import torch.multiprocessing
 
 from tests.contracts.datasets import Made
-from tests.raising import error_of
+from tests.support.raising import error_of
 from tests.torch_semantics.datasets import Numbers, Stream, as_lists, numbers_in
 
 

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from tests.contracts.datasets import Made
-from tests.leaks import no_child_stays
-from tests.raising import error_of
+from tests.support.leaks import no_child_stays
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 from tests.torch_semantics.datasets import Numbers, as_lists, numbers_in
-from tests.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

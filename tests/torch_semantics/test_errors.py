@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.contracts.datasets import Made
-from tests.raising import error_of
+from tests.support.raising import error_of
 from tests.torch_semantics.datasets import Numbers, as_lists
 
 

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from tests.contracts.datasets import Made
-from tests.leaks import child_pids
-from tests.raising import error_of
+from tests.support.leaks import child_pids
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 from tests.torch_semantics.datasets import Numbers, ProcessIds, Stream, as_lists, numbers_in
-from tests.waiting import wait_until
 
 
 def test_protocol(loader_class: Any, num_workers: int) -> None:

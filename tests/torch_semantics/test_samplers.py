@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from tests.contracts.datasets import Made
-from tests.raising import error_of
+from tests.support.raising import error_of
 from tests.torch_semantics.datasets import Numbers, as_lists, keep, numbers_in
 
 

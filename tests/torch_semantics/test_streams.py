@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 
 from tests.contracts.datasets import Streams
-from tests.raising import error_of
+from tests.support.raising import error_of
 from tests.torch_semantics.datasets import SizedStream, Stream, as_lists, keep, numbers_in
 
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from tests.contracts.datasets import Made
-from tests.raising import error_of
+from tests.support.raising import error_of
+from tests.support.waiting import wait_until
 from tests.torch_semantics.datasets import Numbers, ProcessIds, keep
-from tests.waiting import wait_until
 
 
 def _described(index: int) -> Any:

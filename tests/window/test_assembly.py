@@ -22,7 +22,7 @@ from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 from tests.lanes.harness import open_links
 from tests.memory.equality import same
-from tests.tickets import positions, span, spans
+from tests.support.tickets import positions, span, spans
 
 
 def sample(serial: int) -> Any:

@@ -12,8 +12,8 @@ import pytest
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
-from tests.leaks import open_links
 from tests.sources.disk.content import BUDGET, SEGMENT, VERSION, Elsewhere, content, elsewhere, held, keep, segments
+from tests.support.leaks import open_links
 
 
 def test_what_is_written_is_read_and_outlives_the_run(path: Path, tier: DiskTier) -> None:

@@ -14,7 +14,7 @@ import lmdb
 import pytest
 
 from minato_gpu.sources.disk.index import Index
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from tests.fake_device import FakeDevice
+    from tests.support.fake_device import FakeDevice
 
 CANARY = 0xEE
 

@@ -21,7 +21,7 @@ import pytest
 import torch.utils.data
 
 from tests.contracts.modes import Mode
-from tests.covering import Case, pairwise
+from tests.support.covering import Case, pairwise
 
 _SEED = "seed of the device's order"
 _WORKERS = ("workers", "num_workers")

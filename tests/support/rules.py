@@ -1,6 +1,6 @@
 """Rules for every test: a time limit, GPU tests, no leaks. Loaded by conftest.py in each process that runs tests.
 
-Of a test's cases those are run in which all pairs of values occur; ``--all`` runs all, see tests/selection.py.
+Of a test's cases those are run in which all pairs of values occur; ``--all`` runs all, see tests/support/selection.py.
 
 ``--require-gpu`` makes a GPU test that is skipped, for whatever reason, a failure: on a machine with a GPU nothing
 may be left out silently.
@@ -31,11 +31,11 @@ import minato_gpu
 from minato_gpu.analysis import running
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.notices import say_once
-from tests import large_pages, selection
 from tests.analysis.scripts import Forked
 from tests.conftest import LEFT_OUT
-from tests.leaks import assert_no_leaks, take_snapshot
-from tests.waiting import wait_until
+from tests.support import large_pages, selection
+from tests.support.leaks import assert_no_leaks, take_snapshot
+from tests.support.waiting import wait_until
 
 _TIME_LIMIT_S = 180  # a hang: what takes 14 s alone takes more than 60 beside a load of six
 
@@ -105,7 +105,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that leaves a process, a thread or shared memory behind.
 
-    Descriptors are left to the tests that warm up first (``tests.leaks.check_scenario``): the first use of many
+    Descriptors are left to the tests that warm up first (``tests.support.leaks.check_scenario``): the first use of many
     libraries opens some for good. A test that failed is not checked: its traceback keeps its iterators alive.
     """
     before = take_snapshot(descriptors=False)

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fake_device import CANARY, FakeDevice
-from tests.fake_work import Copy
+from tests.support.fake_device import CANARY, FakeDevice
+from tests.support.fake_work import Copy
 
 Inputs = Mapping[str, Any]
 

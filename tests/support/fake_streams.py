@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tests.fake_work import FakeEvent, FakeStream
+from tests.support.fake_work import FakeEvent, FakeStream
 
 if TYPE_CHECKING:
-    from tests.fake_device import FakeDevice
+    from tests.support.fake_device import FakeDevice
 
 CONSUMER = "consumer"
 LAZY_COPIES, LAZY_CONSUMER = "lazy copies", "lazy consumer"

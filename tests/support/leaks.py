@@ -5,7 +5,7 @@ comparison waits for the condition "nothing new is left".
 
 Decision: descriptors are compared by kind and count, not by number, because the kernel gives a closed number to
 the next file. Helpers that live as long as the interpreter, those of ``multiprocessing`` (resource tracker, fork
-server, descriptor sharing) and that of ``tests.programs``, are not leaks of a loader.
+server, descriptor sharing) and that of ``tests.support.programs``, are not leaks of a loader.
 
 The name that PyTorch gives to memory while it shares a tensor counts only while its maker lives: PyTorch unlinks it at
 once, unless the maker dies just then. Our workers make none (``tests.lanes.test_processes`` shows it), so one of a
@@ -28,8 +28,8 @@ from pathlib import Path
 
 import psutil
 
-from tests import programs
-from tests.waiting import wait_until
+from tests.support import programs
+from tests.support.waiting import wait_until
 
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _SHARED_MEMORY = Path("/dev/shm")

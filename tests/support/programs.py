@@ -31,8 +31,14 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
-_IMPORTED = ("torch.distributed", "torch.utils.data", "minato_gpu.loader", "tests.fake_device", "benchmarks.report")
+ROOT = Path(__file__).resolve().parents[2]
+_IMPORTED = (
+    "torch.distributed",
+    "torch.utils.data",
+    "minato_gpu.loader",
+    "tests.support.fake_device",
+    "benchmarks.report",
+)
 _LARGEST = 1 << 17
 
 
@@ -142,7 +148,7 @@ server_pids: list[int] = []
 def _server() -> socket.socket:
     """The end that requests go to. The process behind it ends when this one does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, "-W", "ignore", "-m", "tests.programs", str(theirs.fileno())]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.programs", str(theirs.fileno())]
     environment = {**os.environ, "PYTHONHASHSEED": "random"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], start_new_session=True)
     process.returncode = 0  # nobody waits for it, which is no leak

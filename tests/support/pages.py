@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("minato_gpu", "pipelines", "benchmarks", "tests")  # not those that are made here: .venv, runs, build
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
