@@ -15,7 +15,7 @@ from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from tests.support.alone import alone
+from tests.support.concurrency import alone
 from tests.support.numbers import LENGTH, Plain
 
 

@@ -13,7 +13,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Sourced
-from tests.support.forked import said_by_a_child
+from tests.support.concurrency import said_by_a_child
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.contracts.datasets import Made, Sourced
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
-from tests.support.forked import said_by_a_child
+from tests.support.concurrency import said_by_a_child
 
 SAMPLES = 40
 

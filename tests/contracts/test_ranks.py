@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contracts import ranks_program
-from tests.support.ports import kept_free
-from tests.support.programs import Program
+from tests.support.programs import Program, kept_free
 
 RANKS = 2
 

@@ -18,7 +18,7 @@ from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
 from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
-from tests.support.lock_held import least_hold
+from tests.support.concurrency import least_hold
 
 ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
 PIXELS = Field(np.int32, (None, None, 3))

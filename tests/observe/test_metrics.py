@@ -22,7 +22,7 @@ from minato_gpu.observe.shared_service import Told
 from tests.observe.made import Speaker, lane, stats
 from tests.observe.test_watching import _forked
 from tests.support.leaks import check_scenario, open_links, threads_since
-from tests.support.ports import kept_free
+from tests.support.programs import kept_free
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "runtime")

@@ -13,7 +13,7 @@ import torch
 from minato_gpu.scheduling import history as history_module
 from minato_gpu.scheduling.costs import CostModel, LaneModel, rank_correlation
 from minato_gpu.scheduling.history import History
-from tests.support.alone import alone
+from tests.support.concurrency import alone
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:

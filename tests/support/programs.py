@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -138,6 +138,15 @@ def run(module: str, *arguments: str, given: str = "", environment: Mapping[str,
     said, errors = program.communicate(given)
     assert program.returncode == 0, f"{module} {arguments} ended with {program.returncode}: {errors[-5000:]}"
     return said
+
+
+@contextlib.contextmanager
+def kept_free(host: str = "127.0.0.1") -> Iterator[int]:
+    """A port that the kernel gives to nobody meanwhile, and that a server may have which names it."""
+    with socket.socket() as keeps:
+        keeps.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; it never listens
+        keeps.bind((host, 0))
+        yield int(keeps.getsockname()[1])
 
 
 server_pids: list[int] = []

@@ -9,6 +9,7 @@ may be left out silently.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import multiprocessing
@@ -16,6 +17,7 @@ import os
 import sys
 import warnings
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +35,7 @@ from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.notices import say_once
 from tests.analysis.scripts import Forked
 from tests.conftest import LEFT_OUT
-from tests.support import large_pages, selection
+from tests.support import selection
 from tests.support.leaks import assert_no_leaks, take_snapshot
 from tests.support.waiting import wait_until
 
@@ -169,9 +171,32 @@ def _freeze(config: pytest.Config) -> None:
     config.stash[_IMPORTED] = len(sys.modules)
 
 
+_LARGE = 2 << 20
+_MADV_COLLAPSE = 25  # Linux 6.1; an older one answers that it does not know it
+
+
+def _collapse() -> None:
+    """Puts what this process has in memory into large pages: workers are forked from it thousands of times, and a fork
+    copies an entry for each page (measured: 10 % less of the kernel's time in tests that fork much). Nothing is
+    promised: it saves time, where it can."""
+    libc = ctypes.CDLL(None)
+    for begin, end in _written():
+        for at in range(begin, end, _LARGE):  # one at a time: after a hole, the kernel would go no further
+            libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(_LARGE), _MADV_COLLAPSE)
+
+
+def _written() -> Iterator[tuple[int, int]]:
+    """Private memory that is no file's."""
+    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+        where, access, *_, last = line.split()
+        if access == "rw-p" and last in ("0", "[heap]"):
+            begin, end = (int(number, 16) for number in where.split("-"))
+            yield -(-begin // _LARGE) * _LARGE, end // _LARGE * _LARGE
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     _freeze(session.config)
-    large_pages.collapse()
+    _collapse()
 
 
 @pytest.hookimpl(tryfirst=True)  # while no fixture of the test is there
