@@ -1,9 +1,11 @@
-"""A data set with a clock before it is the data set that it was, and what workers note is what they did."""
+"""What a script under analysis sees: its data set, its batches, files and ranks; and what is noted of them."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
+import minato_gpu
 from minato_gpu import Field, Pipeline, Source, Stage
-from minato_gpu.analysis.notes import NoteBook, plain_key
-from minato_gpu.analysis.watching import Stopwatch, WatchedItems, watched, watched_pipeline
+from minato_gpu.analysis import files, probing
+from minato_gpu.analysis.lockstep import Lockstep
+from minato_gpu.analysis.notes import NoteBook
+from minato_gpu.analysis.probing import Level
+from minato_gpu.analysis.ranks import Ranks
+from minato_gpu.analysis.subject import Subject
+from minato_gpu.analysis.watching import Stopwatch, Watched, watched, watched_pipeline
 
 
 class Files:
@@ -32,11 +40,6 @@ class Files:
 
     def source(self, index: int) -> Source:
         return Source(self.paths[index])
-
-
-class Several(Files):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
 
 
 class Stream(IterableDataset[int]):
@@ -74,23 +77,6 @@ def test_workers_note_samples_files_and_bytes(paths: list[str], book: NoteBook) 
         assert seen.opened.nbytes == 5000 and seen.opened.requests == 1
         assert seen.seconds >= seen.cpu_s > 0
     assert [batch.samples for batch in batches] == [2] * 4
-
-
-def test_samples_that_come_together_share_their_time(paths: list[str], book: NoteBook) -> None:
-    dataset = watched(Several(paths), Stopwatch(book, looks=True))
-    assert isinstance(dataset, WatchedItems)
-    loader: DataLoader[Any] = DataLoader(dataset, 4)  # type: ignore[arg-type]
-    assert len(list(loader)) == 2
-    samples, _ = book.read()
-    assert len(samples) == 8 and {seen.opened.nbytes for seen in samples} == {5000.0}
-    assert len({seen.seconds for seen in samples}) == 2
-
-
-def test_what_reads_nothing_has_no_files(book: NoteBook) -> None:
-    dataset = watched([1, 2, 3], Stopwatch(book, looks=True))
-    assert [dataset[number] for number in range(3)] == [1, 2, 3]
-    samples, _ = book.read()
-    assert [(seen.opened.files, seen.opened.nbytes) for seen in samples] == [((), None)] * 3
 
 
 def test_a_file_that_stays_open_is_found(paths: list[str], book: NoteBook) -> None:
@@ -164,5 +150,156 @@ def test_notes_that_were_cut_off_are_left_out(book: NoteBook) -> None:
     assert [(seen.key, seen.seconds) for seen in samples] == [("a", 0.25), (2, 0.25)] and batches == []
 
 
-def test_keys_are_plain() -> None:
-    assert [plain_key(key) for key in (3, "a", np.int64(4), (1, "b"))] == [3, "a", 4, "(1, 'b')"]
+# --- loaders like the script's ----------------------------------------------------------------------------------------
+
+
+def tenfold(samples: list[int]) -> Any:
+    return default_collate([10 * sample for sample in samples])
+
+
+class Pairs:
+    """A batch sampler of the user's own."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[3, 4], [0, 1, 2]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+def _values(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
+    generator = torch.Generator().manual_seed(5)
+    loader = loader_class(list(range(10)), 4, shuffle=True, generator=generator, collate_fn=tenfold)
+    subject = Subject(loader, str(tmp_path))
+    assert [len(keys) for keys in subject.keys] == [4, 4, 2]
+    drawn = [[10 * key for key in keys] for keys in subject.keys]
+    state = generator.get_state()
+    assert _values(subject.like()) == _values(subject.like("warm")) == drawn
+    assert _values(subject.like(batches=subject.keys[1:])) == drawn[1:]
+    assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
+    assert (subject.samples, subject.length, subject.batch_size, subject.prefetch) == (10, 3, 4, 2)
+    assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
+
+
+def test_batches_of_the_users_own_keep_their_composition(loader_class: Any, tmp_path: Any) -> None:
+    subject = Subject(loader_class(list(range(5)), batch_sampler=Pairs()), str(tmp_path))
+    assert _values(subject.like()) == [[3, 4], [0, 1, 2]]
+    assert subject.batch_size == 3
+
+
+def test_a_loader_like_a_stream(loader_class: Any, tmp_path: Any) -> None:
+    subject = Subject(loader_class(Stream(), 3), str(tmp_path))
+    assert subject.is_stream and subject.keys == [] and subject.length is None and subject.samples == 0
+    assert _values(subject.like("warm")) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
+    kind: Any = minato_gpu.DataLoader
+    loader = kind(
+        list(range(8)), 2, num_workers=2, in_order=False, max_lateness=3, on_error="skip", persistent_workers=True
+    )
+    subject = Subject(loader, str(tmp_path))
+    like: Any = subject.like("warm")
+    assert (like.num_workers, like.in_order, like.max_lateness, like.on_error) == (2, False, 3, "skip")
+    assert not like.persistent_workers and isinstance(like.dataset, Watched)
+    assert like.collate_fn is default_collate  # ours stacks samples by itself where it knows that they are only stacked
+    assert subject.like(workers=1).num_workers == 1
+    torch_class: Any = DataLoader
+    torchs: Any = Subject(torch_class(list(range(8)), 2), str(tmp_path)).like("warm")
+    assert torchs.collate_fn.args == (default_collate,) and torchs.collate_fn is not default_collate
+
+
+# --- the page cache, and what storage gives ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> list[str]:
+    found = [tmp_path / f"{number}.bin" for number in range(40)]
+    for path in found:
+        path.write_bytes(os.urandom(20_000))
+    return [str(path) for path in found]
+
+
+def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None:
+    files.read_in(large, lambda: True)
+    if files.cached_share(large) is None:
+        pytest.skip("this kernel has no cachestat")
+    found = files.cached_share(large)
+    assert found is not None and found > 0.875
+    files.drop(large)
+    left = files.cached_share(large)
+    if left == 1.0:
+        pytest.skip("this file system is in memory")
+    assert left == 0.0
+    files.read_in(large, lambda: False)
+    assert files.cached_share(large) == 0.0
+    files.read_in([*large, str(tmp_path / "missing")], lambda: True)
+    share = files.cached_share([*large, str(tmp_path / "missing")])
+    assert share is not None and share > 0.9  # the kernel may have let a page go
+
+
+def test_nothing_is_known_where_the_kernel_does_not_tell(large: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "cached_bytes", lambda file: None)
+    assert files.cached_share(large) is None
+
+
+def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
+    ticks = count()
+    levels = probing.probe(probing.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
+    if not levels:
+        pytest.skip("this file system is in memory")
+    assert [level.at_once for level in levels] == [1, 2, 4]  # of 40 reads there are none for 8 more
+    assert all(level.nbytes == 20_000 and level.bytes_per_s > 0 for level in levels)
+
+
+def test_rate_and_latency_are_told_apart() -> None:
+    """Storage of 100 MB/s and 50 ms: one read of 1 MB takes 60 ms, and from six at once on the rate is the limit."""
+    levels = [Level(n, max(0.06, n * 0.01), 1e6, min(n * 1e6 / 0.06, 1e8)) for n in (1, 2, 4, 8, 16)]
+    rate, latency = probing.told_apart(levels)
+    assert rate == pytest.approx(1e8) and latency == pytest.approx(0.05)
+    far = [Level(n, 0.05, 1e5, n * 1e5 / 0.05) for n in (1, 8)]
+    assert probing.told_apart(far) == (1.6e7, 0.05)  # eight at once do not reach the limit
+    assert probing.told_apart([Level(1, 0.01, 1e6, 1e8)]) == (1e8, 0.0)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_do_what_the_first_one_thinks(tmp_path: Path) -> None:
+    first, second = Lockstep(tmp_path, 0, 2), Lockstep(tmp_path, 1, 2)
+    thought = [True, False, False, True]
+    assert [first.agreed(mine) for mine in thought] == thought
+    assert [second.agreed(False) for _ in thought] == thought
+    assert not second.lost
+    first.close()
+    second.close()
+    second.close()
+
+
+def test_a_rank_whose_leader_has_gone_goes_on(tmp_path: Path) -> None:
+    ticks = count(step=40)
+    second = Lockstep(tmp_path, 1, 2, lambda: float(next(ticks)))
+    assert second.agreed(True) and second.lost and not second.agreed(False)
+    second.close()
+
+
+def test_ranks_meet_in_one_private_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    second = Ranks.of_environment()
+    assert second == Ranks(1, 2, 2)
+    with Ranks(0, 2, 2).folder() as first, second.folder() as other:
+        assert first == other and first.stat().st_mode & 0o777 == 0o700
+        assert first.exists()
+    assert not first.exists()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ValueError, match="no rank"):
+        Ranks.of_environment()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="2 of 4 ranks are on other hosts"):
+        Ranks.of_environment()

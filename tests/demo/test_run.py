@@ -9,9 +9,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.cli import main
+from minato_gpu.demo import display, summary
+from minato_gpu.demo.training import Outcome, Tally
 
 COUNT, EPOCHS = 24, 2
 
@@ -50,12 +53,8 @@ def test_the_rows_are_the_epochs_and_add_up_to_the_totals(left: dict[str, Any]) 
     for row in rows:
         assert row["wait_p50_s"] <= row["wait_p95_s"] <= row["wait_p99_s"] <= row["wait_total_s"] <= row["elapsed_s"]
         assert 0 < row["first_batch_s"] <= row["elapsed_s"]
-
-
-def test_the_first_and_last_figures_are_those_of_their_epochs(left: dict[str, Any]) -> None:
-    assert left["first_batch_s"] == left["rows"][0]["first_batch_s"]
-    assert left["final_loss"] == left["rows"][-1]["loss"]
-    assert np.isfinite(left["final_loss"])
+    assert left["first_batch_s"] == rows[0]["first_batch_s"]
+    assert left["final_loss"] == rows[-1]["loss"] and np.isfinite(left["final_loss"])
 
 
 def test_the_results_are_a_picture_a_table_and_one_document(
@@ -97,3 +96,52 @@ def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
     result = _demo("--data", tmp_path / "mine", "--out", tmp_path / "out")
     assert result.exit_code == 1
     assert "has no class folders" in result.output
+
+
+# --- the consumer's own count ---------------------------------------------------------------------------------------
+
+WAITS = {"p50": 0.001, "p95": 0.01, "p99": 0.02, "total": 0.5}
+
+
+def _tally(epoch: int, labels: list[int]) -> Tally:
+    tally = Tally(epoch, samples_expected=4, labels=torch.zeros(2, dtype=torch.int64), elapsed_s=2.0)
+    for label in labels:
+        # The model always says class 0.
+        tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
+    return tally
+
+
+def _stats(cpu: int, device: int) -> dict[str, Any]:
+    lanes = {"cpu": {"samples": cpu, "slots": 2, "busy_share": 0.5}, "device": {"samples": device, "slots": 1}}
+    return {
+        "samples_failed": 0,
+        "samples_repeated": 0,
+        "first_batch_s": 0.25,
+        "lanes": lanes,
+        "prediction": {"samples": 4, "log_sigma": None, "rank_correlation": 0.5},
+        "wait_s": WAITS,
+        "stalls": {},
+        "bytes_in_flight_peak": 1_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "complete"),
+    [([0, 0, 1, 1], True), ([0, 0, 1], False), ([0, 0, 1, 1, 1], False), ([0, 0, 0, 1], False)],
+    ids=["all", "one lost", "one twice", "one for another"],
+)
+def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples(
+    labels: list[int], complete: bool
+) -> None:
+    outcome = Outcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
+    assert outcome.complete is complete
+
+
+def test_the_live_line_and_the_table_fit_a_terminal() -> None:
+    tally, stats = _tally(0, [0, 0, 1, 1]), _stats(3, 1)
+    assert display.figures(tally, stats) == "     2 samples/s  cpu  75% device  25%  wait  25%"
+    names, epoch = display.summary_columns([summary.epoch_row(tally, stats)])
+    cells = dict(zip(names.cells, epoch.cells, strict=True))
+    assert cells["consumer's wait, ms, p99"] == "20.0"
+    assert cells["error of predicted costs (sigma of the log)"] == "-"
+    assert cells["training accuracy"] == "50.0%"

@@ -87,16 +87,6 @@ def test_what_fails_is_told(workers: int) -> None:
     assert [fact.samples for fact in loader.of(f.Delivered)] == [4, 3]
 
 
-def test_costly_samples_are_told_one_by_one() -> None:
-    loader = Listed(Costly(), 4, num_workers=1)
-    assert len(list(loader)) == 3
-    worked = loader.of(f.Worked)
-    assert sum(fact.samples for fact in worked) == 12
-    for fact in worked:
-        assert fact.ends is not None and len(fact.ends) == fact.samples and fact.ends == sorted(fact.ends)
-        assert fact.begin <= fact.ends[0] and fact.ends[-1] == fact.end
-
-
 class Costly:
     """Twelve numbers that take some milliseconds of computing each."""
 
@@ -120,18 +110,6 @@ def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> N
         assert len(list(loader)) == 2
     assert len(caplog.records) == 1 and "hears nothing more" in caplog.text and "no space left" in caplog.text
     assert len(loader.of(f.Delivered)) == 2
-
-
-def test_where_nobody_listens_nothing_is_told() -> None:
-    stream = f.Facts()
-    heard: list[f.Fact] = []
-    assert not stream.hearers
-    stream.subscribe(heard.append)
-    assert stream.hearers
-    stream.unsubscribe(heard.append)
-    stream.unsubscribe(heard.append)
-    stream.tell(f.Asked(0, 0.0))
-    assert not stream.hearers and not heard
 
 
 @pytest.mark.parametrize("workers", [0, 1])

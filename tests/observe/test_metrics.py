@@ -13,13 +13,16 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minato_gpu import DataLoader
+from minato_gpu.observe.counting import carried, counters, summed
 from minato_gpu.observe.metrics import LoaderCollector
+from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.observe.shared_service import Told
-from tests.observe.made import Speaker, lane, stats
+from tests.observe.conftest import Speaker, lane, stats
 from tests.observe.test_watching import _forked
 from tests.support.leaks import check_scenario, open_links, threads_since
 from tests.support.programs import kept_free
@@ -160,13 +163,6 @@ def test_nothing_stays_behind(scenario: Callable[[], None]) -> None:
     check_scenario(scenario)
 
 
-def test_no_metrics_no_server() -> None:
-    before, loader = threading.enumerate(), _loader(metrics_port=None)
-    list(loader)
-    assert "metrics" not in loader.stats()
-    assert "minato-metrics" not in threads_since(before)
-
-
 def _listening(port: int) -> str:
     """The socket that listens there, as a descriptor's link names it."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
@@ -260,3 +256,65 @@ def test_a_counter_that_is_derived_does_not_fall_by_its_last_digit() -> None:
     speaker.says = Told(0, stats(lanes={"cpu": lane(1, 0.0, 2)}), {})
     (family,) = [one for one in collector.collect() if one.name == "minato_lane_busy_seconds"]
     assert family.samples[0].value == told[-1]
+
+
+def test_a_stall_that_is_counted_before_its_wait_makes_no_negative_wait() -> None:
+    said = stats(stalls={"fetch": {"count": 1, "seconds": 30.0}}, wait_s={"total": 0.5})
+    found = _collected(Speaker(Told(0, said, {})))
+    assert _of(found, "wait_seconds_total", loader="a-1", cause="other") == 0.0
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["the same workers", "others"])
+def test_reads_of_epochs_add_up(stays: bool) -> None:
+    """Workers that stay go on counting; of others the counts begin anew."""
+
+    def with_reads(reads: int) -> dict[Any, float]:
+        return counters(stats(reads={"reads": reads, "bytes": 10 * reads, "failed": 0}))
+
+    before: dict[Any, float] = {}
+    reads = 0
+    for read in (100, 100, 300):
+        reads = reads + read if stays else read
+        before = carried(before, with_reads(reads), with_reads(reads if stays else 0))
+    assert summed(before, with_reads(reads if stays else 0))["reads", ""] == 500
+
+
+# --- metrics_port ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "shown"),
+    [
+        (9090, ("127.0.0.1", 9090), "127.0.0.1:9090"),
+        (0, ("127.0.0.1", 0), "127.0.0.1:0"),
+        (np.int64(65535), ("127.0.0.1", 65535), "127.0.0.1:65535"),
+        ("0.0.0.0:9090", ("0.0.0.0", 9090), "0.0.0.0:9090"),
+        ("node-7:0", ("node-7", 0), "node-7:0"),
+        ("[::1]:9090", ("::1", 9090), "[::1]:9090"),
+    ],
+)
+def test_addresses(given: Any, address: tuple[str, int], shown: str) -> None:
+    found = MetricsAddress.check(given)
+    assert found == address and str(found) == shown
+    assert MetricsAddress.check(None) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        (True, TypeError, "metrics_port must be a port, a text or None, got True"),
+        (9090.0, TypeError, "metrics_port must be a port"),
+        (-1, ValueError, "metrics_port=-1: a port is a number from 0"),
+        (65536, ValueError, "to 65535"),
+        ("", ValueError, "is no host and port"),
+        ("9090", ValueError, "is no host and port"),
+        (":9090", ValueError, "is no host and port"),
+        ("host:http", ValueError, "is no host and port"),
+        ("host:²", ValueError, "is no host and port"),
+        ("::1:9090", ValueError, r"or '\[::1\]:9090'"),
+    ],
+)
+def test_what_is_none(given: Any, kind: type[Exception], said: str) -> None:
+    data: Any = range(3)
+    with pytest.raises(kind, match=said):
+        DataLoader(data, metrics_port=given)

@@ -1,8 +1,10 @@
-"""``minato-gpu analyze``: what it says, what it leaves, and how mistakes end."""
+"""``minato-gpu analyze``: what it says and leaves, how mistakes end, and that a script's process ends in time."""
 
 from __future__ import annotations
 
 import json
+import os
+import select
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from minato_gpu.analysis import questions
+from minato_gpu.analysis import order as orders
+from minato_gpu.analysis import questions, running
+from minato_gpu.analysis.order import Order
 from minato_gpu.analysis.profile import profile_from
 from minato_gpu.cli import main
 from pipelines import image_classification
-from tests.analysis.scripts import FEW_BATCHES, data, written
+from tests.analysis.scripts import data, written
+from tests.support.programs import Program
 
 
 @pytest.fixture(autouse=True)
@@ -85,16 +90,6 @@ def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_script_that_dies_leaves_what_was_measured(tmp_path: Path) -> None:
-    body = FEW_BATCHES + "train(DataLoader(Files(sys.argv[1]), 4), 2)\nraise OSError('disk full')"
-    left = tmp_path / "out.json"
-    arguments = ("--json", str(left), written(tmp_path, body), data(tmp_path / "data"))
-    result = _analyze(*arguments, code=1)
-    assert "the script died: OSError: disk full" in " ".join(result.output.split())
-    assert json.loads(left.read_text())["profiles"][0]["phases"]["warm"]["batches"] > 0
-
-
-@pytest.mark.usefixtures("forked")
 def test_nothing_was_measured(tmp_path: Path) -> None:
     result = _analyze(written(tmp_path, "pass"), code=1)
     assert "nothing was measured: the script ended without iterating a torch.utils.data.DataLoader" in result.output
@@ -105,11 +100,9 @@ def test_nothing_was_measured(tmp_path: Path) -> None:
     [
         ([], "give a SCRIPT, or --pipeline"),
         (["missing.py"], "there is no script 'missing.py'"),
-        (["--step-ms", "3", "train.py"], "--step-ms goes with --pipeline"),
         (["--pipeline", "pipelines.image_classification"], "--pipeline needs --data DIR and --step-ms X"),
         (["--pipeline", "pipelines.nothing", "--data", ".", "--step-ms", "1"], "no module named pipelines.nothing"),
         (["--pipeline", "pipelines.coco", "--data", ".", "--step-ms", "0"], "a step of no time needs no loader"),
-        (["--pipeline", "pipelines.coco", "train.py"], "give a SCRIPT or --pipeline, not both"),
     ],
 )
 def test_mistakes_are_said_in_one_line(arguments: list[str], said: str) -> None:
@@ -123,3 +116,71 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     given = ("--pipeline", "pipelines.image_classification", "--data", str(tmp_path), "--step-ms", "1")
     result = _analyze(*given, code=1)
     assert "nothing was measured: the script died (FileNotFoundError: " in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/report.html", "."])
+def test_where_no_report_can_be_written_nothing_is_run(tmp_path: Path, where: str) -> None:
+    result = _analyze("--report", str(tmp_path / where), written(tmp_path, "raise SystemExit('it ran')"), code=2)
+    assert "it ran" not in result.output and "--report" in result.output
+
+
+# --- the script's process -------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_never_asks_for_a_batch_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "START_S", 0.0)
+    order = Order(written(tmp_path, "import threading\nthreading.Event().wait()"), (), str(tmp_path), 1.0)
+    assert running.run(order).profile is None
+
+
+@pytest.mark.usefixtures("forked")
+def test_what_a_script_leaves_behind_is_ended(tmp_path: Path) -> None:
+    body = """
+import subprocess
+server = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+open(sys.argv[1], "w").write(str(server.pid))
+"""
+    left = tmp_path / "pid"
+    result = running.run(Order(written(tmp_path, body), (str(left),), str(tmp_path), 1.0))
+    assert result == orders.Result("ended", 0)
+    try:
+        server = os.pidfd_open(int(left.read_text()))
+    except ProcessLookupError:
+        return  # gone already
+    select.select([server], [], [])  # until it has ended; the test's time limit is the only one
+    os.close(server)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_script_that_is_killed(tmp_path: Path) -> None:
+    body = """
+import signal
+train(loader := DataLoader(Files(sys.argv[1]), 4))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    order = Order(written(tmp_path, body), (data(tmp_path / "data"),), str(tmp_path), 1000.0)
+    result = running.run(order)
+    assert (result.status, result.message) == ("died", "it was ended by signal 9")
+    assert result.profile is not None and "compute" in result.profile.phases
+
+
+def test_ranks_take_as_many_batches(tmp_path: Path) -> None:
+    body = """
+loader, count = DataLoader(Files(sys.argv[1]), 4, num_workers=1), 0
+try:
+    while True:
+        for batch in loader:
+            count += 1
+            if sys.argv[2] == "1":
+                [number ** 0.5 for number in range(20_000)]  # a slower step
+finally:
+    print(count)
+"""
+    script, folder = written(tmp_path, body), data(tmp_path / "data")
+    orders = [Order(script, (folder, str(rank)), str(tmp_path), 2.0, rank=rank, ranks=2) for rank in range(2)]
+    programs = [Program("minato_gpu.analysis.child", order.text(), at_once=True) for order in orders]
+    counts = [json.loads(program.communicate()[0]) for program in programs]
+    assert counts[0] == counts[1] > 0
+    results = running.others(tmp_path, range(2))
+    assert [result.status for result in results] == ["complete", "complete"]
+    assert [result.profile.rank for result in results if result.profile is not None] == [0, 1]

@@ -19,13 +19,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minato_gpu.analysis import page
+from minato_gpu.analysis import page, reporting
 from minato_gpu.analysis.drawings import COLOURS
-from minato_gpu.analysis.profile import Phase, Profile
+from minato_gpu.analysis.profile import Phase, Profile, Storage
+from minato_gpu.analysis.questions import compared
 from minato_gpu.analysis.reporting import what_if
+from minato_gpu.analysis.setting import Setting, Trial
 from minato_gpu.report import document
-
-from .test_profile import PROFILE
+from tests.analysis.conftest import a_profile
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NASTY = "/data/<script>alert(1)</script>/" + "a" * 90 + ".jpeg"
@@ -36,8 +37,15 @@ def phase(seconds: float) -> Phase:
     return Phase(50, sum(times), 0.2 * sum(times), times)
 
 
-WHOLE = replace(
-    PROFILE,
+WHOLE = a_profile(
+    loader="torch",
+    samples=1001,
+    batch_size=10,
+    cores=2,
+    prepare_cpu_share=1.0,
+    step_s=(0.1, 0.11),
+    persistent=False,
+    overlap=False,
     prepare_s=tuple((0.01 * np.random.default_rng(1).lognormal(0, 1, 200)).tolist()),
     phases={"compute": phase(0.1), "warm": phase(0.13), "cold": phase(0.19)},
     stages_s={"decode": 0.006, "crop": 0.001},
@@ -63,11 +71,9 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return partial(written, tmp_path)
 
 
-def written(
-    folder: Path, profiles: Sequence[Profile] = (WHOLE,), rows: Sequence[Any] = ROWS, more: Sequence[page.Section] = ()
-) -> Path:
+def written(folder: Path, profiles: Sequence[Profile] = (WHOLE,), rows: Sequence[Any] = ROWS) -> Path:
     path = folder / "report.html"
-    page.write(path, "train.py", profiles, document({}, []), [what_if(profiles[0], rows), *more])
+    page.write(path, "train.py", profiles, document({}, []), [what_if(profiles[0], rows)])
     return path
 
 
@@ -137,17 +143,10 @@ def _contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_ranks_have_a_bar_each(write: Callable[..., Path]) -> None:
-    ranks = [replace(WHOLE, rank=rank, ranks=2) for rank in range(2)]
-    said = "".join(Seen(write(ranks).read_text(encoding="utf-8")).text)
-    assert said.count("waiting for other ranks") >= 2
-
-
 @pytest.mark.parametrize(
     ("profile", "lacks"),
     [
-        (replace(PROFILE, phases={}), "Where an epoch's time goes"),
+        (replace(WHOLE, phases={}), "Where an epoch's time goes"),
         (replace(WHOLE, prepare_s=(), stages_s={}, scaling=(), slowest=()), "What samples cost"),
         (replace(WHOLE, phases={"compute": phase(0.1), "warm": phase(0.1)}, notes=()), "could not be looked at"),
     ],
@@ -157,13 +156,6 @@ def test_ranks_have_a_bar_each(write: Callable[..., Path]) -> None:
 def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: Profile, lacks: str) -> None:
     whole, said = ("".join(Seen(write([each], ()).read_text(encoding="utf-8")).text) for each in (WHOLE, profile))
     assert lacks in whole and lacks not in said
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_predictions_are_beside_what_was_measured(write: Callable[..., Path]) -> None:
-    rows = [{"epoch": "warm", "predicted, s": "12.1", "measured, s": "12.0"}]
-    section = page.Section("Predicted against measured", "", tables=[("epochs", rows)])
-    assert "12.1" in "".join(Seen(write(more=[section]).read_text(encoding="utf-8")).text)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
@@ -193,3 +185,60 @@ def _chromium(home: Path, *arguments: str) -> str:
     command += [f"--user-data-dir={home / 'browser'}", *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return done.stdout
+
+
+# --- what it says of other settings -----------------------------------------------------------------------------------
+
+SMALL = replace(
+    WHOLE,
+    samples=32,
+    batch_size=4,
+    prepare_s=WHOLE.prepare_s[:32],
+    storage=Storage(bytes_per_s=1e8, latency_s=0.005, requests=1.0, nbytes=1e5, concurrency=2.0),
+)
+
+
+@pytest.fixture(scope="module")
+def small_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(tmp_path_factory.mktemp("report"), SMALL)
+
+
+def page_of(folder: Path, profile: Profile) -> str:
+    path = folder / "report.html"
+    reporting.write(path, "train.py", [profile], document({}, []), draws=2)
+    return re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_questions_with_numbers_have_curves_and_the_others_a_table(small_page: str) -> None:
+    text = small_page
+    for question in ("workers", "storage latency, ms", "cache of this loader, share of the set", "step, times"):
+        assert f"<h3>{question}</h3>" in text
+    assert "were measured" in text and "not verifiable here" in text
+    table = text[text.index("<caption>other settings") :]
+    assert "next-use" in table and "minato_gpu" in table and "as measured" in table
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
+    answered = compared(
+        SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
+    )
+    path = tmp_path / "report.html"
+    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
+    text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    workers = text[text.index("<h3>workers</h3>") :]
+    assert "12.4 s (4)" in workers[: workers.index("</figure>")]
+    assert "56.7" in text[text.index("<caption>other settings") :]
+
+
+def test_the_model_is_beside_what_was_measured(small_page: str) -> None:
+    rows = small_page[small_page.index("<caption>epochs of the run as it is") :]
+    assert "bytes in memory" in rows and "bytes in storage" in rows and "%" in rows
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nothing_is_predicted_of_what_was_not_measured(tmp_path: Path) -> None:
+    text = page_of(tmp_path, replace(SMALL, storage=None))
+    assert "storage latency" not in text and "bytes in storage" not in text and "<h3>workers</h3>" in text
+    for profile in (replace(SMALL, prepare_s=(), scaling=()), replace(SMALL, step_s=())):
+        assert "What if" not in page_of(tmp_path, profile)

@@ -1,4 +1,4 @@
-"""``minato-gpu top``: what it says of jobs, and how it ends."""
+"""``minato-gpu top``: what it says of jobs, in 80 columns, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import os
 import pty
 import signal
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console, Group
 
 from minato_gpu.cli import main
-from tests.observe.conftest import runtime
+from minato_gpu.observe import view
+from minato_gpu.observe.asking import JobState
+from minato_gpu.observe.figures import figures
+from tests.observe.conftest import lane, state
 from tests.support.programs import Program
-
-__all__ = ["runtime"]
 
 
 @pytest.fixture
@@ -121,3 +124,56 @@ def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> No
     assert json.loads((tmp_path / "last.json").read_text())["rows"][0]["pid"] == job.pid  # as it stood last
     if how == "Ctrl-C":
         assert job.poll() is None
+
+
+# --- figures of two answers, and what is shown of them --------------------------------------------------------------
+
+LANES = {"cpu": lane(123_456, 0.99, 64), "device": lane(1, 0.001, 1), "device:1": lane(99_999, 1.0, 1)}
+STALLS = {cause: {"count": 9, "seconds": 3.3} for cause in ("preparation", "fetch", "device", "budget", "lateness")}
+
+
+def test_rates_are_of_the_time_between_two_answers() -> None:
+    one = state(10.0, samples=1000, lanes={"cpu": lane(1000, 0.9, 2)})
+    found = figures(one, state(12.0, samples=1100, lanes={"cpu": lane(1100, 10.0 / 12.0, 2)}))
+    assert found.of_all["samples_per_s"] == found.lanes["cpu"]["samples_per_s"] == 50.0
+    assert found.lanes["cpu"]["busy_share"] == pytest.approx(0.5)
+    for before in (None, state(9.0, epoch=3, samples=900)):  # of the epoch, where no earlier answer is of it
+        assert figures(before, state(10.0, epoch=4, samples=100, elapsed=4.0)).of_all["samples_per_s"] == 25.0
+
+
+def test_shares_of_waits_and_of_hits() -> None:
+    def said(fetch: float, total: float, hits: int) -> dict[str, Any]:
+        tiers = {"memory": {"hits": hits, "misses": 100 + hits // 3}, "disk": {"hits": 0, "misses": 0}}
+        return {"stalls": {"fetch": {"count": 1, "seconds": fetch}}, "wait_s": {"total": total}, "cache": tiers}
+
+    found = figures(state(10.0, **said(1.0, 6.0, 0)), state(20.0, **said(4.0, 10.5, 30)))
+    assert found.of_all["wait_share"] == pytest.approx(0.45) and found.stall_shares == pytest.approx({"fetch": 0.3})
+    assert found.hit_shares == {"memory": 0.75, "disk": None}
+    late = figures(state(10.0, **said(0.0, 0.0, 0)), state(11.0, **said(30.0, 30.0, 0)))
+    assert late.of_all["wait_share"] == late.stall_shares["fetch"] == 1.0  # a wait is counted when it is over
+
+
+def _shown(*loaders: Any, rank: str | None = None, command: str = "train.py") -> str:
+    out = StringIO()
+    job = JobState(4711, command, rank, list(loaders))
+    Console(file=out, width=80).print(Group(*view.job(job, [figures(None, one) for one in loaders], 80)))
+    return out.getvalue()
+
+
+def test_it_fits_into_eighty_columns() -> None:
+    tiers = {name: {"hits": 99, "misses": 1} for name in ("memory", "disk")}
+    reads = {"reads": 123_456, "bytes": 98_765_432_100}
+    large = state(1.0, name="A" * 40, samples=987_654_321, lanes=LANES, stalls=STALLS, reads=reads, cache=tiers)
+    said = _shown(large, state(1.0), rank="7", command="/a/long/path/to/train.py " + "--more " * 40)
+    assert max(map(len, said.splitlines())) <= 80
+    assert all(word in said for word in ("device:1", "123,456", "99%", "250", "750", "Photographs-1", "reads/s")), said
+
+
+def test_what_it_says() -> None:
+    said = _shown(state(10.0, epoch=2, samples=500, stalls=STALLS, wait_s={"total": 5.0}), rank="3")
+    assert "process 4711, rank 3: train.py" in said
+    assert "Photographs-1  epoch 2  [##########..........] 50%  500 of 1,000" in said
+    assert "50.0 samples/s; the training loop waited 100%: preparation 33%, fetch 33%" in said
+    assert "0 samples failed; 12.0 kB in flight, 34.0 MB at most" in said
+    assert "no loader has begun an epoch" in _shown()
+    assert "500 samples" in _shown(state(1.0, samples=500, samples_expected=None))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.analysis.breakdown import broken_down
-from minato_gpu.analysis.order import Order, Result, in_one_line, result_of
+from minato_gpu.analysis.order import Order, Result, result_of
 from minato_gpu.analysis.setting import Setting
 from tests.analysis.scripts import FEW_BATCHES, SET_CLOCK, data, written
 from tests.support.programs import Program
@@ -174,19 +174,6 @@ while True:
     assert ran.result.profile is not None and ran.result.profile.batch_size == 4
 
 
-def test_a_stream_is_measured(tmp_path: Path) -> None:
-    body = """
-class Stream(IterableDataset):
-    def __iter__(self): return iter(torch.ones(200, 100))
-loader = DataLoader(Stream(), 4, num_workers=1)
-while True:
-    train(loader)
-"""
-    ran = Ran(tmp_path, body)
-    assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
-    assert {"compute", "warm"} <= ran.phases
-
-
 def test_a_loader_in_a_thread_is_measured(tmp_path: Path) -> None:
     body = """
 import threading
@@ -246,21 +233,6 @@ def test_too_few_batches(tmp_path: Path) -> None:
     assert "asked for 2 batches" in ran.result.loaders[0]
 
 
-def test_a_data_set_that_fails_is_the_scripts_own_error(tmp_path: Path) -> None:
-    body = """
-class Broken(Files):
-    def __getitem__(self, index):
-        if index == 60:
-            raise OSError("bad sector")
-        return super().__getitem__(index)
-train(DataLoader(Broken(sys.argv[1]), 2, num_workers=1), 10)
-"""
-    ran = Ran(tmp_path, body, data(tmp_path / "data"))
-    if ran.result.status != "complete":  # the sample may lie beyond what is measured
-        assert (ran.code, ran.result.status) == (1, "died")
-        assert "bad sector" in ran.result.message
-
-
 def test_who_swallows_the_end_is_told_again(tmp_path: Path) -> None:
     body = """
 loader, ends = DataLoader(Files(sys.argv[1]), 4), 0
@@ -312,19 +284,3 @@ for epoch in range(10_000):
     ran = Ran(tmp_path, body, folder)
     assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
     assert {"compute", "warm", "prepare"} <= ran.phases
-
-
-@pytest.mark.parametrize(
-    ("message", "said"),
-    [
-        ("no such sample\nlook elsewhere", "ValueError: no such sample"),
-        ("", "ValueError"),
-        (
-            "Caught KeyError in worker process 0.\nOriginal Traceback (most recent call last):\n  ...\nKeyError: 7",
-            "KeyError: 7",
-        ),
-    ],
-    ids=["its first line", "no message", "a worker's, quoted"],
-)
-def test_an_error_in_one_line(message: str, said: str) -> None:
-    assert in_one_line(ValueError(message)) == said
