@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import random
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from minato_gpu import parity
+from minato_gpu import DataLoader, Source, parity, read_bytes
 from minato_gpu.cli import main
 from minato_gpu.simulation import comparison
+from tests.support import programs
 
 PHOTOGRAPHS = 35  # of the example
 ROW: dict[str, Any] = {
@@ -184,3 +188,86 @@ def test_what_cannot_be_written_at_the_end_is_said_at_once(arguments: list[str],
 def test_a_file_that_is_no_event_log_is_not_replayed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log").write_bytes(content)
     assert "not the first line of an event log" in _run("replay", str(tmp_path / "log"), code=1).output
+
+# --- minato-gpu cache -------------------------------------------------------------------------------------------------
+
+
+class Files:
+    """Samples are the bytes of a file each."""
+
+    def __init__(self, folder: Path, count: int = 40) -> None:
+        self.folder, self.count = folder, count
+        folder.mkdir(exist_ok=True)
+        for key in range(count):
+            (folder / str(key)).write_bytes(self.content(key))
+
+    @staticmethod
+    def content(key: int) -> bytes:
+        return random.Random(key).randbytes(50_000)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def source(self, key: int) -> Source:
+        return Source(str(self.folder / str(key)))
+
+    def __getitem__(self, key: int) -> int:
+        return zlib.crc32(read_bytes(self.source(key)).data)
+
+
+def _epoch(loader: Any) -> int:
+    """Sums that are right."""
+    found = [int(each) for batch in loader for each in batch]
+    return sum(found[key] == zlib.crc32(Files.content(key)) for key in range(len(found)))
+
+
+def _loader(folder: Path) -> Any:
+    data: Any = Files(folder / "files")
+    return DataLoader(data, 4, num_workers=1, cache="64MB", cache_dir=folder / "cache")
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> str:
+    """A directory with copies of forty files."""
+    assert _epoch(_loader(tmp_path)) == 40
+    gc.collect()
+    return str(tmp_path / "cache")
+
+
+def _cache(*arguments: str, code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_run("cache", *arguments, "--json", "-", code=code).stdout)["rows"][0]
+    return found
+
+
+def test_a_cache_is_shown_verified_and_emptied(filled: str, tmp_path: Path) -> None:
+    row = _cache(filled)
+    assert (row["entries"], row["content_bytes"]) == (40, 40 * 50_000)
+    assert 40 * 50_000 <= row["disk_bytes"] <= 64_000_000 and 0 <= row["newest_s"] <= row["oldest_s"]
+    assert "2,000,000" in _run("cache", filled).output
+    assert _cache(filled, "--verify")["corrupt"] == 0
+    for path in Path(filled).rglob("*"):
+        if path.is_file() and (at := path.read_bytes().find(Files.content(3))) >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 100)
+                file.write(b"spoilt")
+    assert "1 copies were damaged" in _run("cache", filled, "--verify", code=1).output
+    assert _cache(filled, "--verify")["entries"] == 39
+    assert _cache(filled, "--empty")["entries"] == 0
+    assert "is no cache" in _run("cache", filled, code=1).output
+    assert _epoch(_loader(tmp_path)) == 40 and _cache(filled)["entries"] == 40
+
+
+def test_a_cache_that_is_in_use_is_emptied_and_its_run_goes_on(tmp_path: Path) -> None:
+    loader = _loader(tmp_path)
+    batches = iter(loader)
+    next(batches)
+    said = programs.run("minato_gpu", "cache", str(tmp_path / "cache"), "--empty", "--json", "-")
+    assert json.loads(said)["rows"][0]["in_use"] is True
+    assert len(list(batches)) == 9 and _epoch(loader) == 40
+
+
+def test_wrong_directories_of_caches_are_said(tmp_path: Path) -> None:
+    assert "is no cache" in _run("cache", str(tmp_path), code=1).output
+    assert "is no cache" in _run("cache", str(tmp_path), "--empty", code=1).output
+    assert "does not exist" in _run("cache", str(tmp_path / "nothing"), code=2).output
+    assert "give one of them" in _run("cache", str(tmp_path), "--verify", "--empty", code=2).output

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections import deque
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.fingerprints import fingerprint
+from minato_gpu.kept_fields import KeepableFields, Kept
 from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.samples import StageError
@@ -132,30 +134,8 @@ def test_runs_with_kept_fields_are_the_same(case: str) -> None:
         equal(outputs, made_of.run(given(), seed))
 
 
-@pytest.mark.parametrize("kind", [np.ndarray, torch.Tensor])
-def test_the_order_in_memory_stays(kind: type) -> None:
-    """What comes after would give other bits: sums in another order."""
-
-    def decode(fields: Fields, _: Params) -> Fields:
-        picture = np.random.default_rng(fields["a"]).random((61, 47, 3), np.float32)
-        return {"b": torch.from_numpy(picture).permute(2, 0, 1) if kind is torch.Tensor else picture.transpose(2, 0, 1)}
-
-    def norm(fields: Fields, _: Params) -> Fields:
-        return {"z": [fields["b"].sum(), fields["b"].var()]}
-
-    floats = {"b": Field(kind)}
-    last = Stage("norm", ("b",), {"z": Field(list)}, norm, draw=lambda rng, _: {})
-    made_of = pipeline(Stage("decode", ("a",), floats, decode), last)
-    keepable = KeepableFields(made_of)
-    for _ in range(20):
-        kept = keepable.make(given(), 7, no_stage).kept
-        buffers = blobs.pieces(blobs.dump(kept))
-        found = blobs.load(np.frombuffer(b"".join(buffers), np.uint8).copy())
-        assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
-
-
 def mapped(array: np.ndarray[Any, Any]) -> Any:
-    """The array, read-only in a file."""
+    """The array, in a file."""
     with tempfile.NamedTemporaryFile() as file:
         array.tofile(file.name)
         return np.memmap(file.name, array.dtype, "r", shape=array.shape)
@@ -168,112 +148,77 @@ class Box:
     value: Any
 
 
-VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
-    "a crop": lambda x: x[3:83, 5:105],
-    "mirrored": lambda x: x[:, ::-1],
-    "upside down, in steps": lambda x: x[::-2, ::3],
-    "one channel": lambda x: x[..., 1],
-    "a crop, channels first": lambda x: x[3:83, 5:105].transpose(2, 0, 1),
-    "spread out": lambda x: np.broadcast_to(x[0, 0], (40, 3)),
-    "windows": lambda x: np.lib.stride_tricks.sliding_window_view(x[0, :, 0], 7),
-    "not aligned": lambda x: np.frombuffer(b"odd" + x.tobytes(), np.float32, offset=3),
-    "nothing of it": lambda x: x[5:5, ::-1],
-    "one element": lambda x: x[5:6, 7:8, ::-3],
-    "a number": lambda x: x[5, 7, ...][1, ...],
-    "tensor: a crop": lambda x: torch.from_numpy(x)[3:83, 5:105],
-    "tensor: of half precision": lambda x: torch.from_numpy(x).bfloat16()[::2, ::3],
-    "tensor: of complex numbers": lambda x: torch.from_numpy(x[..., :2].copy()).to(torch.complex128)[:, ::2],
-    "tensor: of truth values": lambda x: (torch.from_numpy(x) > 0.5)[:, 3:],
-    "tensor: spread out": lambda x: torch.from_numpy(x)[0, 0].expand(40, 3),
-    "tensor: windows": lambda x: torch.from_numpy(x)[0, :, 0].unfold(0, 7, 1),
-    "tensor: nothing of it": lambda x: torch.from_numpy(x)[5:5, ::2],
-    "tensor: a parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)),
-    "memory map": mapped,
-    "memory map: a crop, channels first": lambda x: mapped(x)[3:83, 5:105].transpose(2, 0, 1),
-    "memory map: mirrored": lambda x: mapped(x)[:, ::-1],
-    "objects": lambda x: np.array([None, x.tolist()], object),
-}
-
-
-def boxed(value: Any) -> Box:
-    objects = np.empty(2, object)
-    objects[1] = Box(value)
-    return Box(deque([objects]))
-
-
-HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "alone": (lambda value: value, lambda held: held),
-    "in a list": (lambda value: [{"x": value}], lambda held: held[0]["x"]),
-    "in objects": (boxed, lambda held: held.value[0][1].value),
-}
-
-
-@pytest.mark.parametrize("read_only", [False, True], ids=["", "read-only"])
-@pytest.mark.parametrize("held", HOLDERS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_views_stay_what_they_are(view: str, held: str, read_only: bool) -> None:
-    """What comes after would give other bits, or fail."""
-    hold, of = HOLDERS[held]
-
-    def decode(fields: Fields, _: Params) -> Fields:
-        picture = np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32)
-        value = VIEWS[view](picture)
-        if read_only and isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            value.flags.writeable = False
-        return {"b": hold(value)}
-
-    def norm(fields: Fields, _: Params) -> Fields:
-        value = of(fields["b"])
-        lies = [value.stride()] if isinstance(value, torch.Tensor) else [value.strides, value.flags.aligned]
-        writeable = isinstance(value, torch.Tensor) or value.flags.writeable
-        total = None if view == "objects" else value.sum().tolist()
-        return {"z": [type(value), value.dtype, value.shape, lies, writeable, value.tolist(), total]}
-
-    last = Stage("norm", ("b",), {"z": Field(object)}, norm, draw=lambda rng, _: {})
-    made_of = pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), last)
-    keepable = KeepableFields(made_of)
-    kept = keepable.make(given(), 7, no_stage).kept
-    assert kept is not None
-    found = blobs.load(np.frombuffer(b"".join(blobs.pieces(blobs.dump(kept))), np.uint8).copy())
-    assert keepable.run(given(), found, 8, no_stage) == made_of.run(given(), 8)
-
-
 class Own(np.ndarray[Any, Any]):
     """A class of arrays of the user's own."""
 
 
-def noted(tensor: torch.Tensor) -> torch.Tensor:
-    tensor.note = "of the user's"  # type: ignore[attr-defined]
-    return tensor
+def decoded(value: Callable[[np.ndarray[Any, Any]], Any]) -> KeepableFields:
+    """Of a pipeline that makes such a value of a picture, which a stage that draws hands on as it is."""
+
+    def decode(fields: Fields, _: Params) -> Fields:
+        return {"b": value(np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32))}
+
+    same = Stage("same", ("b",), {"z": Field(object)}, lambda fields, _: {"z": fields["b"]}, draw=lambda rng, _: {})
+    return KeepableFields(pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), same))
 
 
-INEXACT: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
-    "own class": lambda x: x.view(Own),
-    "own class: a crop": lambda x: x[3:83].view(Own)[:, 5:105],
-    "masked": lambda x: np.ma.masked_array(x, np.broadcast_to(x[..., :1] > 0.5, x.shape)),
-    "objects: in steps": lambda x: x.astype(object)[::2],
-    "objects: read-only": lambda x: np.broadcast_to(np.array([None]), (1,)),
-    "text: in steps": lambda x: x[0, :, 0].astype(np.dtypes.StringDType())[::2],
-    "a crop in an object in objects": lambda x: boxed(x.astype(object)[::2]),
-    "tensor: conjugate": lambda x: torch.from_numpy(x).to(torch.complex64).conj(),
-    "tensor: negative": lambda x: torch.from_numpy(x).to(torch.complex64).conj().imag,
-    "tensor: a crop that requires grad": lambda x: torch.from_numpy(x)[:, 5:105].requires_grad_(),
-    "tensor: a crop as parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)[:, 5:105]),
-    "tensor: a crop with an attribute": lambda x: noted(torch.from_numpy(x)[:, 5:105]),
-    "tensor: sparse, of a crop": lambda x: torch.sparse_coo_tensor(torch.arange(55)[None], torch.from_numpy(x[0, ::2])),
+def loaded(kept: Kept | None) -> Any:
+    """What comes of them when they have been in memory that processes share."""
+    assert kept is not None
+    return blobs.load(np.frombuffer(b"".join(blobs.pieces(blobs.dump(kept))), np.uint8).copy())
+
+
+VIEWS: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "a crop": lambda x: x[3:83, 5:105],
+    "a crop, channels first": lambda x: x[3:83, 5:105].transpose(2, 0, 1),
+    "upside down, in steps": lambda x: x[::-2, ::3],
+    "spread out": lambda x: np.broadcast_to(x[0, 0], (40, 3)),
+    "not aligned": lambda x: np.frombuffer(b"odd" + x.tobytes(), np.float32, offset=3),
+    "nothing of it": lambda x: x[5:5, ::-1],
+    "a number": lambda x: x[5, 7, ...][1, ...],
+    "memory map: mirrored": lambda x: mapped(x)[:, ::-1],
+    "objects": lambda x: np.array([None, x.tolist()], object),
+    "in an object": lambda x: Box([x[3:83, 5:105]]),
+    "tensor: a crop": lambda x: torch.from_numpy(x)[3:83, 5:105],
+    "tensor: of half precision": lambda x: torch.from_numpy(x).bfloat16()[::2, ::3],
+    "tensor: of complex numbers": lambda x: torch.from_numpy(x[..., :2].copy()).to(torch.complex128)[:, ::2],
+    "tensor: spread out": lambda x: torch.from_numpy(x)[0, 0].expand(40, 3),
 }
 
 
-@pytest.mark.parametrize("value", INEXACT)
-def test_what_no_copy_would_be_the_same_as_is_not_kept(value: str) -> None:
-    def decode(fields: Fields, _: Params) -> Fields:
-        return {"b": INEXACT[value](np.random.default_rng(fields["a"]).random((90, 110, 3), np.float32))}
+def seen(value: Any) -> tuple[Any, ...]:
+    value = value.value[0] if isinstance(value, Box) else value
+    return type(value), value.dtype, value.shape, value.tolist()
 
-    last = Stage("norm", ("b",), {"z": Field(object)}, lambda fields, _: {"z": 1}, draw=lambda rng, _: {})
-    made_of = pipeline(Stage("decode", ("a",), {"b": Field(object)}, decode), last)
-    made = KeepableFields(made_of).make(given(), 7, no_stage)
-    assert made.outputs == {"z": 1}
-    assert made.kept is None
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_arrays_and_tensors_come_back_equal(view: str) -> None:
+    keepable = decoded(VIEWS[view])
+    made = keepable.make(given(), 7, no_stage)
+    assert seen(keepable.run(given(), loaded(made.kept), 8, no_stage)["z"]) == seen(made.outputs["z"])
+
+
+def test_what_was_read_only_is_so_again() -> None:
+    """As long as copies are exact: it is none of the promises."""
+    keepable = decoded(mapped)
+    kept = keepable.make(given(), 7, no_stage).kept
+    assert not keepable.run(given(), loaded(kept), 8, no_stage)["z"].flags.writeable
+
+
+NOT_KEPT: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+    "own class": lambda x: x.view(Own),
+    "masked": lambda x: np.ma.masked_array(x, np.broadcast_to(x[..., :1] > 0.5, x.shape)),
+    "objects: in steps": lambda x: x.astype(object)[::2],
+    "tensor: conjugate": lambda x: torch.from_numpy(x).to(torch.complex64).conj(),
+    "tensor: a crop as parameter": lambda x: torch.nn.Parameter(torch.from_numpy(x)[:, 5:105]),
+    "what cannot be copied": lambda x: threading.Lock(),
+}
+
+
+@pytest.mark.parametrize("value", NOT_KEPT)
+def test_what_no_copy_would_be_the_same_as_is_not_kept(value: str) -> None:
+    made = decoded(NOT_KEPT[value]).make(given(), 7, no_stage)
+    assert "z" in made.outputs and made.kept is None
 
 
 def equal(found: Fields, expected: Fields) -> None:
@@ -384,21 +329,65 @@ def test_a_python_number_of_the_data_sets_becomes_one_of_the_declared_type() -> 
     assert type(keepable.run(fields, made.kept, 7, no_stage)["label"]) is np.int32
 
 
-def test_fields_that_cannot_be_copied_are_not_kept() -> None:
-    class Odd:
-        def __deepcopy__(self, memo: Any) -> Any:
-            raise TypeError("no")
+# --- whether an object is what it was -------------------------------------------------------------------------------
 
-    def odd(fields: Fields, params: Params) -> Fields:
-        return {"b": Odd()}
 
-    def crop(fields: Fields, params: Params) -> Fields:
-        return {"z": params["drawn"]}
+class Scale:
+    """An object of the user's own that is called."""
 
-    drawn = stage("crop", "b", "z", drawn=True)
-    made_of = pipeline(
-        Stage("odd", ("a",), {"b": Field(object)}, odd), Stage("crop", ("b",), {"z": ARRAY}, crop, draw=drawn.draw)
-    )
-    made = KeepableFields(made_of).make(given(), 7, no_stage)
-    assert made.kept is None
-    equal(made.outputs, made_of.run(given(), 7))
+    def __init__(self, by: Any) -> None:
+        self.by = by
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.by
+
+
+def _default(by: Any) -> Callable[[Any], Any]:
+    return lambda value, by=by: value * by
+
+
+def _in_itself(by: Any) -> Callable[[Any], Any]:
+    def times_(value: Any) -> Any:
+        return value * by if value else times_(1)
+
+    return times_
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "partial": lambda by: partial(times, by=by),
+    "closure": lambda by: lambda value: value * by,
+    "default": _default,
+    "function in its own closure": _in_itself,
+    "object": Scale,
+    "method": lambda by: Scale(by).__call__,
+}
+SETTINGS: dict[str, tuple[Any, Callable[[Any], None]]] = {
+    "dict": ({"a": 1}, lambda by: by.update(a=2)),
+    "array with gaps": (np.zeros((300, 300)).T[::2], lambda by: by.fill(1)),
+    "tensor": (torch.zeros(100_000), lambda by: by.fill_(1)),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_of_functions_are_told_apart(kind: str, setting: str) -> None:
+    usual, change = SETTINGS[setting]
+    by = copy.deepcopy(usual)
+    value = KINDS[kind](by)
+    found = fingerprint(value)
+    assert found is not None and fingerprint(value) == found
+    change(by)
+    assert fingerprint(value) not in (found, None)
+
+
+def test_functions_of_one_name_are_told_apart_by_what_they_do() -> None:
+    def defined(text: str) -> bytes | None:
+        names: dict[str, Any] = {}
+        exec(f"import functools\n{text}", names)
+        return fingerprint(names["f"])
+
+    bodies = ("def f(a, b): return a + 1", "def f(a, b): return a + 2", "def f(a, b): return a + b")
+    others = ("def f(a, *b): return a + 1", "f = functools.cache(lambda a, b: a + 1)", "f = functools.cache(abs)")
+    found = [defined(text) for text in (*bodies, *others)]
+    assert None not in found and len(set(found)) == len(found) and defined(bodies[0]) == found[0]
+    assert fingerprint(partial(times, by=threading.Lock())) is None  # type: ignore[arg-type]

@@ -1,0 +1,331 @@
+"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, spans, random streams."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minato_gpu
+from minato_gpu import DataLoader
+from minato_gpu.lanes.device_work import DeviceWork
+from minato_gpu.lazily import cached_property
+from minato_gpu.samples import TicketId, stream
+from minato_gpu.scheduling.messages import singles
+from minato_gpu.slices import LENGTH_S, Slices
+from minato_gpu.snapshots import Snapshot
+from minato_gpu.spans import without
+from minato_gpu.threads import OwnThread, await_event
+from tests.lanes.device_bench import bench
+from tests.support.fake_device import FakeDevice
+from tests.support.waiting import wait_until
+
+PACKAGE = Path(minato_gpu.__file__).parent
+
+
+# --- threads of our own, which signals do not end ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def handled() -> Iterator[list[int]]:
+    """A signal that Python handles, as SIGCHLD is once PyTorch's own loader has had workers."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGUSR1, before)
+
+
+def _interrupt(threads: list[Any], handled: list[int]) -> None:
+    """Give each the signal a few times: at least one of them finds it waiting."""
+    for _ in range(5):
+        for thread in threads:
+            count = len(handled)
+            if thread.is_alive():
+                signal.pthread_kill(thread.ident, signal.SIGUSR1)
+                assert wait_until(lambda count=count: len(handled) > count)  # type: ignore[misc]
+
+
+def test_an_event_is_awaited_through_signals(handled: list[int]) -> None:
+    fd, raised = os.eventfd(0, os.EFD_CLOEXEC), []
+
+    def wait() -> None:
+        try:
+            await_event(fd)
+        except OSError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    _interrupt([thread], handled)
+    os.eventfd_write(fd, 1)
+    thread.join()
+    assert not raised
+    os.set_blocking(fd, False)
+    with pytest.raises(BlockingIOError):  # it was made unreadable
+        os.eventfd_read(fd)
+    os.close(fd)
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is asked whether they live
+def test_a_loaders_threads_go_on_after_a_signal(handled: list[int]) -> None:
+    numbers: Any = range(64)
+    before, loader = threading.enumerate(), DataLoader(numbers, 4, num_workers=1, worker_kind="thread")
+    iterator: Any = iter(loader)
+    got = next(iterator).tolist()
+    own = [thread for thread in {*threading.enumerate()} - {*before} if isinstance(thread, OwnThread)]
+    assert {"minato-pump", "minato-worker-0"} <= {thread.name for thread in own}
+    _interrupt(own, handled)
+    assert all(thread.is_alive() for thread in own)
+    assert got + [key for batch in iterator for key in batch.tolist()] == list(numbers)
+
+
+# --- slices of work, between which other threads have the interpreter -------------------------------------------------
+
+
+STEP_S = 2e-5
+
+
+class Clock:
+    """Steps of work, and what it costs to come back."""
+
+    def __init__(self, back_s: float) -> None:
+        self.now, self.back_s = 0.0, back_s
+        self.longest = self.held = 0.0
+        self.away = 0.0
+        self.slices = Slices(lambda: self.now, self.let_go)
+
+    def let_go(self) -> None:
+        self.longest, self.held = max(self.longest, self.held), 0.0
+        self.now += self.back_s
+        self.away += self.back_s
+
+    def work(self, seconds: float) -> float:
+        """How long it has taken."""
+        begin = self.now
+        for _ in range(round(seconds / STEP_S)):
+            self.now += STEP_S
+            self.held += STEP_S
+            self.slices.between()
+        return self.now - begin
+
+
+def test_nobody_waits_for_more_than_a_slice() -> None:
+    clock = Clock(back_s=5e-6)
+    clock.work(0.1)
+    assert clock.longest <= LENGTH_S + STEP_S
+
+
+@pytest.mark.parametrize("back_s", [5e-6, 1e-4, 5e-3])
+def test_at_most_half_of_the_time_goes_to_others(back_s: float) -> None:
+    """A training loop that computes in Python all the time gives the lock back after five milliseconds."""
+    clock = Clock(back_s)
+    clock.work(0.001)  # the first time it is not known what it costs
+    assert clock.work(1.0) <= 2.0 + 2 * back_s
+    assert clock.away > 0
+
+
+def test_a_thread_that_has_waited_begins_anew() -> None:
+    clock = Clock(back_s=1.0)
+    clock.now += 10.0
+    clock.slices.begin()
+    clock.slices.between()
+    assert clock.away == 0.0
+
+
+def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read, drawn and checked, computed, written: none of it for all samples in one go."""
+    steps: list[str] = []
+    fields, begin, then = DeviceWork._fields, Slices.begin, Slices.between
+
+    def anew(self: Slices) -> None:
+        steps.append("begin")
+        begin(self)
+
+    def between(self: Slices) -> None:
+        steps.append("between")
+        then(self)
+
+    def read(self: DeviceWork, *sample: Any) -> Any:
+        steps.append("read")
+        return fields(self, *sample)
+
+    monkeypatch.setattr(Slices, "begin", anew)
+    monkeypatch.setattr(Slices, "between", between)
+    monkeypatch.setattr(DeviceWork, "_fields", read)
+    with bench(FakeDevice()) as one:
+        one.send(*range(20, 28), chunk=1)
+        assert one.reported(1)
+    assert steps[0] == "begin", "until there was a task it has waited"
+    reads = [number for number, step in enumerate(steps) if step == "read"]
+    assert len(reads) == 8 and all("between" in steps[a:b] for a, b in pairwise(reads))
+    assert steps[reads[-1] :].count("between") >= 8 * (2 + 2 + 1), "drawn for two stages, run in two, written"
+
+
+# --- properties that are computed once, without a lock that a fork could leave behind ---------------------------------
+
+
+class Asked:
+    """Counts how often its property is computed."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    @cached_property
+    def plain(self) -> int:
+        """How often."""
+        self.times += 1
+        return self.times
+
+    @cached_property
+    def slow(self) -> int:
+        """Waits."""
+        self.begun.set()
+        self.goes_on.wait()
+        return 1
+
+
+def test_it_is_computed_once_for_each_object() -> None:
+    one, other = Asked(), Asked()
+    assert [one.plain, one.plain, other.plain] == [1, 1, 1]
+    assert Asked.plain.__doc__ == "How often."
+
+
+def _asks() -> None:
+    asked = Asked()
+    asked.goes_on.set()
+    raise SystemExit(asked.slow + 4)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_fork_in_the_middle_of_it_is_not_held_up() -> None:
+    """As ``functools.cached_property`` of Python 3.11 does."""
+    asked = Asked()
+    thread = threading.Thread(target=lambda: asked.slow)
+    thread.start()
+    asked.begun.wait()
+    child = multiprocessing.get_context("fork").Process(target=_asks)
+    child.start()
+    child.join()
+    asked.goes_on.set()
+    thread.join()
+    assert child.exitcode == 5
+
+
+def test_what_workers_may_use_has_no_other() -> None:
+    rooms = PACKAGE.rglob("*.py")
+    found = {
+        file for file in rooms if re.search(r"^from functools import .*cached_property", file.read_text(), re.MULTILINE)
+    }
+    assert found == {PACKAGE / "simulation" / "work.py"}, "no loader imports it, and it imports nothing but decisions"
+
+
+# --- snapshots of states ----------------------------------------------------------------------------------------------
+
+
+def test_what_changes_later_is_not_in_it() -> None:
+    shared = [1, 2]
+    value: dict[str, Any] = {"a": shared, "b": shared, "t": torch.arange(6).reshape(2, 3).T, "n": np.arange(3)}
+    snapshot = Snapshot(value)
+    shared.append(3)
+    value["t"][:] = 0
+    value["n"][:] = 0
+    for _ in range(2):
+        copy = snapshot.copy()
+        assert copy["a"] == [1, 2] and copy["a"] is copy["b"]
+        assert copy["t"].tolist() == [[0, 3], [1, 4], [2, 5]] and copy["n"].tolist() == [0, 1, 2]
+        copy["a"].clear()
+        copy["t"][:] = 7
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(torch.ones(2, dtype=dtype) for dtype in (torch.uint8, torch.bfloat16, torch.complex64, torch.bool)),
+        *(torch.tensor(2.5), torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(1)), torch.zeros(0, 3)),
+        torch.Generator().get_state(),
+    ],
+    ids=lambda tensor: f"{type(tensor).__name__}, {tensor.dtype}, {tuple(tensor.shape)}, {tensor.requires_grad}",
+)
+def test_tensors(tensor: torch.Tensor) -> None:
+    copy = Snapshot([tensor]).copy()[0]
+    assert type(copy) is type(tensor) and copy.dtype == tensor.dtype and torch.equal(copy, tensor)
+    assert (copy.requires_grad == tensor.requires_grad and copy.data_ptr() != tensor.data_ptr()) or not tensor.numel()
+
+
+def test_what_cannot_be_pickled() -> None:
+    class Local:
+        def __init__(self) -> None:
+            self.at = [1]
+
+    value = Local()
+    snapshot = Snapshot({"own": value})
+    value.at.append(2)
+    copy: Any = snapshot.copy()
+    assert copy["own"].at == [1] and copy["own"] is not snapshot.copy()["own"]
+
+
+def test_what_cannot_be_copied_at_all() -> None:
+    with pytest.raises(TypeError):
+        Snapshot({"lock": threading.Lock()})
+
+
+# --- spans with holes -------------------------------------------------------------------------------------------------
+
+
+def _numbers(spans: list[tuple[int, int]]) -> list[int]:
+    return [number for lo, hi in spans for number in range(lo, hi)]
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_what_is_left_is_in_the_order_of_the_spans(taken: set[int]) -> None:
+    spans = [(40, 61), (0, 7), (7, 9), (12, 40)]
+    holes = singles(sorted(TicketId(number) for number in taken if number in set(_numbers(spans))))
+    left = list(without(spans, holes))
+    assert _numbers(left) == [number for number in _numbers(spans) if number not in taken]
+    assert all(lo < hi for lo, hi in left)
+
+
+# --- a sample's random streams ----------------------------------------------------------------------------------------
+
+
+_LARGEST = (1 << 64) - 1
+
+
+@pytest.mark.parametrize("seed", [0, 5, (1 << 63) + 11, _LARGEST])
+@pytest.mark.parametrize("number", [0, 1, 9])
+def test_a_stream_is_philox_with_seed_and_number_as_its_key(seed: int, number: int) -> None:
+    expected = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
+    found = stream(seed, number)
+    assert str(found.bit_generator.state) == str(expected.bit_generator.state)
+    for _ in range(2):
+        assert found.random(9).tolist() == expected.random(9).tolist()
+        assert (
+            found.integers(7, size=5, dtype=np.uint8).tolist() == expected.integers(7, size=5, dtype=np.uint8).tolist()
+        )
+        assert found.standard_normal(3, np.float32).tolist() == expected.standard_normal(3, np.float32).tolist()
+
+
+def test_streams_do_not_share_what_they_have_drawn() -> None:
+    one, other = stream(1), stream(1)
+    first = one.random(100)
+    assert other.random(100).tolist() == first.tolist()
+
+
+def test_a_stream_has_no_children() -> None:
+    """They would come of the system's entropy: others each time (P2)."""
+    with pytest.raises(TypeError, match="spawn"):
+        stream(1).spawn(2)
