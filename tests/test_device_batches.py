@@ -16,12 +16,9 @@ import torch
 import minato_gpu.engine.building
 import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes.base import Resident
 from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
-from minato_gpu.scheduling import messages as m
-from minato_gpu.window.assembly import Assembly
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
 from tests.support.waiting import wait_until
@@ -164,18 +161,9 @@ def test_a_data_set_that_workers_iterate(fake: Fake, order: Order) -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_small_budget_sends_the_device_lanes_results_by_way_of_the_host(fake: Fake, order: Order) -> None:
     device = fake(order)
-    loader = DataLoader(
-        Numbers(),
-        BATCH,
-        num_workers=1,
-        device="cuda",
-        pipeline=PIPELINE,
-        lanes=["device"],
-        generator=seeded(),
-        device_memory_budget=6000,
-    )
-    wanted = reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"])
-    check_same(consume(device, loader), wanted)
+    more: dict[str, Any] = {"pipeline": PIPELINE, "lanes": ["device"], "generator": seeded()}
+    loader = DataLoader(Numbers(), BATCH, num_workers=1, device="cuda", device_memory_budget=6000, **more)
+    check_same(consume(device, loader), _on_host(shuffle=False))
 
 
 def _read_unlike(fields: Any, params: Any) -> Any:
@@ -197,45 +185,6 @@ def test_what_a_worker_must_join_comes_from_the_device_past_the_consumers_stream
     loader = _joined_by_a_worker()
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
-
-
-def test_what_a_worker_must_join_is_waited_for_once(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for each sample: who waits is the training loop."""
-    device, waits = fake(LAZY_COPIES), list[int]()
-    references = Assembly.references
-
-    def counted(self: Assembly, spans: Any) -> Any:
-        before = len(_by_us(device))
-        found = references(self, spans)
-        waits.append(len(_by_us(device)) - before)
-        return found
-
-    monkeypatch.setattr(Assembly, "references", counted)
-    consume(device, _joined_by_a_worker())
-    assert waits == [1] and device.fetched == 0
-
-
-def _by_us(device: FakeDevice) -> list[str]:
-    """What this thread has waited for."""
-    return [what for who, what in device.waited if who == threading.current_thread().name]
-
-
-def test_what_a_worker_joins_is_not_brought_into_its_rows_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ``collate_fn`` may change it in place, and the device's memory is free."""
-    device, left = fake(), list[int]()
-    references = Assembly.references
-
-    def then(self: Assembly, spans: Any) -> Any:
-        found = references(self, spans)
-        serials = {serial for lo, hi in spans for serial in m.serials(lo, hi)}
-        items = [self.window.at(serial).items.get(serial) for serial in serials]
-        left.append(sum(isinstance(item, Resident) for item in items))
-        return found
-
-    monkeypatch.setattr(Assembly, "references", then)
-    got = consume(device, _joined_by_a_worker())
-    assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
-    assert left and not any(left)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("for a copy"), RuntimeError("an illegal memory access")])

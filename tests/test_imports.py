@@ -1,4 +1,4 @@
-"""What may be imported: decisions need NumPy alone, and nothing that runs in production needs the simulation."""
+"""What may be imported: decisions need NumPy alone, nothing that runs in production the simulation, nothing CUDA."""
 
 from __future__ import annotations
 
@@ -178,3 +178,35 @@ def _imported(path: Path) -> Iterator[str]:
             parents = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, (parents, node.module)))
             yield from (f"{module}.{name.name}" for name in node.names)
+
+
+WITHOUT_CUDA = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"cupy", "cupyx", "nvidia", "pynvml"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+import warnings
+warnings.simplefilter("ignore")  # torch asks for the absent ones itself
+import pkgutil, importlib
+import minato_gpu
+for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):
+    if not module.name.startswith("minato_gpu.demo"):
+        importlib.import_module(module.name)
+from tests.support.numbers import PIPELINE, Numbers
+for _ in range(2):
+    loader = minato_gpu.DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE)
+    print(sum(len(batch["label"]) for batch in loader))
+"""
+
+
+def test_without_cuda_everything_imports_and_runs_and_says_so_once() -> None:
+    command = [sys.executable, "-c", WITHOUT_CUDA]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["150", "150"]
+    said = [line for line in done.stderr.splitlines() if "runs on the CPU alone" in line]
+    assert len(said) == 1, done.stderr

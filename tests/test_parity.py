@@ -48,10 +48,6 @@ def with_fragment(name: str, build: Any) -> Pipeline:
     return dataclasses.replace(pipeline, stages=tuple(stages))
 
 
-def flip_always(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-    return {"image": dali.fn.flip(fields["image"], horizontal=1)}
-
-
 def flip_vertically(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
     return {"image": dali.fn.flip(fields["image"], horizontal=0, vertical=params["mirror"])}
 
@@ -101,30 +97,19 @@ def _components(encoded: bytes) -> int:
     return encoded[at + 9]
 
 
-@pytest.mark.parametrize(
-    ("stage", "build"),
-    [
-        ("flip", flip_always),
-        ("flip", flip_vertically),
-        ("decode", crop_shifted),
-        ("decode", ignore_orientation),
-        ("resize", partial(resize_with, filter_name="INTERP_LINEAR", antialias=True)),
-        ("resize", partial(resize_with, filter_name="INTERP_NN", antialias=False)),
-        ("resize", partial(resize_with, filter_name="INTERP_CUBIC", antialias=False)),
-        ("normalise", blue_first),
-    ],
-    ids=[
-        "flip always",
-        "flip the other way",
-        "crop off by one",
-        "orientation ignored",
-        "antialiasing on",
-        "nearest",
-        "cubic",
-        "channels swapped",
-    ],
-)
-def test_a_wrong_implementation_is_caught_where_it_is_wrong(samples: list[Fields], stage: str, build: Any) -> None:
+WRONG: dict[str, tuple[str, Any]] = {
+    "flip the other way": ("flip", flip_vertically),
+    "crop off by one": ("decode", crop_shifted),
+    "orientation ignored": ("decode", ignore_orientation),
+    "antialiasing on": ("resize", partial(resize_with, filter_name="INTERP_LINEAR", antialias=True)),
+    "nearest": ("resize", partial(resize_with, filter_name="INTERP_NN", antialias=False)),
+    "channels swapped": ("normalise", blue_first),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_implementation_is_caught_where_it_is_wrong(samples: list[Fields], mistake: str) -> None:
+    stage, build = WRONG[mistake]
     results = parity.check(with_fragment(stage, build), samples[:8])
     failed = {result.stage for result in results if not result.passed}
     stages = [s.name for s in image_classification.pipeline().stages]
@@ -143,18 +128,14 @@ def test_a_device_implementation_that_fails_does_not_pass(samples: list[Fields])
     assert results["flip"].passed
 
 
-def test_another_shape_does_not_pass(samples: list[Fields]) -> None:
+def test_another_shape_does_not_pass() -> None:
     def plane(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
         return {"image": fields["image"][:, :, 0:1]}
 
     field = Field(np.uint8, (None, None, None), layout="HWC")
-    pipeline = with_fragment("decode", plane)
-    stages = (*pipeline.stages[:2], Stage("odd", ("image",), {"image": field}, _same, DaliFragment(plane)))
-    odd = Pipeline(stages, outputs=("image",))
-    blank = {"path": samples[0]["path"], "image": np.zeros((4, 4, 3), np.uint8)}
-    results = {result.stage: result for result in parity.check(odd, [blank])}
-    assert not results["odd"].passed
-    assert "shape" in results["odd"].problem
+    odd = Pipeline((Stage("odd", ("image",), {"image": field}, _same, DaliFragment(plane)),), outputs=("image",))
+    result, *_ = parity.check(odd, [{"image": np.zeros((4, 4, 3), np.uint8)}])
+    assert not result.passed and "shape" in result.problem
 
 
 def _same(fields: Fields, params: Params) -> Fields:
@@ -194,18 +175,14 @@ class TestValues:
         ("dtype", "reference", "value", "apart"),
         [
             (np.complex64, [1 + 2j], [1 - 2j], 4),
-            (np.complex64, [3j, 4], [3j, 4], 0),
             (np.complex64, [complex(NAN, 2)], [complex(NAN, 3)], 1),
             (np.int64, [2**60], [2**60 + 1], 1),
             (np.int64, [LARGE, 5], [SMALL, 5], 2.0**64),
             (np.uint64, [2**64 - 1], [2**64 - 2], 1),
-            (np.int8, [-128], [127], 255),
-            (np.uint8, [3], [5], 2),
             (np.bool_, [True], [False], 1),
             (np.float32, [NAN, INF, -INF, 1], [NAN, INF, -INF, 1], 0),
             (np.float32, [NAN], [1], INF),
             (np.float32, [INF], [-INF], INF),
-            ("U5", ["abcde"], ["abcde"], 0),
             ("U5", ["abcde"], ["abcdf"], INF),
             ("M8[s]", ["NaT", "2020-01-01"], ["NaT", "2020-01-01"], 0),
             ("M8[s]", ["2020-01-02"], ["2020-01-01"], INF),
@@ -221,16 +198,12 @@ class TestValues:
         [
             ("a", "a", 0),
             ("a", "b", INF),
-            ("a", "ab", INF),
-            (b"a", b"b", INF),
             ("a", b"a", INF),
             (1, 1.0, 0),
             (1, 2, INF),
             (NAN, NAN, 0),
-            (np.zeros(2), np.zeros(2), 0),
             (np.zeros(2), np.ones(2), 1),
             (np.zeros(2), np.zeros(3), INF),
-            ({1}, {2}, 0),
         ],
         ids=str,
     )
@@ -308,17 +281,6 @@ def test_nothing_to_compare_is_an_error(samples: list[Fields]) -> None:
 
 
 class TestRunCheck:
-    @pytest.mark.on_request  # test_cli has the same run made by the command
-    def test_on_the_example_data(self) -> None:
-        report = parity.run_check("pipelines.image_classification")
-        assert report.passed
-        assert report.skipped == []
-        for row in report.rows:
-            assert row.keys() >= {
-                *("stage", "implementation", "samples", "max_deviation", "mean_deviation"),
-                *("limit_max", "limit_mean", "passed"),
-            }
-
     def test_on_a_folder_with_a_broken_file(self, directory: Path, tmp_path: Path) -> None:
         (tmp_path / "cat").mkdir()
         shutil.copy(directory / "chelsea" / "odd.jpg", tmp_path / "cat" / "good.jpg")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import cache_replay
 from benchmarks.cache_replay import (
     BLIND,
     MISLED,
@@ -63,14 +62,6 @@ def test_one_reader_hits_exactly_what_is_kept(policy: str, cache_share: float) -
     assert counted(policy, Shuffles(KEYS, 1, 1), cache_share, 6) == [0] + [int(cache_share * KEYS)] * 5
 
 
-@pytest.mark.parametrize("cache_share", [0.1, 0.25, 0.5, 0.75])
-def test_of_shuffles_lru_keeps_less_than_minio(cache_share: float) -> None:
-    """Why it is not chosen where the order is not known."""
-    for shards in (1, 2, 4, 8):
-        orders = Shuffles(KEYS, shards, 1)
-        assert sum(counted("lru", orders, cache_share)[6:]) < sum(counted("minio", orders, cache_share)[6:])
-
-
 def test_ranks_on_one_directory_hit_what_is_kept_whoever_read_it() -> None:
     """Together they read the whole set each epoch; 402 keys among 4 ranks, two come twice."""
     policy, items = Minio(100 * 100_000), Items.equal(402)
@@ -79,20 +70,6 @@ def test_ranks_on_one_directory_hit_what_is_kept_whoever_read_it() -> None:
         order = merged([share(whole, rank, 4) for rank in range(4)], 16)
         hit = run_epoch(policy, order, items, 0)
         assert len(order) == 404 and (epoch == 0 or len(set(hit.tolist())) == 100)
-
-
-@pytest.mark.parametrize(("shards", "cache_share"), [(2, 0.5), (4, 0.5), (8, 0.25)])
-def test_less_look_ahead_has_fewer_hits_and_more_has_no_more(
-    shards: int, cache_share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orders, suffices = Shuffles(4000, shards, 1), choice.look_ahead(shards, cache_share)
-    rates = {}
-    for epochs in (suffices // 2, suffices, suffices + 3):
-        monkeypatch.setattr(cache_replay, "look_ahead", lambda shards, cache_share, once, epochs=epochs: epochs)
-        rates[epochs] = sum(counted("next-use", orders, cache_share)[6:])
-    few, enough, more = rates.values()
-    assert few < 0.98 * enough
-    assert more < 1.005 * enough
 
 
 @pytest.mark.parametrize("sigma", [0.0, 1.0])

@@ -6,44 +6,29 @@ import copy
 import importlib.util
 import json
 from concurrent.futures import Executor
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy
+import torch
 
-from benchmarks.compare.case import Alone, Case
-from benchmarks.compare.content import Reader, same_content
+from benchmarks.compare.case import Alone
+from benchmarks.compare.content import Reader, leaves, same_content
+from benchmarks.compare.dali_readers import DaliReaders
 from benchmarks.compare.loaders import CANDIDATES
-from benchmarks.compare.ratios import against_peers, paired
-from benchmarks.compare.run import Run, allowed
-from benchmarks.compare.workloads import INDEX, Begun, job
+from benchmarks.compare.run import allowed
+from benchmarks.compare.workloads import INDEX, Prepared, job, with_index
 from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
-from minato_gpu.report import usable_cores
+from minato_gpu import Pipeline
 from minato_gpu.stages import Tolerance
-from pipelines import speech_recognition
+from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
+from pipelines.example_photographs import SUBSAMPLING, jpeg, photograph
 from tests.support import programs
-
-_KEYS = {
-    "workload",
-    "loader",
-    "step_ms",
-    "workers",
-    "samples_per_s",
-    "samples_per_s_spread",
-    "efficiency",
-    "efficiency_spread",
-    "au",
-    "first_batch_s",
-    "epoch_gap_s",
-    "wait_p99_s",
-    "cpu_s_per_sample",
-    "peak_pss_bytes",
-    "repetitions",
-}
 
 
 @pytest.fixture(scope="module")
@@ -128,43 +113,8 @@ def test_a_run_at_toy_size(tmp_path: Path) -> None:
     said = programs.run("benchmarks.compare", "image_classification", *names, "--quick", "--json", "-")
     rows = json.loads(said)["rows"]
     assert [row["loader"] for row in rows] == ["pytorch in order", "minato_gpu in order"]
-    assert all(set(row) >= _KEYS for row in rows)
     assert all(row["samples_per_s"] > 0 and row["peak_pss_bytes"] > 1e6 and row["lateness_max"] == 0 for row in rows)
-
-
-def test_paired_ratio_and_its_interval() -> None:
-    """Against SciPy's own interval of the mean; what slows both by the same factor does not widen it."""
-    ours, theirs = [10.0, 12.0, 11.0, 13.0], [5.0, 5.5, 6.0, 6.2]
-    logs = np.log(np.divide(ours, theirs))
-    interval = scipy.stats.t.interval(0.95, 3, loc=logs.mean(), scale=scipy.stats.sem(logs))
-    ratio, low, high = paired(ours, theirs)
-    assert (ratio, low, high) == pytest.approx((np.exp(logs.mean()), *np.exp(interval)))
-    assert paired([10.0, 20.0, 5.0], [5.0, 10.0, 2.5]) == pytest.approx((2.0, 2.0, 2.0))
-    assert paired([3.0], [2.0]) == pytest.approx((1.5, 0.0, float("inf")))
-    with pytest.raises(ValueError, match="cannot be paired"):
-        paired([1.0, 2.0], [1.0])
-
-
-def _run(rate: float, cpu_s: float) -> Run:
-    return Run(rate, 0.9, 0.5, 0.1, 0.1, 0.01, 0.02, 0.03, cpu_s, 0.0, "")
-
-
-def test_like_is_compared_with_like() -> None:
-    """In order with the best peer in order, bounded with the best out of order; a peer that failed does not count."""
-    loaders = [CANDIDATES[name][0] for name in CANDIDATES]
-    runs = {loader.name: [_run(10.0, 0.1), _run(11.0, 0.1)] for loader in loaders}
-    runs["spdl in order"] = [_run(20.0, 0.3), _run(22.0, 0.3)]
-    runs["torchdata out of order"] = [_run(30.0, 0.05), _run(33.0, 0.05)]
-    runs["dali"] = [_run(99.0, 0.01)]
-    of = {loader.name: against_peers(loader, loaders, runs) for loader in loaders}
-    assert of["pytorch in order"] == {}
-    ours = of["minato_gpu in order"]
-    assert ours["best_peer"] == "spdl in order" and ours["ratio_to_peer"] == pytest.approx(0.5)
-    assert ours["best_pytorch"] == "pytorch in order" and ours["ratio_to_pytorch"] == pytest.approx(1.0)
-    assert ours["cpu_ratio_to_peer"] == pytest.approx(1.0)
-    bounded = of["minato_gpu bounded"]
-    assert bounded["best_peer"] == "torchdata out of order" and bounded["ratio_to_peer_high"] == pytest.approx(1 / 3)
-    assert bounded["thriftiest_peer"] == "torchdata out of order" and bounded["cpu_ratio_to_peer"] == pytest.approx(2)
+    assert all(row["efficiency"] > 0 and row["cpu_s_per_sample"] > 0 and row["repetitions"] > 0 for row in rows)
 
 
 def test_what_one_process_needs(fresh: Executor, photographs: Path) -> None:
@@ -176,19 +126,140 @@ def test_what_one_process_needs(fresh: Executor, photographs: Path) -> None:
 def _alone(photographs: Path) -> Alone:
     return Alone.measured(job("image_classification", photographs, workers=1), repeats=1)
 
-
-def test_the_bound_is_that_of_the_work_which_was_done() -> None:
-    costs_s = np.full(100, 0.1)
-    case = Case("any", Path(), 2, 0.0, 2, 100, 10, 10.0, 0.5, 0.3, sample_bytes=1, overshoot_s=0.0, costs_s=costs_s)
-    cores = usable_cores()
-    assert case.bound_s(in_order=False) == pytest.approx(0.3 + 20 / cores)
-    assert case.bound_s(1.0, 1.0, in_order=False) == pytest.approx(max(0, 0.3 - 1 / cores) + 20 / cores)
-    assert case.bound_s(0.0, 1.0, in_order=True) == pytest.approx(0.5 + 21 / cores)
-    assert case.bound_s(1.0, 0.0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
+# --- DALI with readers of its own: samples are the pipelines' but for what DALI draws ---------------------------------
 
 
-def test_work_for_later_epochs_is_known() -> None:
-    begun = Begun(4)
-    begun.counts[:] = [2, 3, 1, 4]
-    assert begun.beyond(2).sum() == 3
-    assert begun.work_s(2, np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(2010.0)
+_EPOCHS = 2
+_SQUARES = ("astronaut.png", "camera.png", "moon.png")
+_LOADER = DaliReaders("dali readers")
+
+_needs_dali = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None,
+    reason="nvidia.dali is not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("scenes")
+    object_detection.example_data(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures as wide as high: a box of their whole area is the same box for whoever draws it."""
+    directory = tmp_path_factory.mktemp("squares")
+    for number, name in enumerate(5 * _SQUARES):
+        folder = directory / Path(name).stem
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg(photograph(name)[:510, :510], SUBSAMPLING[number % 3]))
+    return directory
+
+
+def _with(asked: Job, pipeline: Pipeline) -> Job:
+    indexed = with_index(pipeline)
+    return replace(asked, pipeline=indexed, dataset=Prepared(asked.source, indexed, asked.dataset.seed))
+
+
+def _epochs(asked: Job) -> list[list[Any]]:
+    """The batches of each epoch, checked for order and for what a batch consists of."""
+    made, reader, epochs = _LOADER.make(asked), Reader(asked.batch_size), []
+    first = None
+    for _ in range(_EPOCHS):
+        batches = []
+        reader.begin_epoch()
+        for batch in made:
+            reader.read(batch)
+            batches.append(batch)
+            first = first if first is not None else torch.clone(batch["image"])
+        assert [batch[INDEX].tolist() for batch in batches] == asked.batches
+        epochs.append(batches)
+    assert first is not None and torch.equal(first, epochs[0][0]["image"]), "a batch's memory was used again"
+    reader.check(len(asked.source), _EPOCHS)
+    assert reader.late == 0
+    _LOADER.close(made)
+    return epochs
+
+
+def _check_form(batch: Any, expected: Any) -> None:
+    assert list(batch) == list(expected)
+    for name, wanted in expected.items():
+        assert type(batch[name]) is type(wanted), name
+        found = [(leaf.shape, leaf.dtype) for leaf in leaves(batch[name])]
+        assert found == [(leaf.shape, leaf.dtype) for leaf in leaves(wanted)], name
+
+
+def _off(one: Any, other: Any) -> float:
+    return float(np.abs(np.asarray(one) - np.asarray(other)).max(initial=0.0))
+
+
+def _limit(asked: Job) -> float:
+    image = asked.pipeline.fields_at(len(asked.pipeline.stages))["image"]
+    return float(asked.pipeline.tolerance["cpu"].maximum * image.level)
+
+
+@pytest.mark.on_request  # what a peer delivers changes with the peer
+@_needs_dali
+def test_whole_squares_are_the_pipelines_but_for_the_mirror(fresh: Executor, squares: Path) -> None:
+    fresh.submit(isolated, _deliver_squares, squares).result()
+
+
+def _deliver_squares(directory: Path) -> None:
+    asked = job("image_classification", directory, workers=2)
+    everything: dict[str, Any] = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    asked = replace(_with(asked, image_classification.build(**everything)), batch_size=4)
+    flips = [_with(asked, image_classification.build(**everything, flip=flip)) for flip in (0.0, 1.0)]
+    seen = set()
+    for batch in chain.from_iterable(_epochs(asked)):
+        for at, index in enumerate(batch[INDEX].tolist()):
+            matching = {
+                number
+                for number, flip in enumerate(flips)
+                if _off(flip.dataset[index]["image"], batch["image"][at]) <= _limit(asked)
+            }
+            assert matching, index
+            seen |= matching
+    assert seen == {0, 1}
+
+
+@pytest.mark.on_request  # what a peer delivers changes with the peer
+@_needs_dali
+def test_detections_are_the_pipelines_but_for_the_mirror(fresh: Executor, scenes: Path) -> None:
+    fresh.submit(isolated, _deliver_detections, scenes).result()
+
+
+def _deliver_detections(directory: Path) -> None:
+    asked = replace(job("object_detection", directory, workers=2), batch_size=4)
+    small: dict[str, Any] = {"shorter": 160, "longest": 266}
+    asked = _with(asked, object_detection.build(**small))
+    assert len(asked.source) % asked.batch_size
+    flips = [_with(asked, object_detection.build(**small, flip=flip)) for flip in (0.0, 1.0)]
+    seen = set()
+    for batch in chain.from_iterable(_epochs(asked)):
+        indices = batch[INDEX].tolist()
+        expected = [flip.join([flip.dataset[index] for index in indices]) for flip in flips]
+        for each in expected:
+            _check_form(batch, each)
+        for at in range(len(indices)):
+            matching = {number for number, each in enumerate(expected) if _same_sample(batch, each, at, _limit(asked))}
+            assert len(matching) == 1, indices[at]
+            seen |= matching
+    assert seen == {0, 1}
+
+
+def _same_sample(batch: Any, expected: Any, at: int, limit: float) -> bool:
+    """The picture with all that is beside it in the batch within the limit, everything else exactly."""
+    return all(
+        _off(wanted[at], batch[name][at]) <= limit if name == "image" else torch.equal(wanted[at], batch[name][at])
+        for name, wanted in expected.items()
+    )
+
+
+@pytest.mark.on_request
+def test_only_photographs_can_run(photographs: Path, scenes: Path) -> None:
+    asked = job("image_classification", photographs, workers=1)
+    assert DaliReaders.can_run(asked) and DaliReaders.can_run(job("object_detection", scenes, workers=1))
+    assert not DaliReaders.can_run(replace(asked, pipeline=None))
+    for other in (segmentation_3d.pipeline(), speech_recognition.pipeline()):
+        assert not DaliReaders.can_run(replace(asked, pipeline=other))

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import datasets
+from benchmarks.cases import bursts, kits19, rare, scattered
 from benchmarks.content import Consumer, ContentError, reference
-from benchmarks.datasets import Costly, Trivial
+from benchmarks.datasets import Costly, Trivial, WorkLog
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.overhead import measure
 from benchmarks.peers import Job
 from benchmarks.peers.pytorch import PyTorch
+from benchmarks.work import work
+from tests.support.leaks import gone
+from tests.support.waiting import wait_until
 
 _DATASET = Trivial(96, words=16)
 _JOB = Job(_DATASET, batch_size=32, workers=1, sample_bytes=128)
@@ -53,13 +65,6 @@ def _foreign(batches: list[Any]) -> list[Any]:
 def test_what_is_delivered_whole_passes_in_any_order() -> None:
     batches = [torch.from_numpy(batch) for batch in reversed(_batches())]
     _read(batches).check(reference(_DATASET))
-
-
-def test_several_epochs_are_counted_together() -> None:
-    consumer = _read([*_batches(), *_batches()])
-    consumer.check(reference(_DATASET), epochs=2)
-    with pytest.raises(ContentError, match="repeated"):
-        consumer.check(reference(_DATASET), epochs=1)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +111,96 @@ def test_the_work_enters_the_sample() -> None:
     some, more = (Costly(np.full(4, operations), words=8) for operations in (3, 4))
     assert reference(some).tolist() == reference(some).tolist()
     assert not np.any(reference(some) == reference(more))
+
+# --- fixed work, the log of who did it when, and isolation ------------------------------------------------------------
+
+
+def test_work_depends_on_the_seed_and_on_every_operation() -> None:
+    assert work(130, 1) == work(130, 1)
+    assert len({work(130, 1), work(130, 2), work(129, 1), work(66, 1), work(0, 1)}) == 5
+
+
+def test_slow_samples_are_where_the_case_says() -> None:
+    rng = np.random.default_rng(0)
+    assert sorted(set(scattered(1500, 2, rng))) == [3.0, 120.0]
+    assert np.sum(scattered(1500, 2, rng) > 3) == 75
+    slow = np.flatnonzero(bursts(1500, 2, rng) > 3)
+    runs = np.split(slow, np.flatnonzero(np.diff(slow) > 1) + 1)
+    assert {len(run) for run in runs} == {4}
+    assert len(slow) == 76
+    assert np.sum(rare(24_000, 2, rng) > 1) == 24
+
+
+def test_short_epochs_have_the_published_distribution() -> None:
+    costs = kits19(200_000, 2, np.random.default_rng(0)) * 160
+    assert np.percentile(costs, [50, 75, 90]) == pytest.approx([470, 630, 750], rel=0.01)
+    assert costs.min() >= 10
+    assert costs.max() <= 2230
+
+
+def test_work_done_before_the_clock_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    monkeypatch.setattr(datasets, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    log = WorkLog(samples=2, epochs=2)
+    for index in (0, 1):
+        log.end(index, log.begin(index))
+    assert log.done_before(10.0, first_epoch=1) == 0.0
+    epoch = log.begin(0)
+    assert log.done_before(20.0, first_epoch=1) == 4.0  # not ended yet
+    log.end(0, epoch)
+    assert [log.done_before(moment, first_epoch=1) for moment in (10.0, 20.0, 40.0)] == [0.0, 4.0, 16.0]
+    assert log.done_before(10.0, first_epoch=0) == 5.0
+
+
+def test_the_log_is_seen_across_processes() -> None:
+    log = WorkLog(samples=4, epochs=1)
+    dataset = Costly(np.full(4, 200), words=8, log=log)
+    isolated(dataset.__getitem__, 3)
+    assert log.done_before(time.monotonic(), first_epoch=0) > 0.0
+
+
+def _exit() -> None:
+    os._exit(3)
+
+
+def _crash() -> None:
+    faulthandler.disable()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_measurement_that_fails_says_why() -> None:
+    with pytest.raises(MeasurementError, match="ZeroDivisionError"):
+        isolated(divmod, 1, 0)
+    with pytest.raises(MeasurementError, match="ended with status 3 without a result"):
+        isolated(_exit)
+    with pytest.raises(MeasurementError, match="was ended by SIGSEGV without a result"):
+        isolated(_crash)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_measurement_that_hangs_is_ended() -> None:
+    with pytest.raises(MeasurementError, match=r"no result after 0\.2 s"):
+        isolated(time.sleep, 60.0, timeout_s=0.2)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_interrupted_benchmark_takes_its_measurement_with_it() -> None:
+    """SIGTERM to the benchmark: the fresh process and its group are gone when it has ended."""
+    code = (
+        "import click, subprocess, sys\n"
+        "from benchmarks import report\n"
+        "from benchmarks.isolate import isolated\n"
+        "def forever():\n"
+        "    print(subprocess.Popen(['sleep', '60']).pid, flush=True)\n"
+        "    subprocess.Popen(['sleep', '60']).wait()\n"
+        "@click.command()\n"
+        "@report.command\n"
+        "def main(**options): isolated(forever)\n"
+        "main()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as benchmark:
+        assert benchmark.stdout is not None
+        sleeper = int(benchmark.stdout.readline())
+        benchmark.terminate()
+        assert benchmark.wait(30) == 128 + signal.SIGTERM
+    assert wait_until(lambda: gone(sleeper))

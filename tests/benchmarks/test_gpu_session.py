@@ -145,11 +145,6 @@ def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: py
     assert holds is fails and ("device-side assert" in figures["told"]) is fails and figures["threads_left"] == []
 
 
-def test_a_machine_without_git_is_no_error() -> None:
-    assert about._said("no-such-command-anywhere") is None
-    assert about._said(sys.executable, "-c", "print('one'); print('two')") == "one"
-
-
 def test_nothing_is_given_more_time_than_its_part_has(tmp_path: Path) -> None:
     """A part that is ended loses all that it has found."""
     asked = Request(settings(tmp_path), [], time.perf_counter() + 20)

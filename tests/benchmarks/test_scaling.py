@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -101,13 +100,6 @@ def test_every_epoch_has_an_order_of_its_own() -> None:
     assert list(Job(range(3), 2, 2, 8).order(by_batch=False)) == [0, 1, 2]
 
 
-def test_a_log_that_was_pickled_is_the_same_log() -> None:
-    log = WorkLog(3, 1)
-    other: WorkLog = pickle.loads(pickle.dumps(log))
-    other.end(1, other.begin(1))
-    assert log.done_before(np.inf, 0, np.array([1.0, 2.0, 4.0])) == 2.0
-
-
 _PARENT = """import subprocess, sys
 burn = "import time\\nwhile time.process_time() < 0.2: pass"
 subprocess.run([sys.executable, "-S", "-c", burn], check=True)
@@ -155,11 +147,6 @@ def test_the_command_and_its_page(tmp_path: Path) -> None:
     result = CliRunner().invoke(page.main, [str(folder), "--out", str(out)])
     text = out.read_text(encoding="utf-8")
     assert result.exit_code == 0 and "## The named cells" in text and "scaling.png" not in text
-
-
-def test_a_page_needs_something_recorded(tmp_path: Path) -> None:
-    result = CliRunner().invoke(page.main, [str(tmp_path)])
-    assert result.exit_code == 2 and "holds none of scaling_named.json" in result.output
 
 
 def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:

@@ -34,7 +34,6 @@ CHANGED = [
     ("dali", {"regions": False}),
     ("dali_cpu", {}),
     ("dali_cpu", {"squares": True}),
-    ("dali_dynamic", {"regions": True}),
     ("dali_dynamic", {"regions": False}),
     ("dali_dynamic", {"capture": False, "ahead": 1}),
 ]
@@ -97,20 +96,6 @@ def test_the_gpu_decodes_as_this_machine_was_told(monkeypatch: pytest.MonkeyPatc
     assert recipe.options(on_gpu=False) == {}
 
 
-def test_dalis_dynamic_mode_captures_every_call(photographs: Path) -> None:
-    """What it does not capture it does call by call, without a word, and prefetches nothing."""
-    pytest.importorskip("nvidia.dali")
-    capture = importlib.import_module("nvidia.dali.experimental.dynamic._capture")
-    asked = work.job(settings(photographs), samples=16)
-    for regions, first in ((True, ["ImageRandomCrop", "Resize"]), (False, ["Image", "RandomResizedCrop"])):
-        batches = iter(DaliDynamic("dali_dynamic", 2, regions=regions).make(asked, "cpu"))
-        next(batches), next(batches)
-        captured = capture.CaptureContext.current()
-        assert captured.state is capture.State.CAPTURED
-        assert [node.op_class.__name__ for node in captured.nodes] == [*first, "CoinFlip", "CropMirrorNormalize"]
-        del batches
-
-
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision where it can be loaded; else, as beside a torch that it was not built for, what is asked of it."""
@@ -163,31 +148,3 @@ def test_torchvision_delivers_each_sample_once(photographs: Path) -> None:
     asked = work.job(settings(photographs), samples=16)
     batches = list(TorchvisionGpu("torchvision", 1, 32).make(asked, "cpu"))
     assert sorted(torch.cat([batch[INDEX] for batch in batches]).tolist()) == list(range(16))
-
-
-class FakeStream:
-    """Notes that it is waited for."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-
-    def synchronize(self) -> None:
-        self.log.append("waits")
-
-
-@pytest.mark.usefixtures("torchvision")
-def test_torchvision_decodes_when_the_stream_is_through(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its decoder does not wait for the stream whose memory it writes to."""
-    log: list[str] = []
-    io = importlib.import_module("torchvision.io")
-    decode = io.decode_jpeg
-
-    def noted(files: Any, *, mode: Any, device: str) -> Any:
-        log.append(f"decodes on {device}")
-        return [picture.to(device) for picture in decode(files, mode=mode, device="cpu")]
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(log))
-    monkeypatch.setattr(io, "decode_jpeg", noted)
-    files = Files(work.job(settings(photographs), samples=16))
-    batch = decoded(joined([files[number] for number in range(8)]), "meta", 32)
-    assert log == ["waits", "decodes on meta"] and batch["image"].device.type == "meta"

@@ -1,0 +1,242 @@
+"""Arithmetic of the benchmarks: bounds, ratios and their intervals, chance, published costs, what is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy
+
+from benchmarks.accuracy import chance, difference
+from benchmarks.cases import CASES
+from benchmarks.cold_files import Run as ColdRun
+from benchmarks.cold_files import against_best
+from benchmarks.compare.case import Case
+from benchmarks.compare.loaders import CANDIDATES
+from benchmarks.compare.ratios import against_peers, paired
+from benchmarks.compare.run import Run
+from benchmarks.compare.workloads import Begun
+from benchmarks.data import detection, volumes
+from benchmarks.data.__main__ import WORKLOADS
+from benchmarks.data.measure import Curve, sizes_of_mixture
+from benchmarks.data.published import SPREADS, measured
+from benchmarks.peers import COSTLY, Job, choose
+from benchmarks.tail_run import Plan
+from benchmarks.whatif import summary
+from benchmarks.whatif_run import Way, budget
+from benchmarks.whatif_settings import POLICIES, QUESTIONS, Around, points
+from minato_gpu.report import usable_cores
+from minato_gpu.samples import sample_seed
+from minato_gpu.sources.blocks import space_of
+
+# --- tails ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_fits_no_loader_is_refused() -> None:
+    with pytest.raises(ValueError, match="no loader is called 'torhc'"):
+        choose(COSTLY, ["torhc"])
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 0.5, 100.0])
+def test_work_done_ahead_lowers_the_bound(ahead_s: float) -> None:
+    plan = _plan()
+    assert plan.bound_s(ahead_s) <= plan.bound_s()
+    assert plan.bound_s(ahead_s) >= plan.epochs * plan.batches * plan.step_s
+
+
+def test_the_step_asks_for_the_load_of_the_case() -> None:
+    plan = _plan()
+    assert plan.cpu_s / plan.cores / (plan.batches * plan.step_s) == pytest.approx(plan.case.load)
+
+
+def test_a_job_keeps_a_short_last_batch() -> None:
+    assert Job(range(5), 2, 1, 8).batches == [[0, 1], [2, 3], [4]]
+
+
+def _plan() -> Plan:
+    return Plan.measured(CASES[1], workers=2, per_ms=20.0, overshoot_s=0.0, quick=True)
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def test_paired_ratio_and_its_interval() -> None:
+    """Against SciPy's own interval of the mean; what slows both by the same factor does not widen it."""
+    ours, theirs = [10.0, 12.0, 11.0, 13.0], [5.0, 5.5, 6.0, 6.2]
+    logs = np.log(np.divide(ours, theirs))
+    interval = scipy.stats.t.interval(0.95, 3, loc=logs.mean(), scale=scipy.stats.sem(logs))
+    ratio, low, high = paired(ours, theirs)
+    assert (ratio, low, high) == pytest.approx((np.exp(logs.mean()), *np.exp(interval)))
+    assert paired([10.0, 20.0, 5.0], [5.0, 10.0, 2.5]) == pytest.approx((2.0, 2.0, 2.0))
+    assert paired([3.0], [2.0]) == pytest.approx((1.5, 0.0, float("inf")))
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired([1.0, 2.0], [1.0])
+
+
+def _run(rate: float, cpu_s: float) -> Run:
+    return Run(rate, 0.9, 0.5, 0.1, 0.1, 0.01, 0.02, 0.03, cpu_s, 0.0, "")
+
+
+def test_like_is_compared_with_like() -> None:
+    """In order with the best peer in order, bounded with the best out of order; a peer that failed does not count."""
+    loaders = [CANDIDATES[name][0] for name in CANDIDATES]
+    runs = {loader.name: [_run(10.0, 0.1), _run(11.0, 0.1)] for loader in loaders}
+    runs["spdl in order"] = [_run(20.0, 0.3), _run(22.0, 0.3)]
+    runs["torchdata out of order"] = [_run(30.0, 0.05), _run(33.0, 0.05)]
+    runs["dali"] = [_run(99.0, 0.01)]
+    of = {loader.name: against_peers(loader, loaders, runs) for loader in loaders}
+    assert of["pytorch in order"] == {}
+    ours = of["minato_gpu in order"]
+    assert ours["best_peer"] == "spdl in order" and ours["ratio_to_peer"] == pytest.approx(0.5)
+    assert ours["best_pytorch"] == "pytorch in order" and ours["ratio_to_pytorch"] == pytest.approx(1.0)
+    assert ours["cpu_ratio_to_peer"] == pytest.approx(1.0)
+    bounded = of["minato_gpu bounded"]
+    assert bounded["best_peer"] == "torchdata out of order" and bounded["ratio_to_peer_high"] == pytest.approx(1 / 3)
+    assert bounded["thriftiest_peer"] == "torchdata out of order" and bounded["cpu_ratio_to_peer"] == pytest.approx(2)
+
+
+def test_the_bound_is_that_of_the_work_which_was_done() -> None:
+    costs_s = np.full(100, 0.1)
+    case = Case("any", Path(), 2, 0.0, 2, 100, 10, 10.0, 0.5, 0.3, sample_bytes=1, overshoot_s=0.0, costs_s=costs_s)
+    cores = usable_cores()
+    assert case.bound_s(in_order=False) == pytest.approx(0.3 + 20 / cores)
+    assert case.bound_s(1.0, 1.0, in_order=False) == pytest.approx(max(0, 0.3 - 1 / cores) + 20 / cores)
+    assert case.bound_s(0.0, 1.0, in_order=True) == pytest.approx(0.5 + 21 / cores)
+    assert case.bound_s(1.0, 0.0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
+
+
+def test_work_for_later_epochs_is_known() -> None:
+    begun = Begun(4)
+    begun.counts[:] = [2, 3, 1, 4]
+    assert begun.beyond(2).sum() == 3
+    assert begun.work_s(2, np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(2010.0)
+
+
+def test_cold_files_are_compared_with_the_fastest_peer() -> None:
+    runs = {
+        "spdl": [ColdRun(100.0, 10.0, 0.1), ColdRun(110.0, 10.0, 0.1)],
+        "pytorch": [ColdRun(200.0, 40.0, 0.1), ColdRun(220.0, 40.0, 0.1)],
+        "minato_gpu": [ColdRun(300.0, 60.0, 0.1), ColdRun(330.0, 60.0, 0.1)],
+    }
+    row = against_best("minato_gpu", runs)
+    assert row["best_peer"] == "pytorch" and row["ratio_to_best"] == pytest.approx(1.5)
+    assert row["cpu_ratio"] == row["cpu_ratio_low"] == row["cpu_ratio_high"] == pytest.approx(1.5)
+    assert against_best("pytorch", runs) == {}
+
+# --- accuracy ---------------------------------------------------------------------------------------------------------
+
+
+_SLOW = np.arange(1200) < 120
+
+
+def _counts(orders: list[np.ndarray]) -> list[list[int]]:
+    return [[int(_SLOW[order[at : at + 32]].sum()) for at in range(0, 1200, 32)] for order in orders]
+
+
+def test_shuffled_samples_are_as_chance_has_them() -> None:
+    rng = np.random.default_rng(0)
+    found = chance(_counts([rng.permutation(1200) for _ in range(20)]), _SLOW)
+    assert found["p_value"] is not None and found["p_value"] > 0.01
+    assert found["slow_share_first_half"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_slow_samples_that_come_together_are_seen() -> None:
+    """Every epoch in order but for the slow samples, which all come last."""
+    rng = np.random.default_rng(0)
+    orders = [rng.permutation(1200) for _ in range(20)]
+    found = chance(_counts([order[np.argsort(_SLOW[order], kind="stable")] for order in orders]), _SLOW)
+    assert found["p_value"] is not None and found["p_value"] < 1e-6
+    assert found["slow_share_first_half"] == 0.0
+
+
+def test_the_difference_is_taken_seed_by_seed() -> None:
+    found = difference([0.90, 0.95, 0.85], [0.89, 0.94, 0.84])
+    assert list(found.values()) == pytest.approx([0.01, 0.01, 0.01])
+    wide = difference([0.9, 0.8], [0.8, 0.9])
+    assert wide["to_pytorch"] == pytest.approx(0) and wide["to_pytorch_low"] < -1 < 1 < wide["to_pytorch_high"]
+
+# --- data with the published spread of cost ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["object_detection", "segmentation_3d"])
+def test_relative_costs_have_the_published_ratios(name: str) -> None:
+    relative = SPREADS[name].relative(2001)
+    assert np.median(relative) == pytest.approx(1.0, rel=0.01)
+    for ratio, value in measured(relative).items():
+        assert value == pytest.approx(SPREADS[name].ratios[ratio], rel=0.03), ratio
+
+
+def test_a_curve_is_its_own_inverse_and_never_falls() -> None:
+    curve = Curve([1.0, 2.0, 4.0, 8.0], [1.0, 3.0, 2.5, 20.0])  # a noisy measurement in the middle
+    sizes = np.geomspace(1, 8, 50)
+    seconds = curve.seconds(sizes)
+    assert (np.diff(seconds) > 0).all()
+    assert curve.sizes(seconds) == pytest.approx(sizes, rel=1e-3)
+
+
+def test_sizes_give_a_mixture_the_wanted_spread() -> None:
+    """Two fifths of the samples cost 1.4 times as much as others of their size, whichever they are."""
+    usual = Curve([1e-3, 1e3], [1e-3, 1e3])
+    dear = Curve([1e-3, 1e3], [1.4e-3, 1.4e3])
+    wanted = SPREADS["segmentation_3d"].relative(1000)
+    sizes = sizes_of_mixture(wanted, [(0.6, usual), (0.4, dear)])
+    rng = np.random.default_rng(0)
+    costs = sizes * np.where(rng.random((50, 1000)) < 0.4, 1.4, 1.0)
+    found = measured(costs.reshape(-1))
+    for ratio in ("mean", "p75", "p90"):
+        assert found[ratio] == pytest.approx(SPREADS["segmentation_3d"].ratios[ratio], rel=0.15), ratio
+
+
+@pytest.fixture
+def _fewer_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What sizes cost is tried at few of them; the spread of the costs is then rough."""
+    monkeypatch.setattr(detection, "_PROBES", np.linspace(1.0, 3.0, 5))
+    monkeypatch.setattr(volumes, "_PROBES", np.geomspace(5e3, 5e5, 4))
+
+
+@pytest.mark.on_request  # six seconds, of what is benchmarks' own
+@pytest.mark.usefixtures("_fewer_trials")
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_a_small_set_of_each_kind_can_be_read_and_prepared(name: str, tmp_path: Path) -> None:
+    workload, directory = WORKLOADS[name], tmp_path / "data"
+    directory.mkdir()
+    assert list(workload.write(directory, 16, 0))[-1] == 16
+    dataset, pipeline = workload.dataset(directory), workload.pipeline(directory)
+    assert len(dataset) == 16
+    for index in (0, 15):
+        sample = pipeline.run(dataset[index], sample_seed(0, 0, index, 0))
+        assert set(sample) == set(pipeline.outputs)
+
+# --- what is asked of predictions -------------------------------------------------------------------------------------
+
+
+AROUND = Around(16, 0.005, 1e5, Way(2, slept=(0.005,) * 32), quick=False)
+
+
+def test_settings_are_asked_as_they_are_run() -> None:
+    asked = {question: list(points(question, AROUND)) for question in QUESTIONS}
+    for point in [point for some in asked.values() for point in some]:
+        way, setting = point.way, point.setting
+        assert setting.workers in (None, way.workers) and setting.policy == way.policy
+        assert setting.cache == way.cache and setting.bytes_per_s in (None, way.rate)
+        assert setting.step_s in (None, way.step_s) and setting.latency_s in (None, way.latency_ms / 1e3)
+    shares = {(point.setting.policy, point.setting.cache) for point in asked["cache"]}
+    assert shares == {("", None)} | {(policy, share) for policy in POLICIES for share in (0.25, 0.5, 0.75, 1.0)}
+    assert [point.setting.workers for point in asked["workers"]] == [1, 2, 4, 8, 16]
+    assert {point.way.latency_ms for point in asked["latency"]} == {0, 5, 20, 50, 100}
+    steps = [point.way.step_s / (16 * 0.005 / 2) for point in asked["step"]]
+    assert min(steps) == pytest.approx(0.25) and max(steps) == pytest.approx(2.0)
+
+
+def test_a_budget_counts_whole_blocks() -> None:
+    assert budget([1000, 3000], 1, 0.5) == round(0.5 * (space_of(1000) + space_of(3000)))
+    assert budget([1000], 2, 1.0) == 2 * space_of(500)
+
+
+def test_the_summary_leaves_out_what_failed() -> None:
+    row = {"question": "step", "measured_s": 1.0}
+    rows = [{**row, "error": error, "within": within} for error, within in ((0.02, True), (-0.08, False), (0.03, True))]
+    found = list(summary([*rows, {"question": "step", "failed": "died"}]))
+    assert [each["question"] for each in found] == ["step", "all"]
+    assert found[0]["points"] == 3 and found[0]["median_error"] == 0.03
+    assert found[0]["within_share"] == pytest.approx(2 / 3)
