@@ -74,12 +74,8 @@ def test_check_fails_above_the_tolerance(monkeypatch: pytest.MonkeyPatch, tmp_pa
     _report(monkeypatch, ROW, ROW | {"stage": "resize", "passed": False})
     result = _run("check", "pipelines.image_classification", "--json", str(tmp_path / "c.json"), code=1)
     assert "deviates by more than its tolerance" in result.output
+    assert "left out: path 'a.jpg': broken" in result.output
     assert [row["passed"] for row in json.loads((tmp_path / "c.json").read_text())["rows"]] == [True, False]
-
-
-def test_check_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    _report(monkeypatch, ROW)
-    assert "left out: path 'a.jpg': broken" in _run("check", "pipelines.image_classification").output
 
 
 @pytest.mark.parametrize(
@@ -120,6 +116,8 @@ def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch
     assert document["settings"]["seeds"] == 2
     _run("simulate")
     assert asked[-1] == (list(comparison.SCENARIOS), 10)
+    monkeypatch.setattr(comparison, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
+    assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
 
 
 def test_simulate_lists_its_scenarios_and_refuses_others() -> None:
@@ -127,11 +125,6 @@ def test_simulate_lists_its_scenarios_and_refuses_others() -> None:
     assert all(name in listed for name in comparison.SCENARIOS)
     assert "no scenario nonsense; there are hybrid" in _run("simulate", "nonsense", code=2).output
     assert "name none" in _run("simulate", "hybrid", "--ablation", code=2).output
-
-
-def test_simulate_runs_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
-    assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
 
 
 def test_an_error_is_one_line_unless_a_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,11 +160,9 @@ def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
     "arguments",
     [
         ["analyze", "train.py", "--json"],
-        ["analyze", "train.py", "--report"],
         ["check", "pipelines.image_classification", "--json"],
         ["simulate", "--json"],
         ["top", "--json"],
-        ["demo", "--json"],
         ["demo", "--out"],
     ],
     ids=" ".join,
@@ -188,6 +179,7 @@ def test_what_cannot_be_written_at_the_end_is_said_at_once(arguments: list[str],
 def test_a_file_that_is_no_event_log_is_not_replayed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "log").write_bytes(content)
     assert "not the first line of an event log" in _run("replay", str(tmp_path / "log"), code=1).output
+
 
 # --- minato-gpu cache -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fake_cuda import __main__ as command
-from tests.fake_cuda import build, environment, imports
+from tests.fake_cuda import environment, imports
 from tests.support.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Foreign
 
 ROOT = Path(__file__).parents[1]
@@ -178,6 +177,7 @@ def test_what_pools_do_not_use_is_free_again_when_they_are_asked() -> None:
         device.trim()
         assert device.empty(60).numel() == 60 and device.trims == 1
 
+
 # --- the stand-in for CUDA, as far as it needs no build of PyTorch for CUDA; make rehearse tests the rest -------------
 
 
@@ -220,21 +220,6 @@ def test_all_that_is_locked_is_installed_but_pytorch() -> None:
     assert all("==" in line for line in found)
 
 
-def test_names_of_symbols_have_no_versions() -> None:
-    listed = (
-        "                 U cudaMalloc@libcudart.so.13\n00000000000c0de0 T cuInit@@V1\n\n                 w plain\n"
-    )
-    assert build.parsed(listed) == {"cudaMalloc", "cuInit", "plain"}
-
-
-def test_stubs_are_made_of_what_is_not_written() -> None:
-    made = build.stubs(
-        ["cudaMalloc", "cudaGetLastError", "cudaEventDestroy", "cudaGraphLaunch"], build.HERE / "cudart.cpp"
-    )
-    assert made == 'extern "C" long cudaGraphLaunch() { return 0; }\n'
-    assert build.stubs(["b", "a"], answer=100).splitlines()[0] == 'extern "C" long a() { return 100; }'
-
-
 def test_modules_are_changed_as_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "made_up.py").write_text("value = 1\n", encoding="ascii")
     change = ModuleType("change")
@@ -248,10 +233,3 @@ def test_modules_are_changed_as_they_are_imported(tmp_path: Path, monkeypatch: p
         assert importlib.import_module("made_up").value == 2
     finally:
         sys.modules.pop("made_up", None)
-
-
-def test_python_without_a_stand_in_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "LIBRARIES", tmp_path)
-    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("it went on"))
-    with pytest.raises(SystemExit, match="make rehearse"):
-        command.main()

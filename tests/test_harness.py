@@ -43,25 +43,22 @@ def test_a_process_is_found_and_forgotten_once_it_ends(context: ForkContext | Fo
     assert_no_leaks(before, descriptors=False)
 
 
-def test_a_thread_is_found() -> None:
-    before = take_snapshot()
-    gate = threading.Event()
-    thread = threading.Thread(target=gate.wait, name="forgotten")
-    thread.start()
-    found = leaks(before, descriptors=False)
-    gate.set()
-    thread.join()
-    assert found == ["thread forgotten"]
-
-
 @pytest.mark.parametrize("name", ["minato_harness_{pid}", "torch_{pid}_1_0"])
-def test_shared_memory_is_found(name: str) -> None:
+def test_shared_memory_threads_and_descriptors_are_found(name: str) -> None:
     before = take_snapshot()
     path = Path("/dev/shm") / name.format(pid=os.getpid())
     path.write_bytes(b"x")
+    gate, opened = threading.Event(), [os.memfd_create("minato_harness"), *os.pipe()]
+    thread = threading.Thread(target=gate.wait, name="forgotten")
+    thread.start()
     found = leaks(before)
+    gate.set()
+    thread.join()
     path.unlink()
-    assert found == [f"shared memory {path.name}"]
+    for number in opened:
+        os.close(number)
+    kinds = [f"{count} more descriptors of kind {kind}" for count, kind in ((1, "memfd"), (2, "pipe"))]
+    assert found == ["thread forgotten", f"shared memory {path.name}", *kinds]
 
 
 def test_what_a_dead_process_was_sharing_by_pytorch_is_not_ours() -> None:
@@ -73,16 +70,6 @@ def test_what_a_dead_process_was_sharing_by_pytorch_is_not_ours() -> None:
     found = leaks(before)
     path.unlink()
     assert found == []
-
-
-@pytest.mark.parametrize("kind", ["memfd", "pipe"])
-def test_descriptors_are_found(kind: str) -> None:
-    before = take_snapshot()
-    opened = [os.memfd_create("minato_harness")] if kind == "memfd" else list(os.pipe())
-    found = leaks(before)
-    for number in opened:
-        os.close(number)
-    assert found == [f"{len(opened)} more descriptors of kind {kind}"]
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -258,13 +245,6 @@ def test_all_pairs_that_occur_are_kept(sizes: list[int], data: st.DataObject) ->
     assert few == sorted(set(few)) == pairwise(cases)
     assert _covered([cases[at] for at in few]) == _covered(cases)
     assert bool(few) == bool(cases)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "most"), [((2, 2, 2), 4), ((3, 3, 3), 10), ((3, 2, 3), 10), ((2, 2, 2, 2, 2), 8), ((4, 4, 2), 17)]
-)
-def test_they_are_few(sizes: tuple[int, ...], most: int) -> None:
-    assert len(pairwise(_full(*sizes))) <= most
 
 
 def test_cases_with_fewer_factors_are_kept_once() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from minato_gpu import DataLoader, nvjpeg
-from tests.support.numbers import PIPELINE, Numbers
+from minato_gpu import nvjpeg
 
 Libraries = dict[str, nvjpeg.Version]
 
@@ -38,6 +37,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Libraries]:
 
 
 def test_what_is_loaded_counts_and_not_what_is_installed(libraries: dict[str, Libraries]) -> None:
+    assert nvjpeg.found() is None and nvjpeg.decodes_regions(), "nobody knows"
     libraries["files"]["/packages/libnvjpeg.so.13"] = (13, 3, 2)
     libraries["loaded"]["libnvjpeg.so.12"] = (12, 4, 0)
     assert nvjpeg.loaded() == nvjpeg.found() == (12, 4, 0)
@@ -101,21 +101,9 @@ def test_a_setting_that_means_nothing_is_refused(
         ask()
 
 
-def test_nobody_knows_where_there_is_none(libraries: dict[str, Libraries]) -> None:
-    assert nvjpeg.found() is None and nvjpeg.decodes_regions()
-
-
 def test_the_library_here_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that ``pip install minato-gpu[cuda13]`` brings; no GPU is needed to ask it."""
     pytest.importorskip("nvidia.nvimgcodec")
     version: Any = nvjpeg.found()
     assert version is not None and version >= (13, 2, 0)
     assert nvjpeg.loaded() == version
-
-
-@pytest.mark.parametrize(("version", "told"), [((12, 4, 0), "12.4.0"), (None, None)])
-def test_stats_tell_the_version(monkeypatch: pytest.MonkeyPatch, version: Any, told: str | None) -> None:
-    monkeypatch.setattr(nvjpeg, "loaded", lambda: version)
-    loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"])
-    next(iter(loader))
-    assert loader.stats()["device_lane"]["nvjpeg"] == told

@@ -171,6 +171,7 @@ def test_a_device_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="device='cuda': this PyTorch sees no CUDA device"):
         options(device="cuda")
 
+
 # --- cache and cache_dir ----------------------------------------------------------------------------------------------
 
 

@@ -83,13 +83,6 @@ class TestDefinition:
         assert pipeline.host_prefix == 0
         assert pipeline.splits == (2, 3)
 
-    def test_fields_at_the_end_are_the_last_declared(self) -> None:
-        pipeline = three_stages()
-        fields = pipeline.fields_at(3)
-        assert pipeline.outputs == ("x", "label", "steps") and fields.keys() >= {*pipeline.outputs}
-        assert fields["x"] == NUMBER
-        assert not fields["label"].fixed
-
     def test_live_fields_are_those_still_needed(self) -> None:
         pipeline = three_stages()
         assert pipeline.live(0) == {"path", "label"}
@@ -104,11 +97,6 @@ class TestDefinition:
             (lambda: Pipeline(cast(Any, stage()), outputs=("x",)), TypeError, "got the stage 'double' alone"),
             (lambda: Pipeline((stage(),), outputs=("x",), inputs=cast(Any, ("x",))), TypeError, "inputs must map"),
             (
-                lambda: Pipeline((stage(),), outputs=("x",), inputs=cast(Any, {"x": np.float32})),
-                TypeError,
-                "inputs must map names to Field",
-            ),
-            (
                 lambda: Pipeline((stage(),), outputs=("x",), tolerance={"gpu": Tolerance()}),
                 ValueError,
                 "tolerance is keyed by 'cpu' or 'cuda', got 'gpu'",
@@ -116,7 +104,6 @@ class TestDefinition:
             (lambda: Pipeline((stage(), stage()), outputs=("x",)), ValueError, "two stages are called 'double'"),
             (lambda: Pipeline((stage(),), outputs=()), ValueError, "at least one field"),
             (lambda: Pipeline((stage(),), outputs=cast(Any, "x")), TypeError, "sequence of names"),
-            (lambda: Pipeline((stage(),), outputs=("x", "x")), ValueError, "twice"),
             (lambda: Pipeline((stage(),), outputs=("x",), inputs={}), ValueError, "stage 'double' reads field 'x'"),
             (
                 lambda: Pipeline((stage(),), outputs=("y",), inputs={"x": NUMBER}),
@@ -186,7 +173,6 @@ class TestRun:
         ("returned", "words"),
         [
             ({}, "returned the fields"),
-            ({"x": np.float32(1), "y": 2}, "returned the fields"),
             (None, "returned a NoneType"),
             ({"x": np.float64(1)}, "has dtype float64"),
         ],
@@ -196,7 +182,7 @@ class TestRun:
         with pytest.raises(StageError, match=words):
             pipeline.run({"x": 1}, 0)
 
-    @pytest.mark.parametrize("sample", [(1, 2), 5, "x"])
+    @pytest.mark.parametrize("sample", [(1, 2), "x"])
     def test_a_data_set_without_names_is_told_what_to_return(self, sample: Any) -> None:
         with pytest.raises(TypeError, match=r"the data set returns .* a mapping of 'x'; it returned a"):
             Pipeline((stage(),), outputs=("x",)).run(sample, seed=0)
@@ -246,10 +232,9 @@ class TestRun:
         [
             (lambda fields: (1, 2), ValueError, "ValueError: returned 2 features for ('only',)"),
             (lambda fields: 1, TypeError, "TypeError: returned a int, not a sequence of numbers for ('only',)"),
-            (lambda fields: ("a",), ValueError, "ValueError: could not convert string to float: 'a'"),
             (lambda fields: (fields["y"],), KeyError, "KeyError: 'y'"),
         ],
-        ids=["too many", "no sequence", "no numbers", "raises"],
+        ids=["too many", "no sequence", "raises"],
     )
     def test_wrong_features_are_an_error(self, features: Any, kind: type[Exception], words: str) -> None:
         pipeline = Pipeline((stage(features=features, feature_names=("only",)),), outputs=("x",), name="doubling")
@@ -274,6 +259,7 @@ def test_a_spawned_process_gets_the_same_sample() -> None:
     meta = {"size": np.array([300, 500], np.int32)}
     assert np.array_equal(copied.draw(1, meta, 9)["box"], pipeline.draw(1, meta, 9)["box"])
 
+
 # --- fields and stages ------------------------------------------------------------------------------------------------
 
 
@@ -282,18 +268,10 @@ def fragment(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
 
 
 class TestField:
-    def test_a_fixed_shape_has_a_size_in_bytes(self) -> None:
-        assert Field(np.float32, (3, 5)).fixed
-        assert Field(np.float32, (3, 5)).max_bytes == 60
-
     def test_a_varying_shape_is_bounded_by_its_maximum_only(self) -> None:
-        assert not Field(np.uint8, (None, 3)).fixed
-        assert Field(np.uint8, (None, 3)).max_bytes is None
+        assert Field(np.float32, (3, 5)).fixed and Field(np.float32, (3, 5)).max_bytes == 60
+        assert not Field(np.uint8, (None, 3)).fixed and Field(np.uint8, (None, 3)).max_bytes is None
         assert Field(np.uint8, (None, 3), maximum=(10, 3)).max_bytes == 30
-
-    def test_objects_have_no_size(self) -> None:
-        assert not Field(object).fixed
-        assert Field(object).max_bytes is None
 
     @pytest.mark.parametrize(
         "make",
@@ -310,7 +288,7 @@ class TestField:
         with pytest.raises(ValueError):
             make()
 
-    @pytest.mark.parametrize("shape", [5, "ab", (2.5,)])
+    @pytest.mark.parametrize("shape", [5, (2.5,)])
     def test_a_shape_is_a_sequence_of_sizes(self, shape: Any) -> None:
         with pytest.raises(TypeError, match="shape must be a sequence of sizes"):
             Field(np.uint8, shape)
@@ -320,13 +298,10 @@ class TestField:
         [
             (Field(np.uint8, (2,)), np.zeros(2, np.float32), "dtype float32, declared uint8"),
             (Field(np.uint8, (2,)), np.zeros(3, np.uint8), r"shape \(3,\), declared \(2,\)"),
-            (Field(np.uint8, (None,)), np.zeros((3, 3), np.uint8), "shape"),
             (Field(np.uint8, (None,), maximum=(4,)), np.zeros(5, np.uint8), "over the declared maximum"),
             (Field(np.uint8, (2,)), [1, 2], "is a list"),
             (Field(np.int32), 2.5, "is 2.5, which is no int32"),
-            (Field(np.int32), float("nan"), "is nan, which is no int32"),
             (Field(np.uint8), 256, "is 256, which is no uint8"),
-            (Field(np.bool_), 2, "is 2, which is no bool"),
         ],
     )
     def test_problem_says_what_is_wrong(self, field: Field, value: Any, words: str) -> None:
@@ -337,11 +312,8 @@ class TestField:
 
     def test_no_problem(self) -> None:
         assert Field(np.uint8, (None, 2), maximum=(9, 2)).problem(np.zeros((9, 2), np.uint8)) is None
-        assert Field(np.int64).problem(3) is None
-        assert Field(np.float32).problem(0.1) is None
-        assert Field(np.float32).problem(float("nan")) is None
-        assert Field(np.int64).problem(3.0) is None
-        assert Field(object).problem("anything") is None
+        numbers = (Field(np.int64), 3.0), (Field(np.float32), 0.1), (Field(np.float32), float("nan"))
+        assert [field.problem(value) for field, value in (*numbers, (Field(object), "anything"))] == [None] * 4
 
     def test_python_numbers_stay_where_torch_makes_no_batch_of_scalars(self) -> None:
         assert type(Field(np.uint32).typed(3)) is np.uint32
@@ -355,19 +327,14 @@ class TestStage:
         [
             ({"name": ""}, TypeError, "name"),
             ({"reads": "x"}, TypeError, "reads must be a sequence of names"),
-            ({"reads": ("x", "x")}, ValueError, "twice"),
             ({"writes": {}}, ValueError, "writes no field"),
             ({"writes": {"x": np.float32}}, TypeError, "must map names to Field"),
-            ({"writes": ["x"]}, TypeError, "stage 'double': writes must map names to Field"),
             ({"reads": 5}, TypeError, "stage 'double': reads must be a sequence of names, got 5"),
-            ({"tolerance": Tolerance()}, TypeError, "stage 'double': tolerance must map names to Tolerance"),
             ({"tolerance": {"cpu": 1e-6}}, TypeError, "must map names to Tolerance, got 'cpu': 1e-06"),
             ({"cpu": None}, TypeError, "cpu must be callable"),
-            ({"draw": 3}, TypeError, "draw must be callable"),
             ({"device": fragment}, TypeError, "must be a DaliFragment"),
             ({"meta": ("x",)}, ValueError, "no draw"),
             ({"features": len}, ValueError, "feature_names go together"),
-            ({"feature_names": ("x",)}, ValueError, "feature_names go together"),
             ({"tolerance": {"dali": Tolerance()}}, ValueError, "keyed by 'cpu' or 'cuda'"),
             ({"device": DaliFragment(fragment, host_reads=("y",))}, ValueError, "not among its reads"),
         ],

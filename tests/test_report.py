@@ -20,7 +20,6 @@ from benchmarks import report as benchmark_report
 from minato_gpu import report
 from minato_gpu.cli import main
 from minato_gpu.console import Column, column, show, show_columns
-from minato_gpu.demo import display
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "cpu-2-cores"
 WIDTHS = (80, 120, 160)
@@ -60,16 +59,6 @@ def test_recorded_results_fit(module: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("epochs", [1, 20])
-def test_the_summary_of_the_demonstration_fits(epochs: int, width: int) -> None:
-    rows = [{"epoch": epoch, **{key: 1234.5 for _, key, _ in display._LINES}} for epoch in range(epochs)]
-    out = StringIO()
-    columns = display.summary_columns(rows)
-    show_columns(Console(file=out, width=width), "a title", columns)
-    check(out.getvalue(), width, columns)
-
-
-@pytest.mark.parametrize("width", WIDTHS)
 def test_commands_and_benchmarks_keep_to_the_width(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +88,6 @@ def test_tables_that_follow_name_their_rows() -> None:
         ([math.nan, math.inf, 2.5], ["nan", "inf", "2.500"]),
         ([None, 12_345], ["-", "12,345"]),
         ([True, False], ["yes", "no"]),
-        (["[bold]as it is[/bold]"], ["[bold]as it is[/bold]"]),
     ],
 )
 def test_numbers_of_a_column_have_as_many_digits(values: list[Any], cells: list[str]) -> None:
@@ -108,6 +96,7 @@ def test_numbers_of_a_column_have_as_many_digits(values: list[Any], cells: list[
 
 def test_text_is_shown_as_it_is() -> None:
     assert "[bold]x[/bold]" in printed(80, "a [title]", [{"text": "[bold]x[/bold]"}], None)
+
 
 # --- the JSON document ------------------------------------------------------------------------------------------------
 
@@ -123,12 +112,16 @@ def test_the_document_has_its_five_keys_and_what_is_added() -> None:
     assert document["versions"].keys() >= {"python", "minato-gpu", "torch", "numpy"}
 
 
-def test_a_file_holds_plain_json(tmp_path: Path) -> None:
+def test_a_file_holds_plain_json_and_a_dash_is_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content = {"nan": math.nan, "inf": [math.inf], "numpy": np.float32(0.5), "path": tmp_path, "pair": (1, True)}
     report.write(content, tmp_path / "new" / "report.json")
     read = json.loads((tmp_path / "new" / "report.json").read_text())
     assert read == {"nan": None, "inf": [None], "numpy": 0.5, "path": str(tmp_path), "pair": [1, True]}
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["report.json"]
+    report.write({"a": 1}, "-")
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
 def test_whether_it_can_be_written_is_found_out_without_a_trace(tmp_path: Path) -> None:
@@ -140,8 +133,3 @@ def test_whether_it_can_be_written_is_found_out_without_a_trace(tmp_path: Path) 
         report.check_writable(tmp_path)
     with pytest.raises(NotADirectoryError):
         report.check_writable(tmp_path / "old" / "new")
-
-
-def test_a_dash_is_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    report.write({"a": 1}, "-")
-    assert json.loads(capsys.readouterr().out) == {"a": 1}

@@ -174,21 +174,6 @@ while True:
     assert ran.result.profile is not None and ran.result.profile.batch_size == 4
 
 
-def test_a_loader_in_a_thread_is_measured(tmp_path: Path) -> None:
-    body = """
-import threading
-loader = DataLoader(Files(sys.argv[1]), 4)
-def work():
-    while True:
-        train(loader)
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-    ran = Ran(tmp_path, body, data(tmp_path / "data"))
-    assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
-
-
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from minato_gpu.analysis import trials
 from minato_gpu.analysis.profile import Phase, Profile
 from minato_gpu.analysis.questions import to_verify
 from minato_gpu.analysis.setting import CannotTry, Setting
-from minato_gpu.analysis.trials import ENDED, NO_TIME, Trials
+from minato_gpu.analysis.trials import NO_TIME, Trials
 from minato_gpu.sources.source import Source
 
 BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
@@ -107,16 +107,6 @@ def test_without_time_nothing_is_tried_and_that_is_said(small: Profile) -> None:
     assert not subject.made and {trial.why_not for trial in tried.found} == {NO_TIME}
 
 
-def test_time_is_shared_out(small: Profile) -> None:
-    """Each setting has at least the batches without which nothing is known, also where the time is short."""
-    subject = Subject()
-    settings = len(_trials(subject, small, 1.0)[0].found)
-    tried, _ = _trials(subject, small, settings * 2 * (4 + STEP_S))
-    _run(subject, tried)
-    assert subject.now <= settings * 4 * (4 + STEP_S)
-    assert sum(bool(trial.epoch_s) for trial in tried.found) >= settings // 2
-
-
 def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) -> None:
     def refuse(setting: Setting) -> None:
         if setting.loader == "torch":
@@ -134,16 +124,6 @@ def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) ->
         Setting(workers=4): "ValueError: num_workers is too many",
     }
     assert all(bool(trial.epoch_s) != bool(trial.why_not) for trial in tried.found)
-
-
-def test_a_script_that_ends_meanwhile_is_named_where_it_ended(small: Profile) -> None:
-    subject = Subject()
-    tried, _ = _trials(subject, small, 1e6)
-    given = tried.batches(lambda: STEP_S)
-    next(given)
-    tried.cut_short("the script ended: AssertionError")
-    assert [trial.why_not for trial in tried.found[:2]] == ["the script ended: AssertionError", ENDED]
-    given.close()  # type: ignore[attr-defined]
 
 
 def test_a_cache_is_filled_first(profile: Profile) -> None:

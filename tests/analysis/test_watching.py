@@ -141,30 +141,11 @@ def test_stages_belong_to_their_sample(book: NoteBook) -> None:
     assert all(seen.seconds >= sum(seen.stages.values()) for seen in samples)
 
 
-def test_notes_that_were_cut_off_are_left_out(book: NoteBook) -> None:
-    book.leave("items", 1.0, ["a", 2], 0.5, 0.25, [[], None, None])
-    path = next(Path(book.folder).iterdir())
-    with path.open("ab") as file:
-        file.write(b'["items", 2.0, ["b"')
-    samples, batches = book.read()
-    assert [(seen.key, seen.seconds) for seen in samples] == [("a", 0.25), (2, 0.25)] and batches == []
-
-
 # --- loaders like the script's ----------------------------------------------------------------------------------------
 
 
 def tenfold(samples: list[int]) -> Any:
     return default_collate([10 * sample for sample in samples])
-
-
-class Pairs:
-    """A batch sampler of the user's own."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter([[3, 4], [0, 1, 2]])
-
-    def __len__(self) -> int:
-        return 2
 
 
 def _values(loader: Any) -> list[list[int]]:
@@ -183,12 +164,6 @@ def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
     assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
     assert (subject.samples, subject.length, subject.batch_size, subject.prefetch) == (10, 3, 4, 2)
     assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
-
-
-def test_batches_of_the_users_own_keep_their_composition(loader_class: Any, tmp_path: Any) -> None:
-    subject = Subject(loader_class(list(range(5)), batch_sampler=Pairs()), str(tmp_path))
-    assert _values(subject.like()) == [[3, 4], [0, 1, 2]]
-    assert subject.batch_size == 3
 
 
 def test_a_loader_like_a_stream(loader_class: Any, tmp_path: Any) -> None:
@@ -242,11 +217,6 @@ def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None
     assert share is not None and share > 0.9  # the kernel may have let a page go
 
 
-def test_nothing_is_known_where_the_kernel_does_not_tell(large: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "cached_bytes", lambda file: None)
-    assert files.cached_share(large) is None
-
-
 def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
     ticks = count()
     levels = probing.probe(probing.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
@@ -267,17 +237,6 @@ def test_rate_and_latency_are_told_apart() -> None:
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-
-
-def test_all_ranks_do_what_the_first_one_thinks(tmp_path: Path) -> None:
-    first, second = Lockstep(tmp_path, 0, 2), Lockstep(tmp_path, 1, 2)
-    thought = [True, False, False, True]
-    assert [first.agreed(mine) for mine in thought] == thought
-    assert [second.agreed(False) for _ in thought] == thought
-    assert not second.lost
-    first.close()
-    second.close()
-    second.close()
 
 
 def test_a_rank_whose_leader_has_gone_goes_on(tmp_path: Path) -> None:

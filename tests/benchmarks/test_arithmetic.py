@@ -57,6 +57,7 @@ def test_a_job_keeps_a_short_last_batch() -> None:
 def _plan() -> Plan:
     return Plan.measured(CASES[1], workers=2, per_ms=20.0, overshoot_s=0.0, quick=True)
 
+
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +124,7 @@ def test_cold_files_are_compared_with_the_fastest_peer() -> None:
     assert row["cpu_ratio"] == row["cpu_ratio_low"] == row["cpu_ratio_high"] == pytest.approx(1.5)
     assert against_best("pytorch", runs) == {}
 
+
 # --- accuracy ---------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +156,7 @@ def test_the_difference_is_taken_seed_by_seed() -> None:
     assert list(found.values()) == pytest.approx([0.01, 0.01, 0.01])
     wide = difference([0.9, 0.8], [0.8, 0.9])
     assert wide["to_pytorch"] == pytest.approx(0) and wide["to_pytorch_low"] < -1 < 1 < wide["to_pytorch_high"]
+
 
 # --- data with the published spread of cost ---------------------------------------------------------------------------
 
@@ -206,6 +209,7 @@ def test_a_small_set_of_each_kind_can_be_read_and_prepared(name: str, tmp_path: 
     for index in (0, 15):
         sample = pipeline.run(dataset[index], sample_seed(0, 0, index, 0))
         assert set(sample) == set(pipeline.outputs)
+
 
 # --- what is asked of predictions -------------------------------------------------------------------------------------
 

@@ -26,8 +26,7 @@ from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
 from minato_gpu import Pipeline
 from minato_gpu.stages import Tolerance
-from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
-from pipelines.example_photographs import SUBSAMPLING, jpeg, photograph
+from pipelines import object_detection, segmentation_3d, speech_recognition
 from tests.support import programs
 
 
@@ -126,11 +125,11 @@ def test_what_one_process_needs(fresh: Executor, photographs: Path) -> None:
 def _alone(photographs: Path) -> Alone:
     return Alone.measured(job("image_classification", photographs, workers=1), repeats=1)
 
+
 # --- DALI with readers of its own: samples are the pipelines' but for what DALI draws ---------------------------------
 
 
 _EPOCHS = 2
-_SQUARES = ("astronaut.png", "camera.png", "moon.png")
 _LOADER = DaliReaders("dali readers")
 
 _needs_dali = pytest.mark.skipif(
@@ -143,17 +142,6 @@ _needs_dali = pytest.mark.skipif(
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("scenes")
     object_detection.example_data(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures as wide as high: a box of their whole area is the same box for whoever draws it."""
-    directory = tmp_path_factory.mktemp("squares")
-    for number, name in enumerate(5 * _SQUARES):
-        folder = directory / Path(name).stem
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(jpeg(photograph(name)[:510, :510], SUBSAMPLING[number % 3]))
     return directory
 
 
@@ -197,30 +185,6 @@ def _off(one: Any, other: Any) -> float:
 def _limit(asked: Job) -> float:
     image = asked.pipeline.fields_at(len(asked.pipeline.stages))["image"]
     return float(asked.pipeline.tolerance["cpu"].maximum * image.level)
-
-
-@pytest.mark.on_request  # what a peer delivers changes with the peer
-@_needs_dali
-def test_whole_squares_are_the_pipelines_but_for_the_mirror(fresh: Executor, squares: Path) -> None:
-    fresh.submit(isolated, _deliver_squares, squares).result()
-
-
-def _deliver_squares(directory: Path) -> None:
-    asked = job("image_classification", directory, workers=2)
-    everything: dict[str, Any] = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    asked = replace(_with(asked, image_classification.build(**everything)), batch_size=4)
-    flips = [_with(asked, image_classification.build(**everything, flip=flip)) for flip in (0.0, 1.0)]
-    seen = set()
-    for batch in chain.from_iterable(_epochs(asked)):
-        for at, index in enumerate(batch[INDEX].tolist()):
-            matching = {
-                number
-                for number, flip in enumerate(flips)
-                if _off(flip.dataset[index]["image"], batch["image"][at]) <= _limit(asked)
-            }
-            assert matching, index
-            seen |= matching
-    assert seen == {0, 1}
 
 
 @pytest.mark.on_request  # what a peer delivers changes with the peer

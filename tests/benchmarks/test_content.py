@@ -112,6 +112,7 @@ def test_the_work_enters_the_sample() -> None:
     assert reference(some).tolist() == reference(some).tolist()
     assert not np.any(reference(some) == reference(more))
 
+
 # --- fixed work, the log of who did it when, and isolation ------------------------------------------------------------
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -26,11 +24,9 @@ from benchmarks.session.request import Request
 from benchmarks.session.rows import summary
 from benchmarks.session.settings import Settings
 from benchmarks.session.targets import targets
-from benchmarks.session.watch import watched_gpu
 from benchmarks.session.work import Content
 from minato_gpu import nvjpeg
 from minato_gpu.samples import Origin, StageError
-from tests.support.waiting import wait_until
 
 GOOD = {"device_lane": {"retired": False}, "device": {"pinning_refused": None}}
 
@@ -145,50 +141,6 @@ def test_a_run_uses_no_more_cores_than_it_is_given(tmp_path: Path, monkeypatch: 
     assert seen == [1, 1, 5], "no affinity where all cores are used"
 
 
-class FakeNvml:
-    """A library that knows one device; ``readings``: how often it was asked for its memory."""
-
-    NVMLError = OSError
-
-    def __init__(self, *, jpeg: bool) -> None:
-        self.jpeg, self.readings = jpeg, 0
-
-    def nvmlInit(self) -> None:
-        """As NVML's."""
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        assert uuid == "GPU-abc"
-        return uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        self.readings += 1
-        return SimpleNamespace(used=100 * self.readings)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        return SimpleNamespace(gpu=50)
-
-    def nvmlDeviceGetJpgUtilization(self, handle: str) -> list[int]:
-        if not self.jpeg:
-            raise OSError("not supported")
-        return [25, 1000]
-
-
-@pytest.mark.parametrize("jpeg", [True, False])
-def test_the_gpu_is_watched_as_far_as_nvml_tells(monkeypatch: pytest.MonkeyPatch, jpeg: bool) -> None:
-    nvml = FakeNvml(jpeg=jpeg)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="abc"))
-    with watched_gpu("cuda") as readings:
-        assert wait_until(lambda: nvml.readings >= 3)
-    row = readings.row()
-    assert row["gpu_busy"] == 0.5 and row["gpu_bytes"] >= 300
-    assert row.get("jpeg_engine_busy") == (0.25 if jpeg else None)
-    assert not [one for one in threading.enumerate() if one.name == "nvml"]
-    with watched_gpu("cpu") as nothing:
-        assert nothing.row() == {}
-
-
 # --- the probe ---------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +206,7 @@ def test_where_no_way_is_right_the_careful_one_is_taken(tmp_path: Path, monkeypa
     del os.environ[nvjpeg.ENGINE_LOAD]
     probe.decide([{"case": "probe", **decision}])
     assert (nvjpeg.decodes_regions(), nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (False, 0.0, True)
+
 
 # --- the price of device work, and which targets are met --------------------------------------------------------------
 

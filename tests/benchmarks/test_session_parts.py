@@ -154,6 +154,7 @@ def test_no_run_begins_without_time_for_it(tmp_path: Path) -> None:
     late = [*parts._turns(asked, [ours], "mixed", "empty", _never)]
     assert [row["missing"] for row in late] == [NO_TIME] * 3
 
+
 # --- what is known is written at once, and a later command goes on with it; time is shared out ------------------------
 
 

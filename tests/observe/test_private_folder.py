@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.observe import private_folder as module
 from minato_gpu.observe.private_folder import FolderRefused, PrivateFolder, folder_path, is_ours
 
 
@@ -98,6 +97,8 @@ def test_a_socket_is_found_whatever_the_length_of_the_path(temporary: Path, monk
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     folder = PrivateFolder()
     listening = folder.listen(os.getpid())
+    for name in ("12a", "notes.txt", "²"):  # are no process's
+        (folder.path / name).touch()
     assert folder.pids() == [os.getpid()]
     with folder.connect(os.getpid(), 5.0) as connection:
         assert is_ours(connection)
@@ -147,10 +148,3 @@ def test_what_stands_in_the_way_of_its_own_name_goes(folder: PrivateFolder) -> N
     folder.listen(os.getpid()).close()
     with folder.listen(os.getpid()) as listening:
         assert listening.fileno() >= 0 and folder.pids() == [os.getpid()]
-
-
-def test_other_names_are_left_alone(folder: PrivateFolder) -> None:
-    for name in ("12a", "notes.txt", "²"):
-        (folder.path / name).touch()
-    assert folder.pids() == []
-    assert module.folder_path() == folder.path
