@@ -34,6 +34,7 @@ class Ragged(Plain):
         return (np.full((4, 40), n, np.float32), n, "a") if n == RAGGED else super().__getitem__(n)
 
 
+SAMPLER = [n for n in range(LENGTH) if n // BATCH != RAGGED // BATCH or n == RAGGED][: RAGGED - 7]
 Fake = Callable[..., FakeDevice]
 
 
@@ -70,100 +71,71 @@ def consume(device: FakeDevice, loader: Any) -> list[list[torch.Tensor]]:
     return seen
 
 
-def reference(dataset: Any, **more: Any) -> list[list[torch.Tensor]]:
-    """The same batches on the host."""
-    return [[tensor.clone() for tensor in flat(batch)] for batch in DataLoader(dataset, BATCH, num_workers=1, **more)]
-
-
-def check_same(got: list[list[torch.Tensor]], wanted: list[list[torch.Tensor]]) -> None:
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
-        assert [(t.dtype, t.shape) for t in one] == [(t.dtype, t.shape) for t in other]
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
-
-
 def seeded() -> Any:
     return torch.Generator().manual_seed(5)
 
 
+LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "the CPU lane": (Numbers(), {"pipeline": PIPELINE, "lanes": ["cpu"], "shuffle": True}),
+    "the device lane": (Numbers(), {"pipeline": PIPELINE, "lanes": ["device"], "shuffle": True}),
+    "both lanes": (Numbers(), {"pipeline": COSTLY, "lanes": ["cpu", "device"], "shuffle": True}),
+    "joined by the user's function": (Numbers(), {"pipeline": PIPELINE, "lanes": ["cpu"], "collate_fn": pad}),
+    "made by the device, joined by the user's": (
+        Numbers(),
+        {"pipeline": PIPELINE, "lanes": ["device"], "collate_fn": pad},
+    ),
+    "a small budget, so by way of the host": (
+        Numbers(),
+        {"pipeline": PIPELINE, "lanes": ["device"], "device_memory_budget": 6000},
+    ),
+    "plain, processes": (Plain(), {}),
+    "plain, threads": (Plain(), {"worker_kind": "thread"}),
+    "no rows, processes": (Ragged(), {"sampler": SAMPLER}),
+    "no rows, threads": (Ragged(), {"sampler": SAMPLER, "worker_kind": "thread"}),
+    "a stream": (Stream(), {"num_workers": 1}),
+}
+
+
 @cache
-def _on_host(*, shuffle: bool) -> list[list[torch.Tensor]]:
-    """What the pipeline makes there, be it quick or costly."""
-    return reference(Numbers(), pipeline=PIPELINE, generator=seeded(), lanes=["cpu"], shuffle=shuffle)
-
-
-LANES = [["cpu"], ["device"], ["cpu", "device"]]
+def on_host(name: str) -> list[list[torch.Tensor]]:
+    """The same batches there."""
+    dataset, more = LOADERS[name]
+    more = {**more, "num_workers": 1, **({"lanes": ["cpu"], "pipeline": PIPELINE} if "pipeline" in more else {})}
+    more.pop("device_memory_budget", None)
+    loader = DataLoader(dataset, BATCH, generator=seeded(), **more)
+    return [[tensor.clone() for tensor in flat(batch)] for batch in loader]
 
 
 @pytest.mark.usefixtures("open_from_the_start")
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("lanes", LANES, ids="+".join)
-def test_a_pipelines_batches_in_order(fake: Fake, order: Order, lanes: list[str]) -> None:
-    device = fake(order)
-    more: dict[str, Any] = {"pipeline": COSTLY if len(lanes) > 1 else PIPELINE, "shuffle": True}
-    loader = DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, generator=seeded(), **more)
-    check_same(consume(device, loader), _on_host(shuffle=True))
+@pytest.mark.parametrize("name", LOADERS)
+def test_batches_are_those_of_the_host(fake: Fake, order: Order, name: str) -> None:
+    device, (dataset, more) = fake(order), LOADERS[name]
+    loader = DataLoader(dataset, BATCH, device="cuda", generator=seeded(), **{"num_workers": 2, **more})
+    got, wanted = consume(device, loader), on_host(name)
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        assert [(t.dtype, t.shape) for t in one] == [(t.dtype, t.shape) for t in other]
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
     stats = loader.stats()
-    assert stats["device"]["batches"] == len(loader)
-    if "device" in lanes:
-        assert stats["lanes"]["device"]["samples"] > 0
+    assert stats["device"]["batches"] == len(got)
+    assert "device" not in more.get("lanes", ()) or stats["lanes"]["device"]["samples"] > 0
+    del loader
     gc.collect()
     assert device.used == 0 and device.pinned == {}
 
 
-@pytest.mark.each_value  # every pair in the first test of these
+@pytest.mark.each_value  # every pair in the test above
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
-def test_every_sample_once_where_batches_are_composed_from_what_is_ready(
-    fake: Fake, order: Order, lanes: list[str]
-) -> None:
-    device = fake(order)
-    more: dict[str, Any] = {"pipeline": PIPELINE, "generator": seeded()}
-    loader = DataLoader(
-        Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, in_order=False, max_lateness=3, **more
-    )
-    got = consume(device, loader)
-    wanted = _on_host(shuffle=False)
-    by_label = {int(n): x for x, labels in wanted for x, n in zip(x, labels, strict=True)}
-    labels = [int(n) for _, numbers in got for n in numbers]
-    assert sorted(labels) == list(range(LENGTH))
+@pytest.mark.parametrize("name", ["both lanes", "the device lane", "the CPU lane"])
+def test_every_sample_once_where_batches_are_composed_from_what_is_ready(fake: Fake, order: Order, name: str) -> None:
+    device, (dataset, more) = fake(order), LOADERS[name]
+    more = {**more, "in_order": False, "max_lateness": 3, "pipeline": PIPELINE}
+    got = consume(device, DataLoader(dataset, BATCH, num_workers=2, device="cuda", generator=seeded(), **more))
+    by_label = {int(n): x for x, labels in on_host(name) for x, n in zip(x, labels, strict=True)}
+    assert sorted(int(n) for _, numbers in got for n in numbers) == list(range(LENGTH))
     for x, numbers in got:
         assert all(torch.allclose(a, by_label[int(n)], atol=1e-6) for a, n in zip(x, numbers, strict=True))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", ["process", "thread"])
-@pytest.mark.parametrize("dataset", [Plain(), Ragged()], ids=["plain", "ragged"])
-def test_a_plain_data_set(fake: Fake, order: Order, kind: str, dataset: Any) -> None:
-    """Rows where samples are alike; where they are not, what a worker joined."""
-    device = fake(order)
-    sampler = [n for n in range(LENGTH) if not isinstance(dataset, Ragged) or n // BATCH != RAGGED // BATCH or n == 77]
-    loader = DataLoader(dataset, BATCH, num_workers=2, device="cuda", worker_kind=kind, sampler=sampler[: RAGGED - 7])
-    check_same(consume(device, loader), reference(dataset, sampler=sampler[: RAGGED - 7]))
-
-
-@pytest.mark.each_value  # every pair in the first test of these
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
-def test_a_collate_function_of_ones_own(fake: Fake, order: Order, lanes: list[str]) -> None:
-    device = fake(order)
-    more: dict[str, Any] = {"pipeline": PIPELINE, "collate_fn": pad}
-    loader = DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, generator=seeded(), **more)
-    check_same(consume(device, loader), reference(Numbers(), generator=seeded(), lanes=["cpu"], **more))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_data_set_that_workers_iterate(fake: Fake, order: Order) -> None:
-    device = fake(order)
-    check_same(consume(device, DataLoader(Stream(), BATCH, num_workers=1, device="cuda")), reference(Stream()))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_small_budget_sends_the_device_lanes_results_by_way_of_the_host(fake: Fake, order: Order) -> None:
-    device = fake(order)
-    more: dict[str, Any] = {"pipeline": PIPELINE, "lanes": ["device"], "generator": seeded()}
-    loader = DataLoader(Numbers(), BATCH, num_workers=1, device="cuda", device_memory_budget=6000, **more)
-    check_same(consume(device, loader), _on_host(shuffle=False))
 
 
 def _read_unlike(fields: Any, params: Any) -> Any:
@@ -242,7 +214,7 @@ def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.Mo
     monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
     monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
     got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
-    wanted = reference(Plain())
+    wanted = on_host("plain, processes")
     assert not all(
         torch.equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True)
     )

@@ -208,7 +208,8 @@ def test_batches_are_whole_however_late_they_are_read(held: int, own: bool, in_o
 def _wrong(batch: Any) -> torch.Tensor:
     """How many values are wrong: sample n is 2 (n + shift) for a shift from 0 to 1, whichever lane made it."""
     over = batch["x"] - 2 * batch["label"][:, None, None]
-    return ((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum()
+    wrong: torch.Tensor = ((over < 0) | (over > 2) | (over != over[:, :1, :1])).sum()
+    return wrong
 
 
 @pytest.mark.gpu

@@ -1,9 +1,8 @@
-"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, spans, random streams."""
+"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, random streams."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import signal
 import threading
@@ -15,19 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import minato_gpu
 from minato_gpu import DataLoader
 from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.lazily import cached_property
-from minato_gpu.samples import TicketId, stream
-from minato_gpu.scheduling.messages import singles
+from minato_gpu.samples import stream
 from minato_gpu.slices import LENGTH_S, Slices
 from minato_gpu.snapshots import Snapshot
-from minato_gpu.spans import without
-from minato_gpu.threads import OwnThread, await_event
+from minato_gpu.threads import OwnThread
 from tests.lanes.device_bench import bench
 from tests.support.fake_device import FakeDevice
 from tests.support.waiting import wait_until
@@ -55,27 +50,6 @@ def _interrupt(threads: list[Any], handled: list[int]) -> None:
             if thread.is_alive():
                 signal.pthread_kill(thread.ident, signal.SIGUSR1)
                 assert wait_until(lambda count=count: len(handled) > count)  # type: ignore[misc]
-
-
-def test_an_event_is_awaited_through_signals(handled: list[int]) -> None:
-    fd, raised = os.eventfd(0, os.EFD_CLOEXEC), []
-
-    def wait() -> None:
-        try:
-            await_event(fd)
-        except OSError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    _interrupt([thread], handled)
-    os.eventfd_write(fd, 1)
-    thread.join()
-    assert not raised
-    os.set_blocking(fd, False)
-    with pytest.raises(BlockingIOError):  # it was made unreadable
-        os.eventfd_read(fd)
-    os.close(fd)
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -254,22 +228,6 @@ def test_what_cannot_be_pickled() -> None:
     value.at.append(2)
     copy: Any = snapshot.copy()
     assert copy["own"].at == [1] and copy["own"] is not snapshot.copy()["own"]
-
-
-# --- spans with holes -------------------------------------------------------------------------------------------------
-
-
-def _numbers(spans: list[tuple[int, int]]) -> list[int]:
-    return [number for lo, hi in spans for number in range(lo, hi)]
-
-
-@given(st.sets(st.integers(0, 60)))
-def test_what_is_left_is_in_the_order_of_the_spans(taken: set[int]) -> None:
-    spans = [(40, 61), (0, 7), (7, 9), (12, 40)]
-    holes = singles(sorted(TicketId(number) for number in taken if number in set(_numbers(spans))))
-    left = list(without(spans, holes))
-    assert _numbers(left) == [number for number in _numbers(spans) if number not in taken]
-    assert all(lo < hi for lo, hi in left)
 
 
 # --- a sample's random streams ----------------------------------------------------------------------------------------
