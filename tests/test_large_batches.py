@@ -231,6 +231,7 @@ def test_what_device_lanes_made_is_whole_too(lanes: list[str], least: float, dev
             del batch
         assert sorted(torch.cat(labels).tolist()) == list(range(len(Canaries())))
     assert int(wrong.item()) == 0
+    assert device == "cuda" or len(loader.stats()["device"]) == 2
 
 
 # without the marker: a machine with one GPU can prove everything else

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from minato_gpu import nvjpeg
+from minato_gpu import DataLoader, nvjpeg
+from tests.support.numbers import PIPELINE, Numbers
 
 Libraries = dict[str, nvjpeg.Version]
 
@@ -55,6 +58,22 @@ def test_an_installation_for_cuda_13_brings_one_that_is_new_enough() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = {one.name: one.specifier for one in map(Requirement, project["optional-dependencies"]["cuda13"])}
     assert "13.2" in wanted["nvidia-nvjpeg"] and "13.1.9" not in wanted["nvidia-nvjpeg"]
+
+
+def test_the_path_of_the_environment_comes_before_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "nvidia"
+    package.mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}/first::{tmp_path}/second")
+    found = SimpleNamespace(submodule_search_locations=[str(package)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    packages = [package / "cu13/lib", package / "nvjpeg/lib"]
+    assert nvjpeg._folders() == [tmp_path / "first", tmp_path / "second", *packages]
+
+
+@pytest.mark.parametrize(("version", "regions"), [((13, 1, 99), False), ((13, 2, 0), True)])
+def test_regions_since(libraries: dict[str, Libraries], version: nvjpeg.Version, regions: bool) -> None:
+    libraries["loaded"]["libnvjpeg.so.13"] = version
+    assert nvjpeg.decodes_regions() is regions
 
 
 @pytest.mark.parametrize(("codec", "regions"), [("0.8.1.4", True), ("0.9.0.20", False), ("0.9.1.1", True), ("", True)])
@@ -107,3 +126,11 @@ def test_the_library_here_says_its_version(monkeypatch: pytest.MonkeyPatch) -> N
     version: Any = nvjpeg.found()
     assert version is not None and version >= (13, 2, 0)
     assert nvjpeg.loaded() == version
+
+
+@pytest.mark.parametrize(("version", "told"), [((12, 4, 0), "12.4.0"), (None, None)])
+def test_stats_tell_the_version(monkeypatch: pytest.MonkeyPatch, version: Any, told: str | None) -> None:
+    monkeypatch.setattr(nvjpeg, "loaded", lambda: version)
+    loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"])
+    next(iter(loader))
+    assert loader.stats()["device_lane"]["nvjpeg"] == told

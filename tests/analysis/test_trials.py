@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.analysis import trials
+from minato_gpu.analysis.plan import SHARES, TimeBox
 from minato_gpu.analysis.profile import Phase, Profile
 from minato_gpu.analysis.questions import to_verify
 from minato_gpu.analysis.setting import CannotTry, Setting
@@ -167,3 +168,10 @@ def test_fewer_cores_are_given_back(small: Profile) -> None:
     tried, _ = _trials(subject, replace(small, cores=2), 1e6)
     _run(subject, tried)
     assert (1, 1) in seen and (None, len(before)) in seen and os.sched_getaffinity(0) == before
+
+
+def test_phases_share_out_all_of_the_time_and_no_more() -> None:
+    box, now = TimeBox(100.0, 5.0), 5.0
+    for name in SHARES:
+        now += box.seconds_for(name, now)
+    assert now == pytest.approx(105.0) and box.seconds_for("cold", 200.0) == 0.0

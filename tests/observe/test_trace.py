@@ -306,3 +306,24 @@ def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> Non
         f.Ended(1, 8.0),
     )
     assert found.counts == [4, 0] and [each.name for each in found.slices["epochs"]] == ["epoch 0", "epoch 1"]
+
+
+def test_work_of_a_slot_that_overlaps_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """As micro-batches of a device do; clocks that differ by microseconds are no overlap."""
+    found = told(tmp_path / "run.pftrace", worked(0, 1, 1.0, 3.0), worked(1, 1, 2.0, 4.0), worked(2, 1, 2.999990, 5.0))
+    assert sorted((each.begin, each.end) for each in found.work) == [
+        (10**9, 3 * 10**9),
+        (2 * 10**9, 4 * 10**9),
+        (3 * 10**9, 5 * 10**9),
+    ]
+
+
+def test_packets_larger_than_a_byte_can_say_are_written(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "run.pftrace", 1 << 20)
+    packet = file.packet()
+    packet.track_descriptor.uuid = 1
+    packet.track_descriptor.process.process_name = "n" * 300
+    assert file.write(packet)
+    file.close()
+    file.close()
+    read(tmp_path / "run.pftrace")
