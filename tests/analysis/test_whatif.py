@@ -91,10 +91,10 @@ def _seconds(ask: Ask, options: str = "--workers 2", **changes: Any) -> float:
 def test_what_order_costs_is_no_part_of_what_a_slot_takes(ask: Ask) -> None:
     """One sample in 64 takes 40 times as long: eight workers lose much of their rate to it, which others need not."""
     uneven: dict[str, Any] = {"samples": 256, "workers": 8, "prefetch": 1, "prepare_s": ((0.005,) * 63 + (0.2,)) * 4}
-    rate = 256 / ask("", **uneven)[0]["epoch_s"]
+    rate = 256 / _seconds(ask, "--workers 8", **uneven)
     assert 8 / rate > 1.5 * 0.00805  # seconds that a slot had for each, where preparing takes 8.05 ms
-    again = ask("--workers 8", **uneven, scaling=((8, rate),))[1]
-    assert 256 / again["epoch_s"] == pytest.approx(rate, rel=0.04)
+    again = _seconds(ask, "--workers 8", **uneven, scaling=((8, rate),))
+    assert 256 / again == pytest.approx(rate, rel=0.04)
 
 
 @pytest.mark.parametrize(
