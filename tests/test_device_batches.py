@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import threading
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,9 +18,12 @@ from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.memory.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
+from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
 from tests.support.waiting import wait_until
+
+__all__ = ["fake"]
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1, 2]
 RAGGED = 77
@@ -35,44 +37,6 @@ class Ragged(Plain):
 
 
 SAMPLER = [n for n in range(LENGTH) if n // BATCH != RAGGED // BATCH or n == RAGGED][: RAGGED - 7]
-Fake = Callable[..., FakeDevice]
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
-    """Makes a device, and lets every loader with ``device="cuda"`` use it."""
-
-    def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
-        device = FakeDevice(order, **more)
-        monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
-        return device
-
-    return make
-
-
-def flat(batch: Any) -> list[torch.Tensor]:
-    """All tensors of a batch, in order."""
-    if isinstance(batch, torch.Tensor):
-        return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    return [tensor for part in parts for tensor in flat(part)]
-
-
-def consume(device: FakeDevice, loader: Any) -> list[list[torch.Tensor]]:
-    """What the consumer's stream reads of each batch; nothing of a batch is kept."""
-    seen: list[list[torch.Tensor]] = []
-    for batch in loader:
-        found: list[torch.Tensor] = []
-        seen.append(found)
-        for tensor in flat(batch):
-            device.read(tensor, lambda t, into=found: into.append(t.clone()))  # type: ignore[misc]
-    device.finish()
-    return seen
-
-
-def seeded() -> Any:
-    return torch.Generator().manual_seed(5)
 
 
 LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -100,10 +64,10 @@ LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
 def on_host(name: str) -> list[list[torch.Tensor]]:
     """The same batches there."""
     dataset, more = LOADERS[name]
-    more = {**more, "num_workers": 1, **({"lanes": ["cpu"], "pipeline": PIPELINE} if "pipeline" in more else {})}
+    more = {**more, **({"lanes": ["cpu"], "pipeline": PIPELINE} if "pipeline" in more else {})}
+    more.pop("num_workers", None)
     more.pop("device_memory_budget", None)
-    loader = DataLoader(dataset, BATCH, generator=seeded(), **more)
-    return [[tensor.clone() for tensor in flat(batch)] for batch in loader]
+    return reference(dataset, generator=seeded(), **more)
 
 
 @pytest.mark.usefixtures("open_from_the_start")
@@ -112,11 +76,8 @@ def on_host(name: str) -> list[list[torch.Tensor]]:
 def test_batches_are_those_of_the_host(fake: Fake, order: Order, name: str) -> None:
     device, (dataset, more) = fake(order), LOADERS[name]
     loader = DataLoader(dataset, BATCH, device="cuda", generator=seeded(), **{"num_workers": 2, **more})
-    got, wanted = consume(device, loader), on_host(name)
-    assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
-        assert [(t.dtype, t.shape) for t in one] == [(t.dtype, t.shape) for t in other]
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one, other, strict=True))
+    got = consume(device, loader)
+    check_same(got, on_host(name))
     stats = loader.stats()
     assert stats["device"]["batches"] == len(got)
     assert "device" not in more.get("lanes", ()) or stats["lanes"]["device"]["samples"] > 0

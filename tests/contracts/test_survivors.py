@@ -18,8 +18,8 @@ from minato_gpu import DataLoader, merge_state_dicts
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
 from tests.contracts.resuming import through_json
+from tests.support.device_batches import Fake, fake
 from tests.support.numbers import PIPELINE, Numbers
-from tests.test_device_batches import Fake, fake
 
 __all__ = ["fake"]
 

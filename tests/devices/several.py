@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from minato_gpu import DataLoader
+from tests.support.device_batches import flat, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
-from tests.test_device_batches import flat, reference, seeded
 
 ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 1]
 BATCHES = -(-LENGTH // BATCH)

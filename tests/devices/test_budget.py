@@ -28,11 +28,11 @@ from minato_gpu.window.records import Record
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
 from tests.lanes.harness import open_links, piece, task
+from tests.support.device_batches import check_same, reference
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.support.tickets import positions
 from tests.support.waiting import wait_until
-from tests.test_device_batches import check_same, reference
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
 assert LAYOUT is not None

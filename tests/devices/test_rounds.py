@@ -11,8 +11,8 @@ import torch
 import minato_gpu.delivery
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
+from tests.support.device_batches import check_same
 from tests.support.numbers import BATCH, LENGTH, Plain, Stream
-from tests.test_device_batches import check_same
 
 
 @pytest.mark.parametrize("workers", [0, 2])

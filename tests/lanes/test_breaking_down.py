@@ -20,10 +20,10 @@ from minato_gpu.lanes.functions import FunctionSegment
 from tests.lanes.device_bench import bench, pipeline, short_beyond
 from tests.lanes.lanes import of_kind
 from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
+from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.support.waiting import wait_until
-from tests.test_device_batches import Fake, check_same, consume, fake, reference, seeded
 
 __all__ = ["fake"]
 
