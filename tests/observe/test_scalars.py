@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -58,3 +59,16 @@ def test_an_epoch_that_is_left_takes_no_more_time(workers: int, persists: bool) 
     assert left["elapsed_s"] == loader.stats()["elapsed_s"] and left["batches_delivered"] == 1
     assert len(list(loader)) == 3
     assert loader.stats()["elapsed_s"] == loader.stats()["elapsed_s"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_has_ended_takes_no_more_time(workers: int) -> None:
+    """Whenever its iterator goes."""
+    data: Any = range(12)
+    loader: Any = DataLoader(data, 4, num_workers=workers)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 3
+    ended = loader.stats()["elapsed_s"]
+    del iterator
+    gc.collect()
+    assert loader.stats()["elapsed_s"] == ended
