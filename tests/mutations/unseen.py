@@ -52,7 +52,7 @@ FAULTS = (
         "window/assembly.py",
         "            if not any(item.collated for item in items):  # else it is the batch itself that failed\n",
         "            if items:\n",
-        ("contracts/test_unsendable_samples.py", "contracts/test_bad_samples.py"),
+        ("contracts/test_bad_samples.py",),
     ),
     Fault(
         "a replacement is waited for that was asked of a spawner that is gone",
