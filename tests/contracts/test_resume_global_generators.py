@@ -197,3 +197,31 @@ def test_damaged_generators_of_ranks(damage: Any) -> None:
     for loader in _ranks(2):
         with pytest.raises(ValueError, match=r"state: '(global|globals|torch)' must be"):
             loader.load_state_dict({**merge_state_dicts(states), "globals": damage})
+
+
+class _Normal(torch.utils.data.Dataset[Any]):
+    """An odd number of draws from a normal distribution leaves half a pair for the next sample."""
+
+    def __init__(self, draw: Callable[[float, float], float]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> float:
+        return self.draw(0.0, 1.0)
+
+
+@pytest.mark.parametrize("draw", [random.gauss, np.random.normal], ids=["python", "numpy"])
+def test_half_a_pair_of_normal_numbers_is_in_the_state(draw: Callable[[float, float], float]) -> None:
+    def loader() -> Any:
+        return DataLoader(_Normal(draw), batch_size=None)
+
+    seed(1)
+    whole = list(loader())
+    seed(1)
+    state = after(loader(), 3)
+    seed(2)
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert list(resumed) == whole[3:]

@@ -14,6 +14,7 @@ from tests.mutations import (
     resuming,
     scheduling,
     shared_memory,
+    unseen,
 )
 from tests.mutations.fault import Fault
 
@@ -29,4 +30,5 @@ ALL: tuple[Fault, ...] = (
     *pipelines.FAULTS,
     *observing.FAULTS,
     *analysing.FAULTS,
+    *unseen.FAULTS,
 )

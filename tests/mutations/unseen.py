@@ -1,0 +1,92 @@
+"""Faults planted by a reviewer who had not seen the suite."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+FAULTS = (
+    Fault(
+        "a stage that works in place tries again on what its first try left",
+        "lanes/produce.py",
+        "            if self._job.retries or self._job.repeats:",
+        "            if self._job.repeats:",
+        ("contracts/test_bad_samples.py",),
+    ),
+    Fault(
+        "in a replayed order every key seems to come for the first time",
+        "sampling/order_log.py",
+        "yield Drawn(positions, [key for key, _ in pairs], [occurrence for _, occurrence in pairs])",
+        "yield Drawn(positions, [key for key, _ in pairs], None)",
+        ("contracts/test_order_log.py",),
+    ),
+    Fault(
+        "batches that were drawn to find a sample to repeat are lost",
+        "inline.py",
+        "        drawn = self._ahead.popleft() if self._ahead else self._source.draw()\n        if drawn is None:\n",
+        "        drawn = self._source.draw()\n        if drawn is None:\n",
+        ("contracts/test_survivors.py",),
+    ),
+    Fault(
+        "a batch that was delivered in part has only room for the rest after a resume",
+        "engine/epochs.py",
+        "None if left is None else drawn.rows",
+        "None if left is None else sum(hi - lo for lo, hi in left)",
+        ("contracts/test_table.py",),
+    ),
+    Fault(
+        "batches of streams come one batch later than max_lateness",
+        "scheduling/stream_scheduler.py",
+        "return ticket if eager and turn > self._order - self._lateness else None",
+        "return ticket if eager and turn >= self._order - self._lateness else None",
+        ("contracts/test_table.py",),
+    ),
+    Fault(
+        "an epoch that has ended lasts until its iterator goes",
+        "observe/telemetry.py",
+        "        self.end = self.end or perf_counter()\n",
+        "        self.end = perf_counter()\n",
+        ("observe/test_counters.py",),
+    ),
+    Fault(
+        "a collate_fn that raises loses its batch in silence where samples may be left out",
+        "window/assembly.py",
+        "            if not any(item.collated for item in items):  # else it is the batch itself that failed\n",
+        "            if items:\n",
+        ("contracts/test_bad_samples.py",),
+    ),
+    Fault(
+        "a replacement is waited for that was asked of a spawner that is gone",
+        "lanes/spawner.py",
+        "            for number in self._asked:\n                self._ask(number)\n",
+        "            self._asked.clear()\n",
+        ("contracts/test_deaths_of_forkers.py",),
+    ),
+    Fault(
+        "what connects a loader to its workers stays open when these have ended",
+        "engine/engine.py",
+        "                self.assembly.clear()\n                self._links.close()\n",
+        "                self.assembly.clear()\n",
+        ("contracts/test_shutdown.py",),
+    ),
+    Fault(
+        "samples on a device take the room of the batch that is due",
+        "memory/device_budget.py",
+        "max(0, self.limit - self.aside - sum(held.values()))",
+        "max(0, self.limit - sum(held.values()))",
+        ("lanes/test_device_budget.py",),
+    ),
+    Fault(
+        "the second of NumPy's pair of normal numbers is not in a state",
+        "checkpoint/process_generators.py",
+        'return _twister(words, state["gauss"] if state["has_gauss"] else None)',
+        "return _twister(words, None)",
+        ("contracts/test_resume_global_generators.py",),
+    ),
+    Fault(
+        "parts of a file that was replaced come from the old one",
+        "sources/local.py",
+        "            if file is not None and before == version:\n",
+        "            if file is not None:\n",
+        ("sources/test_pool.py",),
+    ),
+)
