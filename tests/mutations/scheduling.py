@@ -273,11 +273,4 @@ FAULTS = (
         "turn >= self._order - self._lateness else None",
         ("scheduling/test_stream_scheduler.py", "contracts/test_lateness.py"),
     ),
-    Fault(
-        "a sample that fails where two places meet fails in both",
-        "scheduling/places.py",
-        "for serial in failed if lo <= serial < upto",
-        "for serial in failed if lo <= serial <= upto",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_bad_samples.py"),
-    ),
 )
