@@ -167,13 +167,6 @@ FAULTS = (
         ("contracts/test_survivors.py",),
     ),
     Fault(
-        "what a dead worker had changed as it joined a batch is joined by the next",
-        "engine/jobs.py",
-        "            self._anew.add(order)\n",
-        "",
-        ("engine/test_deaths.py", "contracts/test_deaths.py", "contracts/test_deadly_samples.py"),
-    ),
-    Fault(
         "an error that was kept is raised for every batch",
         "faults/deferred.py",
         "error, self.kept = self.kept, None",

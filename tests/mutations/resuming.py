@@ -203,4 +203,11 @@ FAULTS = (
         "max(0, expected)",
         ("contracts/test_resume.py",),
     ),
+    Fault(
+        "what is left of a batch has the occurrences of the batch's beginning",
+        "window/records.py",
+        "None if self.occurrences is None else self.occurrences[lo:hi]",
+        "None if self.occurrences is None else self.occurrences[: hi - lo]",
+        ("contracts/test_resume_samplers.py",),
+    ),
 )
