@@ -3,7 +3,6 @@ the same, or is refused; and from loaders without workers to those with some, an
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -13,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
-from minato_gpu import DataLoader
-from tests.contracts.datasets import Made, draw, rows
+from tests.contracts.datasets import Made, draw
 from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
 from tests.contracts.resuming import through_json
 from tests.contracts.samplers import (
@@ -228,27 +226,3 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
     ]
     if after:
         assert rest == whole[2:]
-
-
-def test_what_is_left_of_a_batch_draws_as_it_would_have() -> None:
-    """The second time that key 0 comes is late, and its batch goes on without the first."""
-    fork = multiprocessing.get_context("fork")
-    times, late = fork.Value("i", 0, lock=False), fork.Event()
-
-    def make(key: int) -> list[Any]:
-        times.value += key == 0
-        assert key or times.value != 2 or late.wait(60)
-        return draw(key)
-
-    def loader() -> Any:
-        return DataLoader(Made(9, make), 2, sampler=[0, 0, *range(1, 9)], num_workers=2, in_order=False, max_lateness=8)
-
-    resumed, interrupted = loader(), loader()
-    torch.manual_seed(5)
-    iterator = iter(interrupted)
-    first = [next(iterator)]
-    resumed.load_state_dict(through_json(interrupted.state_dict()))
-    assert first[0][0].tolist() == [0, 1]
-    late.set()
-    torch.manual_seed(5)
-    assert sorted(rows(first + list(resumed))) == sorted(rows(loader()))
