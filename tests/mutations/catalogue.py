@@ -1,4 +1,4 @@
-"""All faults, by name."""
+"""All faults, by the file that lists them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from tests.mutations import (
 )
 from tests.mutations.fault import Fault
 
-ALL: tuple[Fault, ...] = (
-    *content.FAULTS,
-    *scheduling.FAULTS,
-    *resuming.FAULTS,
-    *memory.FAULTS,
-    *failures.FAULTS,
-    *shared_memory.FAULTS,
-    *reading.FAULTS,
-    *disk.FAULTS,
-    *pipelines.FAULTS,
-    *observing.FAULTS,
-    *analysing.FAULTS,
-    *unseen.FAULTS,
-)
+BY_FILE: dict[str, tuple[Fault, ...]] = {
+    "content": content.FAULTS,
+    "scheduling": scheduling.FAULTS,
+    "resuming": resuming.FAULTS,
+    "memory": memory.FAULTS,
+    "failures": failures.FAULTS,
+    "shared_memory": shared_memory.FAULTS,
+    "reading": reading.FAULTS,
+    "disk": disk.FAULTS,
+    "pipelines": pipelines.FAULTS,
+    "observing": observing.FAULTS,
+    "analysing": analysing.FAULTS,
+    "unseen": unseen.FAULTS,
+}
+ALL: tuple[Fault, ...] = tuple(fault for faults in BY_FILE.values() for fault in faults)

@@ -40,4 +40,41 @@ FAULTS = (
         "return tensor.contiguous()",
         ("memory/test_blobs.py", "torch_semantics/test_batch_types.py"),
     ),
+    Fault(
+        "fields of samples that have them in another order are taken for alike",
+        "memory/layout.py",
+        "        for (key, part), (own, item) in zip(parts, value.items(), strict=True):\n"
+        "            if own != key:  # in another order, too: a batch has that of its first sample\n"
+        "                raise Mismatch\n"
+        "            _flatten(part, item, out)\n",
+        "        for key, part in parts:\n"
+        "            if key not in value:\n"
+        "                raise Mismatch\n"
+        "            _flatten(part, value[key], out)\n",
+        ("torch_semantics/test_collate.py",),
+        "ff673df",
+    ),
+    Fault(
+        "a worker's NumPy generator begins with another seed than PyTorch's",
+        "lanes/seeding.py",
+        "            np.random.seed(_generate_state(base_seed, worker))\n",
+        "            del _generate_state\n",
+        ("lanes/test_seeding.py", "torch_semantics/test_randomness.py"),
+        "28853c3",
+    ),
+    Fault(
+        "columns by name are taken for samples",
+        "lanes/produce.py",
+        'isinstance(returned, (str, bytes)) or hasattr(kind, "keys") else',
+        "isinstance(returned, (str, bytes)) else",
+        ("lanes/test_worker.py", "contracts/test_without_workers.py", "torch_semantics/test_map_style.py"),
+        "ebb0b4c",
+    ),
+    Fault(
+        "an epoch that was prepared ahead leaves the generator where it was",
+        "sampling/speculation.py",
+        "        self._ahead = False\n        self._set(self._states)\n",
+        "        self._ahead = False\n",
+        ("sampling/test_sources.py", "contracts/test_content.py"),
+    ),
 )

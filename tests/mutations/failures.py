@@ -151,4 +151,26 @@ FAULTS = (
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
         ("lanes/test_forking.py", "lanes/test_processes.py", "contracts/test_abrupt_end.py"),
     ),
+    Fault(
+        "without workers an error of a stream takes samples along uncounted",
+        "inline.py",
+        "                self.log.lost(1, stream.size - 1)\n",
+        "                self.log.lost(1, 0)\n",
+        ("observe/test_streams.py",),
+        "7806559",
+    ),
+    Fault(
+        "without workers the batches that were drawn to find a sample to repeat are lost",
+        "inline.py",
+        "self._ahead.popleft() if self._ahead else self._source.draw()",
+        "self._source.draw()",
+        ("contracts/test_survivors.py",),
+    ),
+    Fault(
+        "an error that was kept is raised for every batch",
+        "faults/deferred.py",
+        "error, self.kept = self.kept, None",
+        "error = self.kept",
+        ("faults/test_deferred.py",),
+    ),
 )

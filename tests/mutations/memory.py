@@ -136,4 +136,19 @@ FAULTS = (
         ("engine/test_pump.py", "engine/test_engine.py", "contracts/test_shutdown.py"),
         "c6b02de",
     ),
+    Fault(
+        "memory that was opened before descriptors ran out stays open",
+        "lanes/worker_channels.py",
+        "            undo.callback(memory.close)\n",
+        "",
+        ("lanes/test_worker_channels.py",),
+        "e1ac803",
+    ),
+    Fault(
+        "a closed loader keeps the descriptors of its threads",
+        "lanes/thread_lane.py",
+        "            self._watch.close()\n            os.close(self._bell)\n            self._bell = -1\n",
+        "            self._bell = -1\n",
+        ("lanes/test_cpu.py", "contracts/test_shutdown.py"),
+    ),
 )

@@ -269,4 +269,19 @@ FAULTS = (
         "        if not data:\n",
         ("sources/test_parcels.py", "contracts/test_cache_orders.py"),
     ),
+    Fault(
+        "all URLs of a protocol are read from the first one's host",
+        "sources/remote.py",
+        'return f"{_protocol(source)} {sorted(kind._get_kwargs_from_urls(source.path).items())}"',
+        "return _protocol(source)",
+        ("sources/test_remote.py",),
+        "4803bf7",
+    ),
+    Fault(
+        "a part of a file that ends too early is short without a word",
+        "sources/reading.py",
+        "    check_length(source, len(data))\n    return data\n",
+        "    return data\n",
+        ("sources/test_reading.py",),
+    ),
 )

@@ -250,4 +250,27 @@ FAULTS = (
         "return self._others.get(hash(key), 0) if place",
         ("scheduling/test_costs.py", "torch_semantics/test_samplers.py"),
     ),
+    Fault(
+        "workers that persist prepare the next epoch, which nobody has declared",
+        "session.py",
+        "self.speculates = loader.epochs is not None and",
+        "self.speculates = (loader.persistent_workers or loader.epochs is not None) and",
+        ("torch_semantics/test_workers.py",),
+        "a8e01ee",
+    ),
+    Fault(
+        "who closes a lane lets workers do what lies ready for them",
+        "lanes/worker_lane.py",
+        "        self._taken_back()\n        self.links.activate(self.links.workers)\n",
+        "        self.links.activate(self.links.workers)\n",
+        ("lanes/test_cpu.py",),
+        "e118d72",
+    ),
+    Fault(
+        "batches of streams come one batch later than max_lateness",
+        "scheduling/stream_scheduler.py",
+        "turn > self._order - self._lateness else None",
+        "turn >= self._order - self._lateness else None",
+        ("scheduling/test_stream_scheduler.py", "contracts/test_lateness.py"),
+    ),
 )

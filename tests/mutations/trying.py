@@ -67,15 +67,15 @@ def pytest_here(tree: Path, arguments: Sequence[str], limit_s: float) -> str | N
     return None
 
 
-def tried(fault: Fault, tree: Path, *, whole: bool, limit_s: float) -> Result:
-    """Run the tests that are likely to notice the fault and, with ``whole``, then all others."""
+def tried(fault: Fault, tree: Path, *, only: Sequence[str] = (), whole: bool, limit_s: float) -> Result:
+    """Run the tests that are likely to notice the fault (or ``only`` these) and, with ``whole``, then all others."""
     begin = perf_counter()
     path = fault.path(tree)
     text = path.read_text()
     fault.apply(tree)
     try:
         caught = None
-        for file in fault.likely:
+        for file in only or fault.likely:
             caught = caught or pytest_here(tree, [f"tests/{file}"], limit_s)
         if caught is None and whole:
             caught = pytest_here(tree, ["--numprocesses", "2", "--dist", "worksteal"], 10 * limit_s)
@@ -85,7 +85,13 @@ def tried(fault: Fault, tree: Path, *, whole: bool, limit_s: float) -> Result:
 
 
 def try_all(
-    faults: Sequence[Fault], trees: Sequence[Path], told: Callable[[Result], None], *, whole: bool, limit_s: float
+    faults: Sequence[Fault],
+    trees: Sequence[Path],
+    told: Callable[[Result], None],
+    *,
+    only: Sequence[str] = (),
+    whole: bool,
+    limit_s: float,
 ) -> None:
     """Try the faults, as many at once as there are trees."""
     free: SimpleQueue[Path] = SimpleQueue()
@@ -95,7 +101,7 @@ def try_all(
     def one(fault: Fault) -> None:
         tree = free.get()
         try:
-            told(tried(fault, tree, whole=whole, limit_s=limit_s))
+            told(tried(fault, tree, only=only, whole=whole, limit_s=limit_s))
         finally:
             free.put(tree)
 

@@ -334,3 +334,10 @@ def test_the_marks_of_a_place_that_is_used_up_serve_another(links: WorkerChannel
     floor.prepare(0, 4)
     floor.batch(0, (0, 4))
     assert marks >= 0 and links.completions.reserve(4) == marks
+
+
+def test_a_part_of_a_place_has_its_own_keys_and_occurrences() -> None:
+    """What a resume out of order has left of a batch: it would draw what another sample has drawn."""
+    place = Record(0, TicketId(8), positions(8, 12), [5, 7, 5, 5], [0, 0, 1, 2])
+    part, serials = place.part(2, 4), (TicketId(10), TicketId(11))
+    assert [part.ticket(serial) for serial in serials] == [place.ticket(serial) for serial in serials]
