@@ -23,7 +23,7 @@ from tests.mutations.trying import Result, copied, try_all
 @click.option("--only", multiple=True, help="Run this test (below tests/) in place of the likely ones.")
 @click.option("--processes", default=2, show_default=True, help="How many faults are tried at once.")
 @click.option("--whole", is_flag=True, help="Run the whole suite where the likely tests notice nothing.")
-@click.option("--limit", default=600.0, show_default=True, help="Seconds for each file of tests; what takes longer has not noticed.")
+@click.option("--limit", default=600.0, show_default=True, help="Seconds for each file of tests.")
 def main(
     names: tuple[str, ...], files: tuple[str, ...], only: tuple[str, ...], processes: int, whole: bool, limit: float
 ) -> None:
