@@ -84,26 +84,6 @@ def test_what_a_function_is_given_is_its_own(kind: str, nested: str) -> None:
         assert result["row"] is samples[n]["row"] and result["parts"] is samples[n]["parts"]
 
 
-OBJECTS: dict[str, Any] = {"text": "high", "list": [1, 2], "dict": {"a": 1}, "none": None, "number": 7}
-
-
-def _objects(fields: Any, params: Any) -> Any:
-    return {"row": fields["row"] + 1, **OBJECTS}
-
-
-@pytest.mark.parametrize("kind", ["cupy", "torch"])
-def test_objects_that_a_function_makes_stay_what_they_are(kind: str) -> None:
-    how = CupyFunction(lambda xp, f, p: _objects(f, p)) if kind == "cupy" else TorchFunction(_objects)
-    row = Field(np.float32, (3,))
-    stage = Stage("make", ("row",), {"row": row, **dict.fromkeys(OBJECTS, Field(object))}, cpu=_objects, device=how)
-    executor = DeviceExecutor(Pipeline((stage,), outputs=("row", *OBJECTS), name="tests"), 0)
-    (result,) = executor.run([({"row": np.zeros(3, np.float32)}, 0)])
-    executor.close()
-    assert not isinstance(result, StageError)
-    assert {name: result[name] for name in OBJECTS} == OBJECTS
-    assert type(result["number"]) is int and type(result["row"]) is np.ndarray
-
-
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", ["cupy", "torch"])
 def test_texts_that_a_function_makes_are_stacked_and_made_by_it(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,11 @@ from minato_gpu import Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Handed, Local, Report
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.parity import whole_tolerance
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, job, open_links, piece, task
 from tests.lanes.lanes import of_kind
 
-SHIPPED = ("image_classification", "object_detection", "segmentation_3d", "speech_recognition")
 X = Field(np.float32, (2,))
 runs: Counter[tuple[str, int]] = Counter()  # of each stage, by sample
 gates: dict[int, tuple[threading.Event, threading.Event]] = {}  # a sample says that it runs, and waits to go on
@@ -104,35 +100,6 @@ def items_of(worker: Bench, given: Any) -> list[Any]:
     return [item for report in worker.run(given) for item in report.items or []]
 
 
-def test_only_where_both_sides_have_something_to_do_may_a_sample_be_cut() -> None:
-    assert PIPELINE.cuts == (2,)
-    assert PIPELINE.bytes_at(2) == 16
-    middle = Stage("host", ("x",), {"x": X}, cpu=_double)
-    stages = (PIPELINE.stages[0], PIPELINE.stages[1], middle, PIPELINE.stages[2])
-    assert Pipeline(stages, outputs=("x",)).cuts == ()
-
-
-def test_a_worker_stops_where_it_is_told_and_says_what_each_part_took(links: WorkerChannels) -> None:
-    worker = bench(links)
-    keys = [4, 13, 5]
-    reports = worker.run(task(piece(keys, sources=read(worker, keys)), stop=2))
-    items = [item for report in reports for item in report.items or []]
-    assert isinstance(items[0], Handed) and isinstance(items[2], Handed) and isinstance(items[1], Failure)
-    assert [item.stage for item in items if isinstance(item, Handed)] == [2, 2]
-    assert not any(name.startswith("double") for name, _ in runs)
-    parts = [part for report in reports for part in report.parts or []]
-    assert {part and (part[0], len(part[1])) for part in parts} <= {(1, 1), None}
-
-
-def test_a_place_of_which_only_some_were_inspected_is_prepared_all_the_same(links: WorkerChannels) -> None:
-    # what is fetched before a device lane has opened is not inspected; of the same place others may be
-    worker = bench(links)
-    keys = [20, 21, 22]
-    items = items_of(worker, task(piece(keys, sources=[None, *read(worker, [21]), None])))
-    for key, item in zip(keys, items, strict=True):
-        assert np.array_equal(worker.store.get(item)["x"], PIPELINE.run({"n": key}, sample_seed(77, 0, key))["x"])
-
-
 def test_the_other_lane_goes_on_where_it_stopped_with_the_same_draws(links: WorkerChannels) -> None:
     worker = bench(links)
     keys = list(range(20, 26))
@@ -172,17 +139,6 @@ def test_a_sample_that_runs_is_handed_over_at_its_next_cut(links: WorkerChannels
     assert runs["shift", 30] == 1, "no stage is applied twice"
 
 
-def test_a_sample_that_is_not_asked_for_goes_on_to_its_end(links: WorkerChannels) -> None:
-    worker = bench(links)
-    gates[31] = threading.Event(), threading.Event()
-    with worker.running(task(piece([31], sources=read(worker, [31])), chunk=8)) as reports:
-        assert gates[31][0].wait(30)
-        links.board.hand_over(1, 7, (2,))
-        gates[31][1].set()
-    (item,) = reports[-1].items or []
-    assert not isinstance(item, Handed)
-
-
 def test_a_sample_is_handed_over_only_where_it_is_asked_for(links: WorkerChannels) -> None:
     """At another cut it would wait for a CPU worker: no device has a plan for it."""
     again = replace(PIPELINE.stages[2], name="again")
@@ -216,46 +172,3 @@ def test_what_cannot_be_sent_goes_on_where_it_is(links: WorkerChannels, error: E
     (item,) = items_of(worker, task(piece([3], sources=read(worker, [3], pipeline)), stop=2))
     assert not isinstance(item, (Failure, Handed))
     assert worker.store.get(item)["label"] == 3
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_pipeline_means_the_same_wherever_it_is_cut(
-    name: str, links: WorkerChannels, tmp_path: Path
-) -> None:
-    module = importlib.import_module(f"pipelines.{name}")
-    module.example_data(tmp_path)
-    pipeline, data = module.pipeline(), module.dataset(tmp_path)
-    if not pipeline.cuts:
-        pytest.skip(f"{name} cannot be cut")
-    keys = list(range(min(2, len(data))))
-    samples = [data[key] for key in keys]
-    want = [pipeline.run(fields, sample_seed(77, 0, key)) for key, fields in zip(keys, samples, strict=True)]
-    worker = bench(links, pipeline)
-    lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
-    for cut in pipeline.cuts:
-        sources = read(worker, keys, pipeline, samples)
-        handed = items_of(worker, task(piece(keys, sources=sources), stop=cut))
-        assert all(isinstance(item, Handed) and item.stage == cut for item in handed)
-        on_cpu = items_of(worker, task(piece(keys, sources=handed)))
-        lane.send(task(piece(keys, sources=handed)))
-        on_device = of_kind(lane, Report)[0]
-        assert on_device.repeated == 0
-        limit = whole_tolerance(pipeline, "cpu", cut)
-        for reference, here, there in zip(want, on_cpu, on_device.items or [], strict=True):
-            _check(pipeline, reference, worker.store.get(here), 0.0)
-            assert isinstance(there, Local)
-            _check(pipeline, reference, there.value, limit.maximum)
-    assert lane.close(5.0)
-
-
-def _check(pipeline: Pipeline, want: Any, got: Any, limit: float) -> None:
-    fields = pipeline.fields_at(len(pipeline.stages))
-    for field in pipeline.outputs:
-        declared = fields[field]
-        if declared.dtype == np.dtype(object):
-            assert got[field] == want[field]
-            continue
-        one, other = np.asarray(want[field], np.float64), np.asarray(got[field], np.float64)
-        assert one.shape == other.shape
-        assert (np.abs(one - other) <= limit * declared.level).all(), field

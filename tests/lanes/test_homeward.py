@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from minato_gpu.lanes.base import Blob, Handed, Local
+from minato_gpu.lanes.base import Local
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -91,82 +89,11 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
         host.close()
 
 
-def test_what_a_gpus_stage_leaves_on_the_host_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    monkeypatch.setattr(device, "compute", "cuda:0")
-    with open_links(1) as links:
-        host = Host(links.engine_arena, links.loans, device)
-        transfers = Transfers(device, host, DeviceBudget(None))
-        outlet = DeviceOutput(Store(-1, links), transfers)
-        asked = task(piece(range(1)))
-        with outlet.working():
-            item = outlet.put(asked, asked.pieces[0], 0, sample(3), MADE)
-            assert outlet.issued([item]).home is None
-        assert isinstance(item, Local) and item.value["count"] == 3 and device.used == 0
-        transfers.close()
-        host.close()
-
-
 @pytest.fixture
 def links() -> Iterator[WorkerChannels]:
     """Their memory is there until a failure has been told, which looks into it."""
     with open_links(1) as links:
         yield links
-
-
-@dataclass
-class Boxes:
-    """An object with arrays in it."""
-
-    corners: Any
-
-
-def _passing() -> dict[str, Any]:
-    """A sample of which nothing is made by a device."""
-    named = np.empty(1, object)
-    named[0] = np.full(300, 7)
-    masked = np.ma.masked_array(np.full(300, 7), [True] + 299 * [False])
-    tensor = {"tensor": torch.full((300,), 7)}
-    return {
-        "list": [np.full(300, 7)],
-        "boxes": Boxes(torch.full((300,), 7)),
-        "objects": named,
-        "masked": masked,
-        **tensor,
-    }
-
-
-def _bytes_read(sample: dict[str, Any]) -> list[bytes]:
-    tensors = sample["boxes"].corners, sample["tensor"]
-    arrays = sample["list"][0], sample["objects"][0], sample["masked"].data, *(tensor.numpy() for tensor in tensors)
-    return [array.tobytes() for array in arrays]
-
-
-def test_objects_that_pass_through_outlast_the_memory_of_their_worker(links: WorkerChannels) -> None:
-    worker = Store(0, links, links.arenas[0])
-    store = Store(-1, links)
-    outlet = DeviceOutput(store, None)
-    for hands_over in (False, True):
-        blob = worker.put(_passing())
-        assert isinstance(blob, Blob)
-        source = Handed(blob, 1) if hands_over else blob
-        asked = task(piece(range(1), sources=[source]))
-        with outlet.working():
-            item = outlet.put(asked, asked.pieces[0], 0, store.get(blob), frozenset())
-        for offset, nbytes in blob.blocks:  # another sample comes to lie there
-            links.arenas[0].buffer[offset : offset + nbytes] = bytes(nbytes)
-        assert isinstance(item, Local) and type(item.value["masked"]) is np.ma.MaskedArray
-        assert _bytes_read(item.value) == _bytes_read(_passing())
-
-
-def test_objects_of_the_same_process_pass_through_as_they_are(links: WorkerChannels) -> None:
-    """They may be such as cannot be copied."""
-    outlet = DeviceOutput(Store(-1, links), None)
-    fields = {"lock": threading.Lock()}
-    asked = task(piece(range(1), sources=[Local(fields, 0)]))
-    with outlet.working():
-        item = outlet.put(asked, asked.pieces[0], 0, fields, frozenset())
-    assert isinstance(item, Local) and item.value["lock"] is fields["lock"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

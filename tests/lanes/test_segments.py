@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import DeviceExecutor, segments
 from minato_gpu.lanes.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
@@ -64,33 +63,6 @@ def mixed() -> Pipeline:
     )
 
 
-@pytest.mark.parametrize("split", range(6))
-def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
-    pipeline = mixed()
-    executor = DeviceExecutor(pipeline, split, max_batch=4)
-    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
-    results = executor.run([(pipeline.run(row, n, stop=split), n) for n, row in enumerate(rows)])
-    executor.close()
-    for n, result in enumerate(results):
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
-def test_a_function_that_fails_on_one_sample_harms_no_other() -> None:
-    pipeline = mixed()
-    executor = DeviceExecutor(pipeline, 0, max_batch=4)
-    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
-    results = executor.run([(row, n) for n, row in enumerate(rows)])
-    executor.close()
-    assert isinstance(results[1], StageError)
-    assert results[1].origin.stage == "check"
-    assert isinstance(results[1].__cause__, ValueError)
-    for n in (0, 2):
-        result = results[n]
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["cupy", "torch"])
 def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
     """A micro-batch that failed runs once more, sample by sample, on what each had brought."""
@@ -113,19 +85,6 @@ def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
     assert [row["row"][0] for row in rows] == [1, -1000, 2]
 
 
-def test_a_fragment_may_ignore_what_it_is_given() -> None:
-    def ones(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"] * 0 + 1}
-
-    stage = Stage("ones", ("row", "other"), {"row": ROW}, add, DaliFragment(ones), draw_amount)
-    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
-    row = np.zeros(3, np.float32)
-    (result,) = executor.run([({"row": row, "other": row}, 0)])
-    executor.close()
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.ones(3))
-
-
 def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
     def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
         return {"other": fields["row"]}
@@ -139,19 +98,6 @@ def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
         (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
         assert isinstance(result, StageError)
         assert words in str(result)
-
-
-def test_results_do_not_share_memory_with_inputs() -> None:
-    def same(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"]}
-
-    stage = Stage("same", ("row",), {"row": ROW}, cpu=lambda fields, params: fields, device=DaliFragment(same))
-    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
-    row = np.arange(5, dtype=np.float32)
-    (result,) = executor.run([({"row": row}, 0)])
-    row[:] = -1
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.arange(5, dtype=np.float32))
 
 
 def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
@@ -172,34 +118,6 @@ def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
     executor.close()
 
 
-def test_torch_takes_what_an_earlier_segment_made_without_a_copy_and_copies_what_the_host_read() -> None:
-    seen: list[int] = []
-
-    def note(fields: Fields, params: Params) -> Fields:
-        seen.append(fields["row"].data_ptr())
-        return {"row": fields["row"]}
-
-    def address(xp: Any, fields: Fields, params: Params) -> Fields:
-        made = fields["row"] + params["amount"]
-        seen.append(made.ctypes.data)
-        return {"row": made}
-
-    pipeline = Pipeline(
-        (
-            Stage("cupy", ("row",), {"row": ROW}, cpu=add, device=CupyFunction(address), draw=draw_amount),
-            Stage("torch", ("row",), {"row": ROW}, cpu=lambda f, p: f, device=TorchFunction(note)),
-        ),
-        outputs=("row",),
-        inputs={"row": ROW},
-    )
-    row = np.zeros(100, np.float32)
-    for split, same in ((0, True), (1, False)):
-        seen.clear()
-        executor = DeviceExecutor(pipeline, split)
-        executor.run([({"row": row}, 0)])
-        assert (seen[-1] == (seen[0] if split == 0 else row.ctypes.data)) is same
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> None:
     """What a module computes, and a parameter as it is."""
@@ -215,26 +133,6 @@ def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> N
     (made,) = segment.run([{"row": torch.ones(3)}], [{1: {}}])  # of the device's: it is not brought there
     for value in made.values():
         assert not getattr(value, "requires_grad", False) and np.asarray(value).tolist() == [2.0] * 3
-
-
-def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:
-    """Only the graph's definition: there is no GPU here."""
-    stage = Stage("a", ("row", "other"), {"row": ROW}, add, DaliFragment(add_dali, host_reads=("other",)))
-    pipeline = Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW})
-    asked: dict[str, Any] = {}
-
-    class Dali:
-        class fn:
-            @staticmethod
-            def external_source(name: str, **options: Any) -> None:
-                asked[name] = options.get("device", "cpu")
-
-    for device, made in (("cpu", {"row"}), ("cuda", {"row", "other"}), ("cuda", set())):
-        graph = DaliGraph(pipeline, range(1), frozenset(made), device=device, max_batch=1, threads=1)
-        for n, name in enumerate(("row", "other")):
-            graph._source(Dali, n, name)
-        expected = "gpu" if (device, "row" in made) == ("cuda", True) else "cpu"
-        assert asked == {"field0": expected, "field1": "cpu"}
 
 
 @pytest.mark.gpu

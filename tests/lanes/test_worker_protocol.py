@@ -1,4 +1,4 @@
-"""The leases that workers have: when the end of one is worth a wake-up, and what is given back to whom."""
+"""What workers write to shared memory, in which order, and what their parent reads there of their leases."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from minato_gpu.lanes.base import Extra, Report
 from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from tests.lanes.harness import marked, piece, task
+from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, STAGE, STARTED, WorkerStatusBoard
+from tests.lanes.harness import Bench, job, marked, piece, task
+from tests.memory.watched import Event, fenced, watch
 
 
 def _add(leases: Leases, links: WorkerChannels, run: int, *chunks: int) -> None:
     for chunk in chunks:
         leases.add(marked(links, task(piece([chunk]), chunk=chunk)._replace(run=run)))
-
-
-def test_the_end_of_a_lease_is_worth_a_wake_up_once_half_of_those_that_wait_are_gone(links: WorkerChannels) -> None:
-    leases = Leases(links)
-    _add(leases, links, 1, *range(10, 13))
-    assert leases.low(2) == 0, "one that waits is not much"
-    _add(leases, links, 1, *range(13, 18))
-    assert leases.low(2) == 13
 
 
 def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: WorkerChannels) -> None:
@@ -54,27 +48,6 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
 
 
-def test_a_full_ring_is_told_later(links: WorkerChannels) -> None:
-    leases = Leases(links)
-    while links.board.give_back(0, 7):
-        pass
-    leases.give_back(0, 4096)
-    assert set(links.board.returned(0)) == {7}
-    leases.give_back(0, 8192)
-    assert links.board.returned(0) == [4096, 8192]
-
-
-def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
-    leases = Leases(links)
-    sent = marked(links, task(piece([1, 2])))
-    leases.add(sent)
-    mark, store = sent.pieces[0].marks, Store(0, links)
-    lay_down(Extra(["text"]), None, mark + 1, store, links)
-    assert list(links.completions.local) == [mark + 1]
-    leases.drop(*sent[:2])
-    assert not links.completions.local
-
-
 @pytest.mark.parametrize("took", [1e-3, 1e-7])
 def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
     leases = Leases(links)
@@ -100,3 +73,39 @@ def test_what_is_described_late_takes_nothing_back(links: WorkerChannels) -> Non
     links.bell.publish(mark + 1, [1e-3], 7.0, 1e-3, 0, None)
     (second,) = leases.reports([], unfinished=True)
     assert [(each.first, each.done, each.final) for each in (first, second)] == [(0, 1, False), (1, 2, True)]
+
+
+def _events(links: WorkerChannels) -> tuple[list[Event], WorkerStatusBoard]:
+    events = watch(links.board)
+    links.bell._words = links.board.words
+    Bench(links, job(lambda key: key)).run(task(piece([1, 2, 3])))
+    return events, links.board
+
+
+def test_what_starts_is_said_before_the_limit_is_read(links: WorkerChannels) -> None:
+    """Dekker's: the parent writes the limit, then reads what has started."""
+    events, board = _events(links)
+    row = board.row(0)
+    looks = [at for at, event in enumerate(events) if event == ("read", row + LIMIT)]
+    assert len(looks) == 3
+    begin = 0
+    for at in looks:
+        assert fenced(events[begin : at + 1], ("write", row + STARTED), ("read", row + LIMIT))
+        begin = at + 1
+
+
+def test_a_worker_says_that_it_is_through_before_it_looks_whether_to_ring(links: WorkerChannels) -> None:
+    """Where nobody is woken because all workers are busy, each looks at ATTENTION once more."""
+    events, board = _events(links)
+    assert events.count(("write", board.row(0) + CHUNK)) == 2, "it takes the task, and is through with it"
+    end = len(events) - events[::-1].index(("write", board.row(0) + CHUNK)) - 1
+    assert fenced(events[end:], ("write", board.row(0) + CHUNK), ("read", RING_FROM))
+
+
+def test_a_task_begins_with_nothing_started(links: WorkerChannels) -> None:
+    """One that is killed in between must not be taken to have been at a sample of its new task."""
+    events, board = _events(links)
+    row = board.row(0)
+    begun = events[: events.index(("write", row + CHUNK))]
+    for word in (STARTED, STAGE, RUN):
+        assert ("write", row + word) in begun
