@@ -1,4 +1,4 @@
-"""What a worker does with a task: rows, blobs, many samples at once, draws, where it stops, and what it reports when."""
+"""What a worker does with a task: rows, blobs, many samples at once, draws, where it stops, when it reports."""
 
 from __future__ import annotations
 

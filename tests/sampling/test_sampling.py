@@ -1,13 +1,12 @@
-"""From samplers to tickets: occurrences, speculation without side effects, and order logs."""
+"""From samplers to tickets: occurrences, speculation without side effects, what was delivered, and what a save takes
+of a sampler with a state."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,68 +14,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler
 
-from minato_gpu import DataLoader as Loader
+from minato_gpu import DataLoader
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import key_digest
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.orders import Order
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Drawn, Source
+from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation
-
-
-@pytest.fixture(autouse=True)
-def the_generator_is_put_back() -> Iterator[None]:
-    state = torch.get_rng_state()
-    yield
-    torch.set_rng_state(state)
-
-
-def source(order: Any, *, batched: bool = True, number: int = 0, length: int | None = None) -> Source:
-    """A source over ``order``."""
-    data: Any = [None]
-    arguments: dict[str, Any] = {"batch_sampler": order} if batched else {"batch_size": None, "sampler": order}
-    loader: Any = DataLoader(data, **arguments)
-    return Source(number, 5, Order(iter(order)), Sampling(loader), Occurrences(length, unique=False))
-
-
-def drain(draw: Callable[[], Drawn | None]) -> list[Drawn]:
-    """Everything."""
-    return list(iter(draw, None))
-
-
-# --- sources ------------------------------------------------------------------------------------------------
+from tests.calls import operations_of
 
 
 def test_batches_with_positions_and_occurrences() -> None:
-    drawn = drain(source([[4, 5], (5, "a"), [], [5, 4, "a"]]).draw)
+    order: Any = [[4, 5], (5, "a"), [], [5, 4, "a"]]
+    data: Any = [None]
+    sampling = Sampling(_loader(data, batch_sampler=order))
+    source = Source(0, 5, Order(iter(order)), sampling, Occurrences(None, unique=False))
+    drawn = list(iter(source.draw, None))
     assert [list(each.positions) for each in drawn] == [[0, 1], [2, 3], [4], [5, 6, 7]]
     assert [each.occurrences for each in drawn] == [None, [1, 0], None, [2, 1, 1]]
     assert drawn[1].keys == [5, "a"] and isinstance(drawn[2].keys[0], NoSample)
-
-
-def test_single_keys() -> None:
-    drawn = drain(source([7, (1, 2), 7], batched=False).draw)
-    assert [(list(each.positions), each.keys, each.occurrences) for each in drawn] == [
-        ([0], [7], None),
-        ([1], [(1, 2)], None),
-        ([2], [7], [1]),
-    ]
-
-
-def test_what_the_sampler_raises_passes_through() -> None:
-    def order() -> Iterator[list[int]]:
-        yield [1]
-        raise OSError("index file")
-
-    one = source(order())
-    one.draw()
-    with pytest.raises(OSError, match="index file"):
-        one.draw()
 
 
 @settings(deadline=None)
@@ -126,26 +86,9 @@ def test_any_object_may_be_a_key(key: Any) -> None:
     assert Occurrences(10, unique=False).count([key, key]) == [0, 1]
 
 
-def test_an_item_that_is_no_batch_is_gone_once_told() -> None:
-    """It takes no position and no place, and what an earlier run was told is not told again."""
-    items: Any = [[4], 7, [5, 6], None, [8]]
-    one, again = source(items), source(items)
-    for keys in ([4], None, [5, 6], None, [8]):
-        if keys is None:
-            with pytest.raises(TypeError, match="not iterable"):
-                one.draw()
-        else:
-            drawn = one.draw()
-            assert drawn is not None and drawn.keys == keys
-    assert (one.place, one.position, one.draw()) == (3, 4, None)
-    again.delivered = DeliveredPositions(2, 3)
-    again.skip()
-    assert (again.place, again.position) == (2, 3)
-
-
 def test_an_iteration_goes_on_after_an_item_that_is_no_batch() -> None:
     batches: Any = [[0, 1], 5, [2, 3]]
-    iterator = iter(Loader(range(10), batch_sampler=batches))  # type: ignore[arg-type]
+    iterator = iter(DataLoader(range(10), batch_sampler=batches))  # type: ignore[arg-type]
     assert next(iterator).tolist() == [0, 1]
     with pytest.raises(TypeError, match="not iterable"):
         next(iterator)
@@ -171,37 +114,15 @@ def test_keys_with_equal_elements_are_one_key() -> None:
     assert Occurrences(10, unique=False).count(unlike) is None, "each for the first time"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({}, True),
-        ({"shuffle": True}, True),
-        ({"sampler": RandomSampler(range(10), replacement=True)}, False),
-        ({"sampler": RandomSampler(range(10), num_samples=20)}, False),
-        ({"sampler": RandomSampler(range(10), num_samples=5)}, True),
-        ({"sampler": list(range(10))}, False),
-        ({"batch_sampler": BatchSampler(SequentialSampler(range(10)), 3, True)}, True),
-        ({"batch_sampler": [[1, 2]]}, False),
-        ({"batch_size": None}, True),
-    ],
-)
-def test_samplers_that_never_repeat(arguments: dict[str, Any], expected: bool) -> None:
-    assert Sampling(DataLoader(range(10), **arguments)).never_repeats == expected  # type: ignore[arg-type]
-
-
-# --- speculation --------------------------------------------------------------------------------------------
-
-
 def _own() -> torch.Generator:
     return torch.Generator().manual_seed(8)
 
 
 def _loader(*arguments: Any, **more: Any) -> Any:
-    return DataLoader(*arguments, **more)
+    return torch.utils.data.DataLoader(*arguments, **more)
 
 
 _LOADERS: dict[str, Callable[[], Any]] = {
-    "sequential": lambda: _loader(range(30), 4),
     "shuffled": lambda: _loader(range(30), 4, shuffle=True),
     "shuffled, own generator": lambda: _loader(range(30), 4, shuffle=True, generator=_own()),
     "sampler with its own": lambda: _loader(range(30), 4, sampler=RandomSampler(range(30), generator=_own())),
@@ -215,11 +136,6 @@ _LOADERS: dict[str, Callable[[], Any]] = {
         range(100),
         4,
         sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own()),
-    ),
-    "longer than the data set": lambda: _loader(
-        range(30),
-        4,
-        sampler=RandomSampler(range(30), num_samples=75, generator=_own()),
     ),
     "single keys": lambda: _loader(range(30), None, shuffle=True),
 }
@@ -238,8 +154,7 @@ def plainly(loader: Any, draws_seed: bool) -> tuple[int, list[Any], list[bytes]]
     return seed, list(loader._index_sampler), states(loader)
 
 
-@pytest.mark.parametrize("draws_seed", [True, False])
-@pytest.mark.parametrize("ahead", [0, 1, 5, 100])
+@pytest.mark.parametrize(("ahead", "draws_seed"), [(0, True), (5, False), (100, True)])
 @pytest.mark.parametrize("make", _LOADERS.values(), ids=_LOADERS.keys())
 def test_drawn_ahead_is_as_drawn_at_the_right_time(make: Callable[[], Any], ahead: int, draws_seed: bool) -> None:
     """The order, the seed, and where the generators stand at the end; nothing moves before the epoch begins."""
@@ -272,72 +187,121 @@ def test_a_generator_that_moved_ends_the_speculation(make: Callable[[], Any]) ->
     assert speculation.holds()
 
 
-def test_other_generators_do_not_matter() -> None:
-    loader = _LOADERS["shuffled, own generator"]()
-    speculation = Speculation(loader, draws_seed=True)
-    random.random()
-    np.random.rand()
-    loader_state = loader.generator.get_state()
-    speculation.adopt()
-    assert not torch.equal(loader.generator.get_state(), loader_state)
+def _spans(positions: list[int]) -> list[tuple[int, int]]:
+    """The positions as spans, neighbours joined, in the order given."""
+    out: list[tuple[int, int]] = []
+    for position in positions:
+        if out and out[-1][1] == position:
+            out[-1] = (out[-1][0], position + 1)
+        else:
+            out.append((position, position + 1))
+    return out
 
 
-# --- order logs ---------------------------------------------------------------------------------------------
+def _set(record: DeliveredPositions) -> set[int]:
+    return set(range(record.low)) | {position for lo, hi in record.above for position in range(lo, hi)}
 
 
-def replayed(log: OrderLog, order: Any, number: int = 0) -> list[tuple[list[int], list[Any], list[int] | None]]:
-    """Positions, keys and occurrences of a whole epoch."""
-    return [(list(each.positions), each.keys, each.occurrences) for each in log.replay(source(order, number=number))]
+_ORDERS = st.permutations(range(40)).flatmap(lambda order: st.tuples(st.just(order), st.integers(1, 7)))
 
 
-def test_what_was_recorded_is_replayed(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "order.log"
-    log = OrderLog(path)
-    assert not log.replays
-    log.record(0, [(2, 3), (0, 1)])
-    log.record(0, [(1, 2), (3, 5)])
-    log.record(1, [(0, 1)])
-    again = OrderLog(path)
-    assert again.replays
-    assert replayed(again, [["a", "b"], ["a", "c"], ["a"]]) == [
-        ([2, 0], ["a", "a"], [1, 0]),
-        ([1, 3, 4], ["b", "c", "a"], [0, 0, 2]),
-    ]
-    assert replayed(again, [["z"]], number=1) == [([0], ["z"], [0])]
+@given(_ORDERS)
+def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
+    order, size = case
+    record = DeliveredPositions()
+    seen: list[set[int]] = [set()]
+    for start in range(0, 40, size):
+        batch = sorted(order[start : start + size])
+        record.add(_spans(batch))
+        seen.append(seen[-1] | set(batch))
+        assert _set(record) == seen[-1] and record.samples == len(seen[-1])
+        assert record.batches == len(seen) - 1
+        left = {position for lo, hi in record.left_of(5, 33) for position in range(lo, hi)}
+        assert left == set(range(5, 33)) - seen[-1]
+        for back in range(len(seen)):
+            before = record.rewound(back)
+            assert _set(before) == seen[-1 - back] and before.batches == record.batches - back
+        assert DeliveredPositions.of_bits(record.batches, record.low, record.bits()).above == record.above
+    assert (record.low, record.above, record.bits()) == (40, [], b"")
 
 
-def write(path: Path, *batches: Any) -> OrderLog:
-    path.write_text("".join(json.dumps({"epoch": 0, "positions": spans}) + "\n" for spans in batches))
-    return OrderLog(path)
+@given(st.binary(max_size=40), st.integers(0, 1000))
+def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
+    """Whatever a file says, the record it makes keeps its own rules."""
+    record = DeliveredPositions.of_bits(3, low, bits)
+    assert record.samples == low + sum(byte.bit_count() for byte in bits)
+    edges = [edge for span in record.above for edge in span]
+    assert edges == sorted(set(edges)) and (not edges or edges[0] > record.low)
 
 
-def test_a_log_that_does_not_match_is_refused(tmp_path: Path) -> None:
-    log = write(tmp_path / "log", [[0, 2]], [[2, 4]])
-    with pytest.raises(ValueError, match="names positions that epoch 0 lacks"):
-        replayed(log, [[1, 2], [3]])
-    with pytest.raises(ValueError, match="ends before epoch 0 does"):
-        replayed(log, [[1, 2], [3, 4], [5]])
-    with pytest.raises(ValueError, match="ends before epoch 0 does"):
-        replayed(log, [[1, 2], [3, 4, 5]])
-    with pytest.raises(ValueError, match="has no epoch 3"):
-        replayed(log, [[1]], number=3)
+def test_going_back_counts_what_the_consumer_got() -> None:
+    """A batch that was left out, or raised, goes with the one before it."""
+    record = DeliveredPositions()
+    for start in (0, 4, 8):
+        record.add([(start, start + 4)], returned=start != 4)
+    assert [(back.batches, back.low) for back in map(record.rewound, range(3))] == [(3, 12), (2, 8), (0, 0)]
+    with pytest.raises(ValueError, match="the last 2 can be taken back"):
+        record.rewound(3)
 
 
-def test_a_position_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="order_log"):
-        replayed(write(tmp_path / "log", [[0, 2]], [[1, 3]]), [[1, 2], [3]])
+_DATA: Any = range(25_600)
 
 
-@pytest.mark.parametrize(
-    "line", ["nonsense", "{}", '{"epoch": 0}', '{"epoch": 0, "positions": 5}', "[]", '{"epoch": 0, "positions": [[1]]}']
-)
-def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "log"
-    path.write_text('{"epoch": 0, "positions": [[0, 1]]}\n' + line + "\n")
-    with pytest.raises(ValueError, match=r"line 2 of .*log is not a recorded batch"):
-        OrderLog(path)
+class Listed:
+    """A sampler over a list, with a state to which ``weights`` numbers belong; counts how often it is asked for it."""
+
+    def __init__(self, keys: Any, weights: int = 0) -> None:
+        self.keys = keys
+        self.at = 0
+        self.weights = [0.5] * weights
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < len(self.keys):
+            self.at += 1
+            yield self.keys[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"at": self.at, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.weights = state["at"], state["weights"]
 
 
-def test_an_empty_file_is_recorded_into(tmp_path: Path) -> None:
-    (tmp_path / "log").touch()
-    assert not OrderLog(tmp_path / "log").replays
+def _window(order: Any, weights: int = 0, **more: Any) -> tuple[Any, Any]:
+    """A loader of 4,096 samples in flight, and its iterator, somewhere in the middle."""
+    sampler = Listed(order, weights)
+    loader: Any = DataLoader(_DATA, 64, sampler=sampler, num_workers=2, prefetch_factor=32, **more)
+    iterator = iter(loader)
+    for _ in range(100):
+        next(iterator)
+        loader.state_dict()
+    return loader, iterator
+
+
+def test_its_size() -> None:
+    """A sequence: under 1 KB besides the sampler's own; a bit for each index of one that may come to any of them."""
+    for order, room in ((list(_DATA), 1024), (torch.randperm(len(_DATA)).tolist(), 1024 + len(_DATA) / 8 * 4 / 3)):
+        loader, iterator = _window(order)
+        for _ in range(20):
+            next(iterator)
+            state = loader.state_dict()
+            own = {**state, "generators": {}, "global": {}, "source": {**state["source"], "state": {}}}
+            assert len(json.dumps(own)) < room
+
+
+def test_what_a_save_costs() -> None:
+    """Of sixteen times as many samples, with sixteen times as many in flight, about the same: nothing looks at each of
+    them. (benchmarks.saves says how long it takes.)"""
+    costs = []
+    for length, factor in ((1_600, 2), (25_600, 32)):
+        data: Any = range(length)
+        loader = DataLoader(data, 64, sampler=Listed(list(data)), num_workers=2, prefetch_factor=factor)
+        costs.append([operations_of(loader.state_dict) for _ in zip(range(20), loader, strict=False)])
+    small, large = (max(each[5:]) for each in costs)  # the first ones of an epoch have less to tell
+    assert large < 2 * small
