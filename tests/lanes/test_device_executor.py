@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.lanes import device as device_module
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import device_number
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields
@@ -161,18 +159,6 @@ def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any
         assert array.flags.writeable
 
 
-def test_arguments_that_make_no_sense() -> None:
-    pipeline = image_classification.build(size=8)
-    with pytest.raises(ValueError, match="1 is not a split point"):
-        DeviceExecutor(pipeline, 1)
-    with pytest.raises(ValueError, match="max_batch and threads"):
-        DeviceExecutor(pipeline, 2, max_batch=0)
-    for device in ("gpu", "cuda:x", "cpu:1"):
-        with pytest.raises(ValueError, match="device must be"):
-            DeviceExecutor(pipeline, 2, device=device)
-    assert device_number("cuda:3") == 3
-
-
 def test_no_thread_outlives_a_closed_executor(
     pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
 ) -> None:
@@ -192,33 +178,3 @@ def test_no_thread_outlives_a_closed_executor(
     assert len(kept) == 3
     # A thread that was joined may stay listed for a moment, until the kernel has reaped it.
     assert wait_until(lambda: threads() <= before)
-
-
-class _Through:
-    """A segment that builds nothing and hands through what there is."""
-
-    builds, built, stream, at = 0, True, None, None
-
-    def __init__(self, stages: range) -> None:
-        self.stages = stages
-
-    def run(self, batch: Any, drawn: Any) -> list[dict[str, Any]]:
-        return [{"label": fields["label"], "image": fields["image"]} for fields in batch]
-
-
-@pytest.mark.parametrize(("device", "counts"), [("cpu", 0), ("cuda:0", 1)])
-def test_the_first_run_on_a_gpu_counts_as_one_that_builds(
-    monkeypatch: pytest.MonkeyPatch, device: str, counts: int
-) -> None:
-    """Libraries load or compile their kernels in it: what it takes is not what samples cost."""
-    pipeline = image_classification.build(size=8)
-    last = len(pipeline.stages) - 1
-    monkeypatch.setattr(device_module, "segments", lambda pipeline, stages, **options: [_Through(stages)])
-    executor = DeviceExecutor(pipeline, last, last + 1, device=device, max_batch=4, threads=1)
-    sample = {"image": np.zeros((3, 8, 8), np.float32), "label": 1}
-    monkeypatch.setattr(executor, "_takes", {last: []})
-    builds = []
-    for count in (0, 2, 2):
-        executor.run([(sample, n) for n in range(count)])
-        builds.append(executor.builds)
-    assert builds == [0, counts, counts]

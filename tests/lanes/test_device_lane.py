@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +16,21 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes import cpu_time, device_work
+from minato_gpu.lanes.base import Local
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.cpu_time import CoreTime
+from minato_gpu.lanes.device_output import DeviceOutput
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.device_budget import DeviceBudget
+from minato_gpu.memory.host import Host
+from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
-from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
-from tests.lanes import device_bench
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
+from tests.fake_work import Copy
 from tests.lanes.device_bench import Bench, add, bench, double, pipeline
+from tests.lanes.harness import open_links, piece, task
 from tests.leaks import leaks, take_snapshot
 from tests.waiting import wait_until
 
@@ -75,7 +83,7 @@ def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_w
             assert part in str(caught.value)
     assert torch.allclose(*found, atol=1e-6)
     stats = loader.stats()
-    assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 40
+    assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 39
 
 
 class _Gated(FakeDevice):
@@ -192,45 +200,6 @@ def test_it_is_reported_before_a_sample_of_the_next_is_repeated_on_the_cpu() -> 
         assert report is not None and report.repeated == 1
 
 
-BUSY_S = 4e-3
-
-
-class _Clock:
-    """What the lane's thread has run for, and what the host's clock says: only stages take any time."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(cpu_time, "thread_time", lambda: self.now)
-        monkeypatch.setattr(device_work, "perf_counter", lambda: self.now)
-
-    def work(self) -> None:
-        """A stage of one sample."""
-        self.now += BUSY_S
-
-
-def test_every_split_point_has_the_cost_of_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stand-in works while a part is issued: each costs its own seconds of the cores."""
-    clock = _Clock(monkeypatch)
-
-    def add(fields: Any, params: Any) -> Any:
-        clock.work()
-        return device_bench.add(fields, params)
-
-    def double(xp: Any, fields: Any, params: Any) -> Any:
-        clock.work()
-        return device_bench.double(fields, params)
-
-    with bench(FakeDevice(LAZY_COPIES), pipeline(add, double)) as one:
-        for chunk in (1, 2, 3):
-            one.send(20, 21, 22, cut=(21,), chunk=chunk)
-        for chunk in (1, 2, 3):
-            assert one.reported(chunk)
-            report = one.report(chunk)
-            assert report is not None and report.times is not None
-            assert report.parts == [(split, (each,)) for split, each in zip((1, 2, 1), report.times, strict=True)]
-            assert report.times == pytest.approx([2 * BUSY_S, BUSY_S, 2 * BUSY_S])
-
-
 class _Timed(FakeDevice):
     """Every piece of its work takes a second: one for each sample."""
 
@@ -294,3 +263,70 @@ def test_a_thread_that_ended_is_let_go() -> None:
     cores.close()
     cores.close()
     assert not leaks(before)
+
+
+MADE = frozenset({"image", "count", "word"})
+COUNT = 20
+
+
+def sample(number: int) -> dict[str, Any]:
+    image = np.full((2, 1 + number), number, np.float32)
+    return {"image": image, "count": np.array(number), "word": "a", "label": number, "name": np.full(2, number)}
+
+
+@pytest.fixture(params=[LAZY_COPIES, LAZY_CONSUMER, 4])
+def device(request: pytest.FixtureRequest) -> FakeDevice:
+    return FakeDevice(request.param)
+
+
+def _stream(outlet: DeviceOutput) -> FakeStream:
+    stream: Any = outlet.stream
+    assert isinstance(stream, FakeStream)
+    return stream
+
+
+def _single(outlet: DeviceOutput) -> list[Copy]:
+    """Copies of one block, which have been issued: what lies side by side was many."""
+    return [work for work in _stream(outlet).work if isinstance(work, Copy) and len(work.targets) == 1]
+
+
+@pytest.mark.parametrize("layout", [None, b""])
+def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
+    with open_links(1) as links:
+        host = Host(links.engine_arena, links.loans, device)
+        transfers = Transfers(device, host, DeviceBudget(1 << 20))
+        outlet = DeviceOutput(Store(-1, links), transfers)
+        asked = task(piece(range(COUNT)), layout=layout)
+        issued = []
+        for _ in range(2):
+            outlet.reserve(asked, MADE, COUNT)
+            with outlet.working():
+                items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
+                before = _stream(outlet).issued
+                home = _single(outlet)
+                issued.append(outlet.issued(items))
+        if device.order == LAZY_COPIES:
+            assert _stream(outlet).done == 0, "nobody has waited"
+            assert len(_single(outlet)) == len(home) + 1
+            assert _stream(outlet).issued - before <= 3, "laid side by side by element type, then copied"
+            assert not any(one.through for one in issued)
+        assert device.fetched == 0 and transfers.budget.held["samples"] > 0
+        for one in issued:
+            for number, item in enumerate(outlet.settle(one)):
+                assert isinstance(item, Local)
+                for name, wanted in sample(number).items():
+                    got = item.value[name]
+                    assert type(got) is (np.int64 if name == "count" else type(wanted)) and np.array_equal(got, wanted)
+        assert (outlet.layout is None) is (layout is None)
+        if outlet.layout is not None:
+            of_first: Any = Layout.of({**sample(0), "count": np.int64(0), "image": np.zeros((2, COUNT), np.float32)})
+            assert [leaf.shape for leaf in pickle.loads(outlet.layout).leaves] == [
+                leaf.shape for leaf in of_first.leaves
+            ]
+        issued.clear()
+        del one
+        assert transfers.budget.held["samples"] == 0
+        device.finish()
+        assert device.used == 0
+        transfers.close()
+        host.close()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.lanes.base import Blob, Failure, Row
+from minato_gpu.lanes.base import Blob, Failure, Handed, Row
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import LIMIT
 from minato_gpu.pipeline import TorchFunction
@@ -123,6 +123,36 @@ def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: Wo
         assert [float(sample["x"][0]) for sample in prepared] == [10.0, 12.0]
 
 
+def _plus_one(fields: Any, _: Any) -> Any:
+    return {"x": fields["x"] + np.float32(1)}
+
+
+def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(links: WorkerChannels) -> None:
+    """At another one it would wait for a CPU worker: no device has a plan for it."""
+    runs, go_on = threading.Event(), threading.Event()
+
+    def gated(fields: Any, _: Any) -> Any:
+        runs.set()
+        assert go_on.wait(30)
+        return _plus_one(fields, _)
+
+    x, on_device = Field(np.float32, (3,)), TorchFunction(_plus_one)
+    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+    stages = [Stage(f"{n}", ("x",), {"x": x}, _plus_one if n else gated, on_device) for n in range(3)]
+    pipeline = Pipeline((read, *stages), outputs=("x",))
+    bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, cuts=pipeline.cuts))
+    sources = [bench.store.put(pipeline.run({"n": 30}, 0, stop=1))]
+    with bench.running(task(piece([30], sources=sources), chunk=8)) as reports:
+        assert runs.wait(30)
+        links.board.hand_over(1, 7, (2,))  # another one's
+        links.board.hand_over(1, 8, (3, 70))  # no word has a bit for stage 70
+        go_on.set()
+    (item,) = reports[-1].items or []
+    assert isinstance(item, Handed) and item.stage == 3
+    (sample,) = values(bench, bench.run(task(piece([30], sources=[item]), chunk=9)))
+    assert sample["x"].tolist() == [33.0] * 3, "no stage is applied twice"
+
+
 _SOURCES: dict[str, Callable[[], float]] = {
     "random": random.random,
     "numpy": np.random.random_sample,
@@ -131,7 +161,7 @@ _SOURCES: dict[str, Callable[[], float]] = {
 
 
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "blobs"])
-@pytest.mark.parametrize(("first", "source"), zip([0, 13, 29], _SOURCES, strict=True))
+@pytest.mark.parametrize(("first", "source"), [(0, "random"), (13, "numpy"), (29, "torch")])
 def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
     links: WorkerChannels, source: str, first: int, rows: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""When a batch may overtake an older sample and when not, that a chunk has one epoch, and that a recorded run replays."""
+"""When a batch may overtake an older sample and when not, that a chunk has one epoch, that recorded runs replay."""
 
 from __future__ import annotations
 

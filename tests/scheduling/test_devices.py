@@ -158,7 +158,7 @@ def test_nothing_is_spared_or_priced_where_the_policy_does_not_ask_for_it() -> N
 
 
 def work(harm: float = 0.0) -> Work:
-    scenario = Scenario("harm", "", hybrid_costs, LARGE, (4000,), SLOTS, (256,), devices=1)
+    scenario = Scenario("harm", "", hybrid_costs, LARGE, (8000,), SLOTS, (256,), devices=1)
     return replace(scenario.work(1, 0.3), harm=harm)
 
 
@@ -175,18 +175,18 @@ def test_a_consumer_that_the_cpu_lane_can_feed_keeps_its_device_to_itself() -> N
     period = 1.5 * float(KEEPS_UP_S)
     always, before = simulate(period, spares=False, harm=1.0)
     spared, after = simulate(period, spares=True, harm=1.0)
-    assert len(always.made_on) > 500
+    assert len(always.made_on) > 1000
     assert len(spared.made_on) < 0.25 * len(always.made_on)
     assert after.makespan_s < 0.85 * before.makespan_s
-    assert sorted(after.serials.tolist()) == list(range(4000))
+    assert sorted(after.serials.tolist()) == list(range(8000))
 
 
 def test_a_consumer_that_is_faster_than_the_cpu_lane_gets_the_device_too() -> None:
-    for period in (0.0, 0.6 * float(KEEPS_UP_S)):
-        _, before = simulate(period, spares=False)
-        loader, after = simulate(period, spares=True)
-        assert len(loader.made_on) > 500
-        assert after.makespan_s < 1.05 * before.makespan_s
+    period = 0.6 * float(KEEPS_UP_S)
+    _, before = simulate(period, spares=False)
+    loader, after = simulate(period, spares=True)
+    assert len(loader.made_on) > 1000
+    assert after.makespan_s < 1.05 * before.makespan_s
 
 
 def test_a_step_with_several_devices_is_a_round() -> None:
