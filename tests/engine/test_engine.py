@@ -59,17 +59,22 @@ class Fresh:
 
 
 class Slow:
-    """A data set: every seventh key takes far more work than the others; some keys wait for ``gate``."""
+    """A data set: every seventh key takes far more work than the others; some keys wait for ``gate``.
+
+    ``begun``: how many samples were."""
 
     def __init__(self, make: Any = row, gated: frozenset[int] = frozenset()) -> None:
         self.make = make
         self.gated = gated
         self.gate = _FORK.Event()
+        self.begun = _FORK.Value("i", 0)
 
     def __len__(self) -> int:
         return 100_000
 
     def __getitem__(self, key: int) -> Any:
+        with self.begun.get_lock():
+            self.begun.value += 1
         assert key not in self.gated or self.gate.wait(30)
         assert sum(range(60_000 if key % 7 == 3 else 10)) >= 0
         return self.make(key)
@@ -105,27 +110,11 @@ def memory_in_use(of: Any) -> int:
     return int(engine._links.engine_arena.allocated)
 
 
-class Counted(Slow):
-    """Counts the samples that were begun."""
-
-    def __init__(self, gated: frozenset[int] = frozenset()) -> None:
-        super().__init__(gated=gated)
-        self.begun = _FORK.Value("i", 0)
-
-    def __getitem__(self, key: int) -> Any:
-        with self.begun.get_lock():
-            self.begun.value += 1
-        return super().__getitem__(key)
-
-
-# --- while the consumer trains -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
 def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], kind: str) -> None:
     """A batch that lay ready is taken; what follows happens without another call. The workers are idle by then."""
-    dataset = Counted()
+    dataset = Slow()
     batches = iter(loader(dataset, mode, kind))
     for taken in range(1, 6):
         next(batches)
@@ -135,16 +124,13 @@ def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], ki
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
     """The batch is taken while every worker is at a sample: the first that reports wakes the pump."""
-    dataset = Counted(gated=frozenset({10, 11}))
+    dataset = Slow(gated=frozenset({10, 11}))
     batches = iter(loader(dataset, {}, kind))
     next(batches)
     assert wait_until(lambda: dataset.begun.value >= 12)
     next(batches)
     dataset.gate.set()
     assert wait_until(lambda: dataset.begun.value == 24)
-
-
-# --- runs that are given up ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
@@ -229,9 +215,6 @@ def test_the_memory_of_given_up_runs_comes_back() -> None:
     assert not one._session.engine.pump._abandoned
 
 
-# --- memory --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("in_order", [True, False])
 def test_every_block_is_free_after_an_epoch(in_order: bool) -> None:
     one = loader(Slow(), {"in_order": in_order}, sampler=Fresh(62))
@@ -244,9 +227,6 @@ def test_every_block_is_free_after_an_epoch(in_order: bool) -> None:
         assert one.stats()["bytes_in_flight"] == 0
 
 
-# --- epochs that overlap -------------------------------------------------------------------------------------
-
-
 _TEN: Any = range(10)
 
 
@@ -254,9 +234,10 @@ def test_overlapping_epochs_have_the_order_of_separate_ones() -> None:
     """Ten short shuffled epochs from the global generator, which ends where it would."""
     arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
     found = []
-    for kind in (torch.utils.data.DataLoader, DataLoader):
+    loaders: dict[Any, dict[str, Any]] = {torch.utils.data.DataLoader: {}, DataLoader: {"epochs": 11}}
+    for kind, more in loaders.items():
         torch.manual_seed(11)
-        used: Any = kind(_TEN, 3, **arguments, **({"epochs": 11} if kind is DataLoader else {}))
+        used = kind(_TEN, 3, **arguments, **more)
         found.append([batch.tolist() for _ in range(10) for batch in used] + [torch.rand(()).item()])
     assert found[0] == found[1]
     assert used.stats()["speculation"] == {"epochs_prepared": 10, "epochs_discarded": 0}
@@ -272,9 +253,6 @@ def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
         torch.rand(3)
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert one.stats()["speculation"] == {"epochs_prepared": 1, "epochs_discarded": 1}
-
-
-# --- event logs ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
@@ -346,7 +324,7 @@ def test_what_was_prepared_ahead_is_no_busy_time_of_its_epoch() -> None:
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is asked whether that lives
 def test_what_the_pump_thread_raises_is_kept_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    gated = Slow(int, gated=frozenset([30]))
+    gated: Any = Slow(int, gated=frozenset([30]))
     loader: Any = DataLoader(gated, 4, sampler=range(40), num_workers=1, worker_kind="thread")
     iterator = iter(loader)
     got = next(iterator).tolist()

@@ -81,7 +81,7 @@ def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_w
         found.append(torch.cat(values))
         for part in ("epoch 0", "position 13", "index 13", "stage 'shift'", lanes[0]):
             assert part in str(caught.value)
-    assert torch.allclose(*found, atol=1e-6)
+    assert torch.allclose(found[0], found[1], atol=1e-6)
     stats = loader.stats()
     assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 39
 
