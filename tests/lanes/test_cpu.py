@@ -1,5 +1,5 @@
 """The CPU lane, with processes and with threads, beside what the contract says of every lane: credits, closing, rest,
-large messages."""
+large messages; what workers write to shared memory, in which order, and what their parent reads there."""
 
 from __future__ import annotations
 
@@ -57,14 +57,6 @@ def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: 
         assert revoked.keep == 6 and 10_000 <= revoked.nbytes < 11_000, "0 to 4 thousand bytes, and what tells of them"
         gate.set()
         assert reports_of(lane, task(piece([30]), chunk=30))
-
-
-@both_kinds
-def test_addressed_tasks_reach_their_worker(threads: bool) -> None:
-    with open_lane(lambda key: key, 3, threads=threads, addressed=True) as lane:
-        for worker in (2, 0, 1, 1):
-            report = reports_of(lane, task(piece([1]), chunk=10 + worker), worker=worker)[10 + worker][-1]
-            assert report.worker == worker
 
 
 @both_kinds

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
 from tests.fake_device import LAZY_CONSUMER, FakeDevice
-from tests.lanes.harness import open_links, piece, task
+from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
 from tests.waiting import wait_until
 
@@ -75,12 +74,6 @@ class Numbers(Dataset[Any]):
 
     def __getitem__(self, n: int) -> Any:
         return {"n": n + 1}
-
-
-@pytest.fixture
-def links() -> Iterator[WorkerChannels]:
-    with open_links(1) as links:
-        yield links
 
 
 def loaded(lanes: list[str]) -> list[int]:
