@@ -209,6 +209,17 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
 
 
+def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark, store = sent.pieces[0].marks, Store(0, links)
+    lay_down(Extra(["text"]), None, mark + 1, store, links)
+    assert list(links.completions.local) == [mark + 1]
+    leases.drop(*sent[:2])
+    assert not links.completions.local
+
+
 @pytest.mark.parametrize("took", [1e-3, 1e-7])
 def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
     leases = Leases(links)
