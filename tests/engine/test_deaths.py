@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from minato_gpu.engine.deaths import LOOPS, Deaths
+from minato_gpu.engine.deaths import LOOPS, STARTS, Deaths
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run, Sent
 from minato_gpu.lanes.base import Features, Handed
@@ -82,6 +82,14 @@ def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, star
         assert judge(deaths, floor, started, 0, done=started).items == []
     with pytest.raises(WorkerDied, match=r"log\. 5 workers have died with one task, and at none of its samples"):
         judge(deaths, floor, started, 0, done=started)
+
+
+def test_workers_that_never_take_any_work_end_the_loader() -> None:
+    deaths, idle = Deaths(), Claim(0, -1, 0, 0)
+    for _ in range(STARTS - 1):
+        deaths.check_start(EXIT, idle)
+    with pytest.raises(WorkerDied, match="before they had taken any work"):
+        deaths.check_start(EXIT, idle)
 
 
 def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:

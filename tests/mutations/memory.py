@@ -103,7 +103,7 @@ FAULTS = (
         "memory/status_board.py",
         "        self.words[row + HEAD] = self.words[row + TAIL]\n",
         "",
-        ("memory/test_status_board.py", "lanes/test_processes.py", "contracts/test_deaths.py"),
+        ("memory/test_status_board.py", "contracts/test_deaths.py"),
     ),
     Fault(
         "free blocks are not joined with their left neighbours",

@@ -244,6 +244,19 @@ def test_going_back_counts_what_the_consumer_got() -> None:
         record.rewound(3)
 
 
+def test_generators_are_kept_as_they_were_when_the_order_began() -> None:
+    """And not as they were when the iterator was made: another one draws in between."""
+    data: Any = range(12)
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(data, 2, shuffle=True, generator=generator)
+    iterator = iter(loader)
+    torch.rand(1, generator=generator)
+    next(iterator)
+    again = DataLoader(data, 2, shuffle=True, generator=torch.Generator())
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
+
+
 _DATA: Any = range(25_600)
 
 
@@ -271,6 +284,19 @@ class Listed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at, self.weights = state["at"], state["weights"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_with_a_state_goes_on_after_any_batch(workers: int) -> None:
+    keys, data = [0, 5, 5, 1, 2, 5, 3, 1, 9, 5], _DATA
+    more: dict[str, Any] = {"num_workers": workers, **({"prefetch_factor": 4} if workers else {})}
+    for taken in range(5):
+        loader, again = (DataLoader(data, 2, sampler=Listed(keys), **more) for _ in range(2))
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator)
+        again.load_state_dict(loader.state_dict())
+        assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
 
 
 def _window(order: Any, weights: int = 0, **more: Any) -> tuple[Any, Any]:
