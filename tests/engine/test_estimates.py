@@ -84,32 +84,6 @@ def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes(
     assert plan.cpu == pytest.approx(7e-3, rel=0.02)
 
 
-def test_a_cut_from_which_samples_cannot_be_sent_is_no_longer_offered() -> None:
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3))
-    teach(made, "device", 1, (4e-3,))
-    assert ask(made)[2]
-    made.cannot(CUT, 1)
-    assert ask(made)[2] == ()
-    other = estimator()
-    teach(other, "cpu", 1, (6e-3, 2e-3))
-    teach(other, "device", 1, (4e-3,))
-    teach(other, "cpu", 1, (6e-3,), nbytes=1000)
-    other.cannot(CUT, 1)
-    assert ask(other)[2], "one of many may be odd"
-
-
-def test_a_rest_that_is_taken_for_too_dear_is_tried_now_and_then() -> None:
-    """It would never be measured otherwise, and the guess never be corrected."""
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3))
-    teach(made, "device", 1, (4.0,))
-    given = [ask(made)[2][0].device for _ in range(1024)]
-    assert [at for at, device in enumerate(given) if device == 0.0] == [255, 511, 767, 1023]
-    many = made.of_features([*map(TicketId, range(600))], list(range(600)), [(3.0,)] * 600)[2]
-    assert [at for at, (plan,) in enumerate(many) if plan.device == 0.0] == [255, 511]
-
-
 def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() -> None:
     made = estimator()
     assert ask(made)[2] == ()
