@@ -106,7 +106,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
         "credit = 0",
-        ("scheduling/test_scheduler.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
+        ("scheduling/test_pacing.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
         "8257426",
     ),
     Fault(
