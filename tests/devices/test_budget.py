@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 import weakref
@@ -14,24 +13,14 @@ import torch
 import minato_gpu.engine.building
 from minato_gpu import DataLoader
 from minato_gpu.lanes.base import Resident
-from minato_gpu.lanes.device_output import DeviceOutput
-from minato_gpu.lanes.store import Store
-from minato_gpu.memory.copies import MOST, CopyRange
-from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.host import Host
+from minato_gpu.memory.copies import CopyRange
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRow, Made, rows_bytes
-from minato_gpu.memory.transfers import Transfers
-from minato_gpu.samples import TicketId
-from minato_gpu.window.loading import Loading
-from minato_gpu.window.records import Record
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
-from tests.lanes.harness import open_links, piece, task
-from tests.support.device_batches import check_same, reference
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
-from tests.support.tickets import positions
+from tests.test_device_batches import check_same, reference
 from tests.support.waiting import wait_until
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
@@ -191,41 +180,3 @@ def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(m
             device.read(batch["label"], lambda _: None)
             del batch
     assert large <= loader.stats()["device"]["device_bytes_peak"] <= large + 2000 + SAMPLE_BYTES
-
-
-def test_the_rows_of_a_whole_place_are_announced_where_a_piece_of_it_is_left(machine: Machine) -> None:
-    """As after an epoch was left out of order."""
-    whole = Record(0, TicketId(8), positions(8, 16), list(range(8)), None)
-    (device,) = machine(1)
-    with open_links(1) as links:
-        host = Host(links.engine_arena, links.loans, device)
-        loading = Loading([Transfers(device, host, DeviceBudget(1 << 20))], host)
-        loading.admit(whole.part(2, 5))
-        assert whole.part(2, 5).rows == 3 and loading.transfers[0].rows == 8
-        store = Store(-1, links)
-        outlet = DeviceOutput(store, loading.transfers[0])
-        given = piece(range(3), slab=0)
-        outlet.reserve(task(given, layout=pickle.dumps(LAYOUT)), frozenset({"x"}), 3)
-        assert loading.transfers[0].batch_bytes == rows_bytes(LAYOUT, 8)  # type: ignore[arg-type]
-        loading.close()
-
-
-@pytest.mark.parametrize("room", [False, True], ids=["no room", "room"])
-def test_results_are_laid_side_by_side_where_the_budget_has_room(machine: Machine, room: bool) -> None:
-    """On their way home, as those do for which no layout is known yet; else they are copied one by one."""
-    count = 2 * MOST
-    nbytes = count * SAMPLE_BYTES
-    (device,) = machine(1)
-    with open_links(1) as links:
-        host = Host(links.engine_arena, links.loans, device)
-        transfers = Transfers(device, host, DeviceBudget(nbytes + room * nbytes))
-        outlet = DeviceOutput(Store(-1, links), transfers)
-        transfers.budget.take("samples", nbytes)
-        tensors = [device.empty(SAMPLE_BYTES) for _ in range(count)]
-        home = outlet._download(tensors)
-        device.finish()
-        assert len(home.arrays()) == count
-        assert device.peak == transfers.budget.peak == nbytes + room * nbytes
-        assert transfers.budget.held == {"samples": nbytes}
-        transfers.close()
-        host.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.scheduling import replay
 from tests.contracts.checks import NOTHING, differences, lateness
 from tests.devices.several import (
     BATCHES,
@@ -25,10 +24,10 @@ from tests.devices.several import (
     names,
     on_host,
 )
-from tests.support.device_batches import LANES, check_same, flat, reference, seeded
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, Order
-from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain, Stream
 from tests.support.numbers import pad as pad_together
+from tests.test_device_batches import LANES, check_same, flat, reference, seeded
 
 
 @pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
@@ -163,29 +162,6 @@ def test_a_slow_sample_delays_no_device_that_can_do_without_it(machine: Machine)
     assert differences(range(LENGTH), [n for batch in labels(first + rest) for n in batch]) == NOTHING
 
 
-@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_a_recorded_order_is_replayed_device_by_device(machine: Machine, tmp_path: Path, lanes: list[str]) -> None:
-    devices = machine(3, LAZY_COPIES)
-    more: dict[str, Any] = {"in_order": False, "max_lateness": 3, "order_log": tmp_path / "order", "lanes": lanes}
-    recorded = consume(devices, loader_on(devices, **more))
-    crossed = [device.crossed for device in devices]
-    check_same(consume(devices, loader_on(devices, **more)), recorded)
-    assert [device.crossed for device in devices] == crossed, "an order that is known is kept device by device"
-
-
-@pytest.mark.usefixtures("open_from_the_start")
-def test_what_was_recorded_replays(machine: Machine, tmp_path: Path) -> None:
-    devices = machine(2)
-    loader = loader_on(devices, pipeline=COSTLY)  # the second device has work
-    loader.record_events(tmp_path / "log.jsonl")
-    consume(devices, loader)
-    del loader
-    gc.collect()
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert replay.verify(lines) > 50
-    assert any('"lane": "device:1"' in line for line in lines)
-
-
 def test_a_missing_event_is_noticed_on_the_device_that_misses_it(machine: Machine) -> None:
     devices = machine(2, LAZY_COPIES, careless=1)
     got, wanted = consume(devices, loader_on(devices, Plain())), reference(Plain())
@@ -202,8 +178,16 @@ def test_one_device_twice_has_two_executors(machine: Machine) -> None:
     assert [one["crossed"] for one in stats["device"]] == [0, 0], "nothing has come from another device"
 
 
-def test_a_sequence_of_one_is_that_device(machine: Machine) -> None:
-    devices = machine(1)
-    loader = loader_on(devices, drop_last=True)
-    assert len(consume(devices, loader)) == LENGTH // BATCH
-    assert loader.stats()["device"]["batches"] == LENGTH // BATCH
+def _noting(loader: Any, device: FakeDevice, waited: list[tuple[str, str]]) -> Iterator[Any]:
+    """The batches; who has waited until the last was handed over."""
+    for batch in loader:
+        waited[:] = device.waited
+        yield batch
+
+
+@pytest.mark.parametrize(("order", "lanes"), [*zip(ORDERS, [["cpu"], ["device"], ["cpu", "device"]], strict=True)])
+def test_the_thread_that_trains_does_not(machine: Machine, order: Order, lanes: list[str]) -> None:
+    (device,) = machine(1, order)
+    waited: list[tuple[str, str]] = []
+    check_content(consume([device], _noting(loader_on([device], lanes=lanes), device, waited)), on_host())
+    assert [who for who in waited if not who[0].startswith("minato-")] == []

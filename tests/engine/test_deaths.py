@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from minato_gpu.engine.deaths import LOOPS, Deaths
+from minato_gpu.engine.deaths import LOOPS, STARTS, Deaths
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run, Sent
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import JOINING, REPORTING, Claim
+from minato_gpu.memory.status_board import REPORTING, Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Chunk
+from tests.engine.test_assembly import Floor
 from tests.lanes.harness import open_links
 from tests.support.tickets import spans
-from tests.window.test_assembly import Floor
 
 EXIT = Exit(0, 4711, -signal.SIGKILL)
 CHUNK = Chunk(7, "cpu", "run", spans((0, 4), (6, 8)), 0.0)
@@ -57,12 +57,6 @@ def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     assert (origin.index, origin.stage, origin.path) == ("k3", "blur", "/data/3.jpg")
 
 
-def test_without_a_host_read_there_is_no_path(floor: Floor) -> None:
-    deaths = Deaths()
-    judge(deaths, floor, 4, 0)
-    assert judge(deaths, floor, 4, 0).items[0].origin.path is None
-
-
 def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
     """Then the report is of one sample alone, and that one is to blame."""
     deaths = Deaths()
@@ -90,28 +84,12 @@ def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, star
         judge(deaths, floor, started, 0, done=started)
 
 
-def test_a_job_that_kills_before_it_is_begun_ends_the_loader(floor: Floor) -> None:
-    deaths = Deaths()
-    for _ in range(LOOPS - 1):
-        assert deaths.judge_job(EXIT, Claim(1, 7, 0, 0), spans((0, 4)), floor.assembly) is None
-    with pytest.raises(WorkerDied, match="at none of its samples"):
-        deaths.judge_job(EXIT, Claim(1, 7, 0, 0), spans((0, 4)), floor.assembly)
-
-
-@pytest.mark.parametrize(("stage", "blamed"), [(0, "k2"), (1, "k2"), (JOINING, "k0"), (REPORTING, "k0")])
-def test_a_job_blames_the_sample_that_it_was_at(floor: Floor, stage: int, blamed: str) -> None:
-    """Or the batch, where it was at no single one."""
-    deaths, claim = Deaths(("read",)), Claim(1, 7, 3, stage)
-    assert deaths.judge_job(EXIT, claim, spans((0, 4)), floor.assembly) is None
-    failed = deaths.judge_job(EXIT, claim, spans((0, 4)), floor.assembly)
-    assert failed is not None and failed.origin is not None
-    assert failed.collated == (stage < 0) and failed.origin.index == blamed
-
-
-def test_deaths_in_a_chunk_and_in_a_job_count_together(floor: Floor) -> None:
-    deaths = Deaths()
-    assert judge(deaths, floor, 3, 0).items == []
-    assert deaths.judge_job(EXIT, Claim(1, 8, 3, 0), spans((0, 4)), floor.assembly) is not None
+def test_workers_that_never_take_any_work_end_the_loader() -> None:
+    deaths, idle = Deaths(), Claim(0, -1, 0, 0)
+    for _ in range(STARTS - 1):
+        deaths.check_start(EXIT, idle)
+    with pytest.raises(WorkerDied, match="before they had taken any work"):
+        deaths.check_start(EXIT, idle)
 
 
 def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import hashlib
 import multiprocessing
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.engine.parts import Parts
+from minato_gpu.engine.pump import Pump
+from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import replay
-from minato_gpu.scheduling.messages import LaneOpened
+from minato_gpu.scheduling.messages import Awaited, LaneOpened
+from minato_gpu.window.records import Record, Window
+from tests.support import leaks
 from tests.contracts.datasets import Made
+from tests.lanes.harness import open_links
+from tests.support.tickets import positions, span
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -50,17 +59,22 @@ class Fresh:
 
 
 class Slow:
-    """A data set: every seventh key takes far more work than the others; some keys wait for ``gate``."""
+    """A data set: every seventh key takes far more work than the others; some keys wait for ``gate``.
+
+    ``begun``: how many samples were."""
 
     def __init__(self, make: Any = row, gated: frozenset[int] = frozenset()) -> None:
         self.make = make
         self.gated = gated
         self.gate = _FORK.Event()
+        self.begun = _FORK.Value("i", 0)
 
     def __len__(self) -> int:
         return 100_000
 
     def __getitem__(self, key: int) -> Any:
+        with self.begun.get_lock():
+            self.begun.value += 1
         assert key not in self.gated or self.gate.wait(30)
         assert sum(range(60_000 if key % 7 == 3 else 10)) >= 0
         return self.make(key)
@@ -78,8 +92,6 @@ def keys_of(batch: Any) -> list[int]:
 
 _MODES: dict[str, dict[str, Any]] = {
     "rows": {},
-    "rows, bounded": {"in_order": False, "max_lateness": 2},
-    "joined by workers": {"collate_fn": list},
     "joined by workers, bounded": {"collate_fn": list, "in_order": False, "max_lateness": 2},
 }
 
@@ -98,27 +110,11 @@ def memory_in_use(of: Any) -> int:
     return int(engine._links.engine_arena.allocated)
 
 
-class Counted(Slow):
-    """Counts the samples that were begun."""
-
-    def __init__(self, gated: frozenset[int] = frozenset()) -> None:
-        super().__init__(gated=gated)
-        self.begun = _FORK.Value("i", 0)
-
-    def __getitem__(self, key: int) -> Any:
-        with self.begun.get_lock():
-            self.begun.value += 1
-        return super().__getitem__(key)
-
-
-# --- while the consumer trains -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
 def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], kind: str) -> None:
     """A batch that lay ready is taken; what follows happens without another call. The workers are idle by then."""
-    dataset = Counted()
+    dataset = Slow()
     batches = iter(loader(dataset, mode, kind))
     for taken in range(1, 6):
         next(batches)
@@ -128,7 +124,7 @@ def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], ki
 @pytest.mark.parametrize("kind", _KINDS)
 def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
     """The batch is taken while every worker is at a sample: the first that reports wakes the pump."""
-    dataset = Counted(gated=frozenset({10, 11}))
+    dataset = Slow(gated=frozenset({10, 11}))
     batches = iter(loader(dataset, {}, kind))
     next(batches)
     assert wait_until(lambda: dataset.begun.value >= 12)
@@ -137,15 +133,11 @@ def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
     assert wait_until(lambda: dataset.begun.value == 24)
 
 
-# --- runs that are given up ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
-def test_leaving_epochs_again_and_again_disturbs_no_later_one(mode: dict[str, Any], kind: str) -> None:
+def test_leaving_epochs_again_and_again_disturbs_no_later_one(mode: dict[str, Any]) -> None:
     """Breaks after 0 to 4 batches; kept batches of given-up epochs stay as they are; then a whole epoch."""
     sampler = Fresh(60)
-    one = loader(Slow(uneven if "collate_fn" in mode else row), mode, kind, sampler=sampler)
+    one = loader(Slow(uneven if "collate_fn" in mode else row), mode, sampler=sampler)
     kept: list[tuple[Any, list[int]]] = []
     for leave in [0, 1, 3, 0, 2, 4, 1, 1, 0, 3]:
         for number, batch in enumerate(one):
@@ -188,6 +180,24 @@ def test_a_sample_that_finishes_after_its_run_writes_into_no_new_batch(mode: dic
     assert sorted(keys) == list(range(1000, 1040))
 
 
+def test_the_consumer_sleeps_where_what_is_ready_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks of other places may be ready, of leases that nobody asks for; one more that gets ready wakes it."""
+    with open_links() as links:
+        own, others = links.completions.reserve(4), links.completions.reserve(4)
+        window, lane = Window(), SimpleNamespace(name="cpu", receive=list, sleep=lambda *, every_task: None)
+        record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
+        record.marks = own
+        window.admit(record)
+        scheduler: Any = SimpleNamespace(awaited=Awaited(span(0, 4), 1, False), lane_costs={})
+        assembly: Any = SimpleNamespace(holdings=None, loading=None, samples=None, window=window)
+        pump = Pump(Parts(links, {"cpu": cast(Any, lane)}, assembly, lambda: scheduler))
+        links.bell.publish(others, [1e-3] * 2, 0.0, 2e-3, 0, None)
+        pump.receive()
+        assert not pump.listen()
+        links.bell.publish(own, [1e-3], 0.0, 1e-3, 0, None)
+        assert pump.listen()
+
+
 def test_the_memory_of_given_up_runs_comes_back() -> None:
     dataset = Slow(gated=frozenset([2]))
     sampler = Fresh(40)
@@ -205,12 +215,9 @@ def test_the_memory_of_given_up_runs_comes_back() -> None:
     assert not one._session.engine.pump._abandoned
 
 
-# --- memory --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [_MODES["rows"], _MODES["rows, bounded"]], ids=["in order", "bounded"])
-def test_every_block_is_free_after_an_epoch(mode: dict[str, Any]) -> None:
-    one = loader(Slow(), mode, sampler=Fresh(62))
+@pytest.mark.parametrize("in_order", [True, False])
+def test_every_block_is_free_after_an_epoch(in_order: bool) -> None:
+    one = loader(Slow(), {"in_order": in_order}, sampler=Fresh(62))
     for _ in range(3):
         kept = [batch[1] for batch in one]
         assert memory_in_use(one) >= len(kept) * 4 * row(0).nbytes
@@ -220,49 +227,20 @@ def test_every_block_is_free_after_an_epoch(mode: dict[str, Any]) -> None:
         assert one.stats()["bytes_in_flight"] == 0
 
 
-def test_the_memory_of_objects_is_used_again() -> None:
-    """Workers get their blocks back while batches are consumed: their arenas do not grow with the epoch."""
-    one = loader(Slow(lambda key: torch.zeros(50_000 + key % 3)), {"collate_fn": list}, sampler=Fresh(200))
-    for _ in one:
-        pass
-    arenas = one._session.engine._links.arenas
-    assert sum(os.fstat(arena.fd).st_blocks * 512 for arena in arenas) < 100 * 200_000
-
-
-# --- epochs that overlap -------------------------------------------------------------------------------------
-
-
 _TEN: Any = range(10)
 
 
-def _two_ways(make: Any, epochs: int) -> tuple[list[Any], list[Any], Any]:
-    torch.manual_seed(11)
-    overlapping = make(persistent_workers=True, epochs=epochs + 1)
-    ahead = [batch.tolist() for _ in range(epochs) for batch in overlapping] + [torch.rand(()).item()]
-    torch.manual_seed(11)
-    seed_once = make(num_workers=0)
-    plain = []
-    for number in range(epochs):
-        state = torch.get_rng_state()
-        iterator = iter(seed_once)
-        if number:  # persistent workers draw a seed when they start, no more
-            torch.set_rng_state(state)
-            iterator._sampler_iter = iter(seed_once._index_sampler)
-        plain += [batch.tolist() for batch in iterator]
-    return ahead, [*plain, torch.rand(()).item()], overlapping
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_overlapping_epochs_have_the_order_of_separate_ones(shuffle: bool) -> None:
-    """Ten short shuffled epochs from the global generator: the same batches, and the generator ends where it would."""
-    arguments = {"shuffle": shuffle, "num_workers": 2, "prefetch_factor": 4}
-    ahead, plain, used = _two_ways(lambda **more: DataLoader(_TEN, 3, **{**arguments, **_fit(more)}), 10)
-    assert ahead == plain
+def test_overlapping_epochs_have_the_order_of_separate_ones() -> None:
+    """Ten short shuffled epochs from the global generator, which ends where it would."""
+    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
+    found = []
+    loaders: dict[Any, dict[str, Any]] = {torch.utils.data.DataLoader: {}, DataLoader: {"epochs": 11}}
+    for kind, more in loaders.items():
+        torch.manual_seed(11)
+        used = kind(_TEN, 3, **arguments, **more)
+        found.append([batch.tolist() for _ in range(10) for batch in used] + [torch.rand(()).item()])
+    assert found[0] == found[1]
     assert used.stats()["speculation"] == {"epochs_prepared": 10, "epochs_discarded": 0}
-
-
-def _fit(more: dict[str, Any]) -> dict[str, Any]:
-    return {**more, "prefetch_factor": None} if more.get("num_workers") == 0 else more
 
 
 def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
@@ -277,12 +255,9 @@ def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
     assert one.stats()["speculation"] == {"epochs_prepared": 1, "epochs_discarded": 1}
 
 
-# --- event logs ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
 def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: dict[str, Any]) -> None:
-    """Slow samples, a failing one, epochs given up and whole ones; a changed line is noticed."""
+    """Slow samples, a failing one, epochs given up and whole ones."""
 
     def make(key: int) -> Any:
         if key == 2033:
@@ -291,69 +266,22 @@ def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: d
 
     one = loader(Slow(make), mode, sampler=Fresh(60))
     one.record_events(tmp_path / "events.jsonl")
-    for leave in (2, 100, 100, 0, 100):
+    for leave in (3, 100, 100, 1, 100):
         iterator = iter(one)
-        for number in range(100):
-            try:
-                next(iterator)
-            except ValueError:
-                continue
-            except StopIteration:
-                break
-            if number == leave:
-                break
+        for _ in range(leave):
+            with contextlib.suppress(ValueError):
+                if next(iterator, None) is None:
+                    break
         del iterator  # a second one beside it would have an engine of its own
     one._session.engine.close()
     lines = (tmp_path / "events.jsonl").read_text().splitlines()
     starts = [at for at, line in enumerate(lines) if line.startswith('{"policy"')]
     assert len(starts) >= 4
-    kinds, known = set(), []
     for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         assert replay.verify(lines[begin:end]) == end - begin - 1
-        for line in lines[begin + 1 : end]:
-            event, instructions = replay.parse(line)
-            assert replay.line(event, instructions) == line
-            kinds |= {type(message).__name__ for message in (event, *instructions)}
-            known += [event.known] if isinstance(event, LaneOpened) else []
-    assert {"Admitted", "Finished", "Delivered", "Ended", "LaneOpened", "Dispatch", "Compose"} <= kinds
+    events = [replay.parse(line)[0] for at, line in enumerate(lines) if at not in starts]
+    known = [event.known for event in events if isinstance(event, LaneOpened)]
     assert known[0] is None and known[-1] is not None and known[-1].samples > 60, "what earlier runs have learnt"
-    first = lines[starts[0] : starts[1]]
-    at = next(number for number, line in enumerate(first) if '["Compose"' in line)
-    event, instructions = replay.parse(first[at])
-    with pytest.raises(replay.ReplayMismatch, match=f"event {at} "):
-        replay.verify([*first[:at], replay.line(event, instructions[:-1])])
-
-
-def test_a_thread_of_the_users_waits_for_the_end_whatever_its_name() -> None:
-    loader: Any = DataLoader(Slow(), 4, sampler=range(40), num_workers=1, worker_kind="thread")  # type: ignore[arg-type]
-    iterator = iter(loader)
-    next(iterator)
-    engine, ended_by = iterator._engine, []
-    engine.on_close = lambda: ended_by.append(threading.current_thread())
-    thread = threading.Thread(target=engine.close, name="minato-mine")
-    thread.start()
-    thread.join()
-    assert wait_until(lambda: ended_by)
-    assert ended_by == [thread]
-
-
-def test_the_end_from_a_thread_that_it_waits_for() -> None:
-    """As where the garbage collector runs there: it is left to another thread."""
-    engines: list[Any] = []
-    gate = threading.Event()
-
-    class Ending(Slow):
-        def __getitem__(self, key: int) -> Any:
-            gate.wait()
-            if key == 5:
-                engines[0].close()
-            return super().__getitem__(key)
-
-    loader: Any = DataLoader(Ending(), 4, sampler=range(40), num_workers=1, worker_kind="thread")  # type: ignore[arg-type]
-    iterator = iter(loader)
-    engines.append(iterator._engine)
-    gate.set()
-    assert wait_until(lambda: not engines[0]._thread.is_alive())
 
 
 def _dropped(held: list[Any]) -> None:
@@ -391,3 +319,79 @@ def test_what_was_prepared_ahead_is_no_busy_time_of_its_epoch() -> None:
     list(loader)
     lane = loader.stats()["lanes"]["cpu"]
     assert lane["samples"] == 8 and lane["busy_share"] <= 1
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is asked whether that lives
+def test_what_the_pump_thread_raises_is_kept_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    gated: Any = Slow(int, gated=frozenset([30]))
+    loader: Any = DataLoader(gated, 4, sampler=range(40), num_workers=1, worker_kind="thread")
+    iterator = iter(loader)
+    got = next(iterator).tolist()
+    engine, raised = iterator._engine, []
+
+    def receive() -> None:
+        raised.append(OSError("cannot be taken in"))
+        raise raised[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.pump, "receive", receive)
+        engine._leave_due()
+        assert wait_until(lambda: raised)
+        with engine._lock:
+            pass  # it has been kept
+    assert engine._thread.is_alive()
+    with pytest.raises(OSError, match="cannot be taken in"):  # at the latest where it must wait
+        got.extend(key for batch in iterator for key in batch.tolist())
+    gated.gate.set()
+    got += [key for batch in iterator for key in batch.tolist()]
+    assert got == list(range(40))
+
+
+class _Kept(Made):
+    """Its bytes are read ahead."""
+
+    def source(self, index: int) -> Source:
+        return Source(__file__)
+
+    def __getitem__(self, index: int) -> Any:
+        read_bytes(self.source(index))
+        return index
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [(Made, {}), (Made, {"worker_kind": "thread"}), (_Kept, {})],
+    ids=["process", "thread", "source"],
+)
+def test_where_descriptors_run_out_it_is_said_what_to_do(kind: type[Made], arguments: dict[str, Any]) -> None:
+    """Whichever is the first that cannot be had, none stays open (but for two pipes that CPython's own fork leaves)."""
+    loader: Any = DataLoader(kind(8, int), 2, num_workers=2, **arguments)
+    list(loader)  # what is made once is there
+    before, told = _opened(), dict[str, int | None]()
+    for limit in range(3, 1000):
+        try:
+            with leaks.descriptors_below(limit):
+                iterator = iter(loader)
+            break
+        except OSError as error:
+            told[str(error)] = error.errno
+        gc.collect()
+        stay = dict(_opened().items() - before.items())
+        assert all(link.startswith("pipe:") for link in stay.values()), stay
+        for number in stay:
+            os.close(number)
+    assert len(list(iterator)) == 4
+    ((text, code),) = told.items()
+    assert code == errno.EMFILE
+    assert "Too many open files: raise the limit (`ulimit -n`" in text
+    assert ("num_workers=2 worker processes" in text) == (not arguments)
+
+
+def _opened() -> dict[int, str]:
+    """What this process has open, by number."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the folder itself
+            found[int(entry.name)] = str(entry.readlink())
+    return found

@@ -17,12 +17,12 @@ from minato_gpu.lanes.contract import Broken
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.lanes.functions import FunctionSegment
-from tests.lanes.device_bench import bench, pipeline, short_beyond
-from tests.lanes.lanes import of_kind
-from tests.lanes.test_device_reports import BUSY, FIRST, LONG, Gates
-from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
+from tests.lanes.device_bench import bench, pipeline
+from tests.lanes.lanes import of_kind
+from tests.lanes.test_device_lane import BUSY, FIRST, LONG, Gates
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
+from tests.test_device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.waiting import wait_until
 
 __all__ = ["fake"]
@@ -114,15 +114,6 @@ def test_samples_that_the_device_has_failed_are_tried_again(
         assert repeated == 1 if name == "adopt" else repeated > 0
 
 
-def test_the_only_lane_that_breaks_down_is_an_error(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = fake(LAZY_COPIES)
-    fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 4)
-    with pytest.raises(RuntimeError, match=f"the device lane has broken down: .*{ERROR}"):
-        numbers(device, loader_on(["device"]))
-    gc.collect()
-    device.finish()
-
-
 def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,18 +181,6 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
         assert stats["samples_repeated"] == LENGTH
 
 
-def test_memory_that_is_short_for_a_while_says_nothing_of_the_device(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each sample by itself is a micro-batch then, and the CPU prepares it."""
-    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
-    short_beyond(monkeypatch, 0)
-    with caplog.at_level(logging.WARNING, "minato_gpu"), bench(FakeDevice()) as one:
-        one.send(*range(20, 30))
-        assert one.reported(0)
-        assert not [record for record in caplog.records if "fails every sample" in record.message]
-
-
 def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,15 +196,6 @@ def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(
             assert one.reported(chunk)
         assert not caplog.records
         assert all(isinstance(item, Failure) for report in one.reports for item in report.items or [None])
-
-
-def test_a_thread_that_gets_no_stream_for_copies_tells_the_consumer(
-    fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = fake(LAZY_COPIES)
-    fails_once(monkeypatch, FakeDevice, "stream", "minato-copies", 1)
-    with pytest.raises(RuntimeError, match=ERROR):
-        numbers(device, loader_on(["cpu"]))
 
 
 def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:

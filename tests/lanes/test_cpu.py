@@ -1,28 +1,30 @@
-"""The CPU lane, with processes and with threads: recall, revoke, what is finished of a lease, closing."""
+"""The CPU lane, with processes and with threads, beside what the contract says of every lane: credits, closing, rest,
+large messages; what workers write to shared memory, in which order, and what their parent reads there."""
 
 from __future__ import annotations
 
-import select
 import threading
-from time import perf_counter
 from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Report
-from minato_gpu.lanes.contract import Exit, Opened, Progress, Recalled, Revoked
+from minato_gpu.lanes.base import Extra, Report
+from minato_gpu.lanes.contract import Opened, Revoked
+from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
-from minato_gpu.memory.status_board import STARTED
-from tests.lanes.harness import job, marked, open_links, piece, task
-from tests.lanes.lanes import FORK, arrived, fetch, of_kind, open_lane, reports_of, sort
+from minato_gpu.lanes.wire import LARGE
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, STAGE, STARTED, WorkerStatusBoard
+from tests.lanes.contract import GATED, Trace
+from tests.lanes.harness import Bench, job, marked, open_links, piece, task
+from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
 from tests.support.leaks import threads_since
+from tests.memory.watched import Event, fenced, watch
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.usefixtures("no_leaks"),
-    pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"]),
-]
+pytestmark = pytest.mark.usefixtures("no_leaks")
+both_kinds = pytest.mark.parametrize("threads", [False, True], ids=["processes", "threads"])
 
 
 def gated() -> Any:
@@ -42,47 +44,7 @@ def started(lane: Any, chunk: int) -> int:
     return 0 if worker is None else lane.links.board.words[lane.links.board.row(worker) + STARTED]
 
 
-def test_waiting_tasks_are_recalled_and_the_others_done(threads: bool) -> None:
-    gate, make = gated()
-    with open_lane(make, threads=threads) as lane:
-        store = Store(-1, lane.links)
-        lane.send(task(piece([5]), chunk=1))
-        assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
-        for chunk in range(2, 9):
-            lane.send(task(piece(["k" * 200_000 if chunk == 4 else chunk]), chunk=chunk))
-        lane.recall()
-        [recalled] = of_kind(lane, Recalled)
-        assert sorted(recalled.tasks) == [(1, chunk) for chunk in range(2, 9)]
-        lane.recall()
-        assert lane.receive() == []
-        assert lane.links.engine_arena.allocated == 0, "a recalled task keeps its memory"
-        gate.set()
-        found = reports_of(lane, task(piece([30]), chunk=30))
-        assert sorted(found) == [1, 30] and fetch(lane, store, found[1]) == [5]
-
-
-def test_samples_that_have_not_started_are_revoked(threads: bool) -> None:
-    gate, make = gated()
-    with open_lane(make, 2, threads=threads) as lane:
-        store = Store(-1, lane.links)
-        assert lane.receive() == [Opened(2)]
-        lane.revoke(1, 7, 0)
-        lane.look()
-        assert lane.receive() == [Progress(())]
-        lane.send(task(piece(range(20)), chunk=7))
-        assert wait_until(lambda: started(lane, 7) == 6)
-        found: dict[int, list[Report]] = {}
-        lane.revoke(1, 7, 15)
-        assert sort(lane, found) == [Revoked(1, 7, 15)]
-        lane.revoke(1, 7, 0)
-        assert sort(lane, found) == [Revoked(1, 7, 6)], "sample 5 is at work and stays"
-        lane.revoke(2, 7, 0)
-        assert sort(lane, found) == [], "another run's chunk"
-        gate.set()
-        assert wait_until(lambda: arrived(lane, found, 7))
-        assert fetch(lane, store, found[7]) == list(range(6))
-
-
+@both_kinds
 def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: bool) -> None:
     """They are not reported yet, and what they hold is of the worker's credit (P4)."""
     gate, make = gated()
@@ -97,54 +59,7 @@ def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: 
         assert reports_of(lane, task(piece([30]), chunk=30))
 
 
-def test_what_is_finished_of_a_lease_can_be_asked_for(threads: bool) -> None:
-    gate, make = gated()
-    with open_lane(make, 2, threads=threads) as lane:
-        lane.send(marked(lane.links, task(piece(range(10)), chunk=3, singly=True)))
-        found: dict[int, list[Report]] = {3: []}
-
-        def reported() -> bool:
-            found[3] += lane.receive([(1, 3)])
-            return bool(found[3]) and found[3][-1].done == 5
-
-        assert wait_until(reported), "the samples before the slow one were not reported"
-        assert not found[3][-1].final and lane.receive() == [Opened(2)]
-        lane.look()
-        [progress] = lane.receive()
-        [at] = progress.at_work
-        assert at.claim[:3] == (1, 3, 6) and at.since < perf_counter()
-        gate.set()
-        assert wait_until(lambda: arrived(lane, found, 3))
-        lane.look()
-        assert lane.receive() == [Progress(())]
-
-
-def test_addressed_tasks_reach_their_worker(threads: bool) -> None:
-    with open_lane(lambda key: key, 3, threads=threads, addressed=True) as lane:
-        for worker in (2, 0, 1, 1):
-            report = reports_of(lane, task(piece([1]), chunk=10 + worker), worker=worker)[10 + worker][-1]
-            assert report.worker == worker
-
-
-def test_free_workers_take_what_waits(threads: bool) -> None:
-    """One worker is stuck; the other does all the rest."""
-    gate, make = gated()
-    with open_lane(make, 2, threads=threads) as lane:
-        lane.send(task(piece([5]), chunk=1))
-        found = reports_of(lane, *(task(piece([8]), chunk=chunk) for chunk in range(2, 30)))
-        assert 1 not in found and len({report.worker for reports in found.values() for report in reports}) <= 2
-        gate.set()
-        assert wait_until(lambda: arrived(lane, found, 1))
-
-
-def test_closing_twice_and_with_tasks_waiting(threads: bool) -> None:
-    with open_lane(lambda key: key, threads=threads) as lane:
-        for chunk in range(50):
-            lane.send(task(piece(range(100)), chunk=chunk))
-        assert lane.close(5.0)
-        assert lane.close(5.0)
-
-
+@both_kinds
 def test_a_stuck_sample_at_the_end(threads: bool) -> None:
     """A process is ended; a thread cannot be, which is said, and its memory stays."""
     gate, make = gated()
@@ -165,6 +80,7 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
         assert not threads_since(before)
 
 
+@both_kinds
 def test_who_closes_begins_no_other_sample(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, make = gated()
     begun = FORK.RawValue("i", 0)
@@ -189,30 +105,179 @@ def test_who_closes_begins_no_other_sample(threads: bool, monkeypatch: pytest.Mo
         assert begun.value == 1
 
 
-def _ends(key: int) -> Any:
-    raise SystemExit("enough")
+@both_kinds
+def test_one_that_rests_takes_no_task_until_it_is_to_work(threads: bool) -> None:
+    trace = Trace()
+    with open_lane(trace.make, 3, threads=threads, active=1) as lane:
+        assert lane.slots == 1 and of_kind(lane, Opened) == [Opened(1)]
+        lane.send(task(piece([GATED]), chunk=1))
+        assert wait_until(lambda: trace.begun(GATED) == 1)
+        lane.send(task(piece([7]), chunk=2))
+        assert trace.begun(7) == 0
+        lane.resize(2)
+        assert of_kind(lane, Opened) == [Opened(1)]
+        assert [report.worker for report in reports_of(lane, task(piece([8]), chunk=3))[3]] == [1]
+        assert trace.begun(7) == 1, "by the same worker, before that"
+        trace.gate.set()
+        lane.resize(1)
+        assert lane.slots == 1 and of_kind(lane, Opened) == [Opened(-1)]
+    trace.gate.close()
 
 
-@pytest.mark.parametrize("kind", ["run", "inspect"])
-def test_a_worker_that_is_ended_by_its_sample_is_told(threads: bool, kind: str) -> None:
-    with open_lane(_ends, threads=threads) as lane:
-        lane.send(task(piece([1, 2]), kind=kind))
-        assert wait_until(lambda: select.select(lane.fault_fds(), [], [], 0)[0])
-        [ended] = of_kind(lane, Exit)
-        assert not lane.receive()
-        assert ended.error == "SystemExit"
-        assert "SystemExit: enough" in ended.message() and "_ends" in ended.message()
+def test_sent_to_rest_and_back_again_and_again() -> None:
+    """The bells of those that stay at rest are not theirs to take."""
+    with open_lane(lambda key: key, 4, active=1) as lane:
+        for number in range(32):
+            lane.resize(1 + number % 4)
+            reports_of(lane, *(task(piece([number]), chunk=4 * number + at) for at in range(1, 5)))
 
 
-def test_a_large_task_that_is_asked_for_keeps_no_memory(threads: bool) -> None:
-    """However its end is told."""
-    with open_lane(len, threads=threads) as lane:
-        lane.send(marked(lane.links, task(piece(["k" * 200_000]), chunk=4)))
-        told: list[Any] = []
+def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_through() -> None:
+    """Its marks are told before the worker says that it is at nothing."""
+    with open_lane(lambda key: key, 2, active=1) as lane:
+        words, row = lane.links.board.words, lane.links.board.row(1)
+        words[row + RUN], words[row + CHUNK] = 1, 9  # as one shows it that has just made its last mark
+        lane.revoke(1, 9, 0)
+        assert not [message for message in lane.receive() if isinstance(message, Revoked)]
+        words[row + CHUNK] = -1
 
-        def is_told() -> bool:
-            told.extend(lane.receive([(1, 4)]))
-            return bool(told)
 
-        assert wait_until(is_told)
-        assert told[-1].final and lane.links.engine_arena.allocated == 0
+@pytest.mark.parametrize("nbytes", [LARGE - 500, LARGE + 500, 5_000_000], ids="{} bytes".format)
+def test_tasks_of_any_size_arrive(nbytes: int) -> None:
+    """A task larger than a socket takes goes through the engine's arena, which is free again afterwards."""
+    key = "k" * nbytes
+    with open_lane(len) as lane:
+        store = Store(-1, lane.links)
+        for chunk in (1, 2, 3):
+            found = reports_of(lane, task(piece([key, key[1:]]), chunk=chunk))
+            assert fetch(lane, store, found[chunk]) == [nbytes, nbytes - 1]
+        assert lane.links.engine_arena.allocated == 0
+
+
+def test_more_tasks_than_the_sockets_hold_wait_their_turn() -> None:
+    """Sending never blocks, though no worker takes anything; nothing is lost and the order stays."""
+    gate = FORK.Event()
+
+    def make(key: Any) -> Any:
+        assert gate.wait(30)
+        return key[:4]
+
+    with open_lane(make) as lane:
+        store = Store(-1, lane.links)
+        tasks = [task(piece([f"{chunk:04}" + "-" * 60_000]), chunk=chunk) for chunk in range(1, 200)]
+        for one in tasks:
+            lane.send(one)
+        gate.set()
+        found = reports_of(lane, task(piece(["last"]), chunk=1000))
+        assert list(found) == [*range(1, 200), 1000]
+        for chunk in range(1, 200):
+            assert fetch(lane, store, found[chunk]) == [f"{chunk:04}"]
+
+
+def _add(leases: Leases, links: WorkerChannels, run: int, *chunks: int) -> None:
+    for chunk in chunks:
+        leases.add(marked(links, task(piece([chunk]), chunk=chunk)._replace(run=run)))
+
+
+def test_leases_of_a_run_that_was_given_up_silence_none_of_the_next(links: WorkerChannels) -> None:
+    """Its numbers are high, those of the next begin with 0: compared with them no end would ring."""
+    leases = Leases(links)
+    _add(leases, links, 1, 500, 501, 502)
+    _add(leases, links, 2, 0, 1, 2, 3)
+    assert leases.low(3) == 0
+
+
+def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successor(links: WorkerChannels) -> None:
+    leases = Leases(links)
+    store = Store(0, links, links.arenas[0])
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark = sent.pieces[0].marks
+    lying = [lay_down(Extra(["text"]), None, at, store, links) for at in (mark, mark + 1)]
+    while links.board.give_back(0, 0):
+        pass  # it takes nothing back any more: what else is to be given back must wait
+    links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, lying)
+    assert leases.reports([], unfinished=True)[0].final
+    leases.bury(0)
+    links.board.forget(0)
+    other = marked(links, task(piece([3]), chunk=2))
+    leases.add(other)
+    successor = Store(1, links, links.arenas[1])
+    one = lay_down(Extra(["text"]), None, other.pieces[0].marks, successor, links)
+    links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
+    assert leases.reports([], unfinished=True)[0].final
+    assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
+
+
+def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark, store = sent.pieces[0].marks, Store(0, links)
+    lay_down(Extra(["text"]), None, mark + 1, store, links)
+    assert list(links.completions.local) == [mark + 1]
+    leases.drop(*sent[:2])
+    assert not links.completions.local
+
+
+@pytest.mark.parametrize("took", [1e-3, 1e-7])
+def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2, 3])))
+    leases.add(sent)
+    mark = sent.pieces[0].marks
+    links.bell.publish(mark, [took], 5.0, took, 0, None)
+    links.bell.publish(mark + 1, [took] * 2, 7.0, 2 * took, 0, None)
+    (report,) = leases.reports([], unfinished=False)
+    assert report.end == 7.0
+    assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)
+
+
+def test_what_is_described_late_takes_nothing_back(links: WorkerChannels) -> None:
+    """A worker describes its first sample before it marks it; the mark may be seen first, of a lease that goes on."""
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2])))
+    leases.add(sent)
+    mark, described = sent.pieces[0].marks, Report(*sent[:2], 0, 0, 0, 0.0, 0.0, 0.0, False, layout=b"rows")
+    links.bell.publish(mark, [1e-3], 5.0, 1e-3, 0, None)
+    (first,) = leases.reports([], unfinished=True)
+    assert leases.reports([described], unfinished=True) == [described]
+    links.bell.publish(mark + 1, [1e-3], 7.0, 1e-3, 0, None)
+    (second,) = leases.reports([], unfinished=True)
+    assert [(each.first, each.done, each.final) for each in (first, second)] == [(0, 1, False), (1, 2, True)]
+
+
+def _events(links: WorkerChannels) -> tuple[list[Event], WorkerStatusBoard]:
+    events = watch(links.board)
+    links.bell._words = links.board.words
+    Bench(links, job(lambda key: key)).run(task(piece([1, 2, 3])))
+    return events, links.board
+
+
+def test_what_starts_is_said_before_the_limit_is_read(links: WorkerChannels) -> None:
+    """Dekker's: the parent writes the limit, then reads what has started."""
+    events, board = _events(links)
+    row = board.row(0)
+    looks = [at for at, event in enumerate(events) if event == ("read", row + LIMIT)]
+    assert len(looks) == 3
+    begin = 0
+    for at in looks:
+        assert fenced(events[begin : at + 1], ("write", row + STARTED), ("read", row + LIMIT))
+        begin = at + 1
+
+
+def test_a_worker_says_that_it_is_through_before_it_looks_whether_to_ring(links: WorkerChannels) -> None:
+    """Where nobody is woken because all workers are busy, each looks at ATTENTION once more."""
+    events, board = _events(links)
+    assert events.count(("write", board.row(0) + CHUNK)) == 2, "it takes the task, and is through with it"
+    end = len(events) - events[::-1].index(("write", board.row(0) + CHUNK)) - 1
+    assert fenced(events[end:], ("write", board.row(0) + CHUNK), ("read", RING_FROM))
+
+
+def test_a_task_begins_with_nothing_started(links: WorkerChannels) -> None:
+    """One that is killed in between must not be taken to have been at a sample of its new task."""
+    events, board = _events(links)
+    row = board.row(0)
+    begun = events[: events.index(("write", row + CHUNK))]
+    for word in (STARTED, STAGE, RUN):
+        assert ("write", row + word) in begun

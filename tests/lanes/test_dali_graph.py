@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from minato_gpu.lanes import dali_graph
-from minato_gpu.lanes.current_step import StepState
+from minato_gpu.lanes.dali_errors import leaves_graph_usable, sample_of
 from minato_gpu.lanes.dali_graph import _SUSPECT, DaliGraph
-from minato_gpu.lanes.values import plain
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
-from tests.support.concurrency import least_hold
 
 ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
 PIXELS = Field(np.int32, (None, None, 3))
@@ -172,28 +168,6 @@ def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatc
     assert len(options) == 4 and all(given["no_copy"] for given in options.values())
 
 
-def test_feeding_stops_other_threads_for_a_fraction_of_what_a_copy_would_take(
-    dali: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """64 inputs of 500 KB: 6 ms with a copy, 0.5 ms without."""
-
-    def top(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"top": dali.fn.reductions.max(fields["encoded"])}
-
-    stage = Stage("top", ("encoded",), {"top": Field(np.uint8)}, unused, DaliFragment(top))
-    pipeline = Pipeline((stage,), outputs=("top",), inputs={"encoded": ENCODED})
-    batch = [{"encoded": np.full(500_000, n, np.uint8)} for n in range(64)]
-    drawn: list[dict[int, Any]] = [{0: {}}] * 64
-    source, held = dali.fn.external_source, []
-    for no_copy in (True, False):
-        monkeypatch.setattr(dali.fn, "external_source", lambda **given: source(**{**given, "no_copy": no_copy}))  # noqa: B023
-        graph = graph_of(pipeline, 64)
-        assert [int(made["top"]) for made in graph.run(batch, drawn)] == list(range(64))
-        held.append(least_hold(lambda: graph.run(batch, drawn)))  # noqa: B023
-        graph.close()
-    assert held[0] < held[1] / 2
-
-
 def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that were made for it, which nobody else holds."""
     samples = Photographs()
@@ -218,45 +192,6 @@ def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: 
     samples.check(batch, graph.run(batch, drawn))
     assert held == [True] * 16
     assert all(ref() is None for ref in fed), "and no longer"
-
-
-def test_a_tensor_of_dalis_holds_the_array_that_it_was_made_of() -> None:
-    array = np.arange(3)
-    held, made = weakref.ref(array), importlib.import_module("nvidia.dali.tensors").TensorCPU(array)
-    del array
-    assert held() is not None and np.asarray(made).tolist() == [0, 1, 2]
-    del made
-    assert held() is None
-
-
-def test_others_get_time_while_a_micro_batch_is_fed_and_taken_apart(
-    graph: DaliGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    samples, steps = Photographs(), list[str]()
-    batch, drawn = samples.some(8)
-    graph.build(drawn[0])
-
-    def noted(name: str, function: Any) -> Any:
-        def call(*given: Any) -> Any:
-            steps.append(name)
-            return function(*given)
-
-        return call
-
-    assert graph._graph is not None
-    monkeypatch.setattr(graph._graph, "feed_input", noted("feed", graph._graph.feed_input))
-    monkeypatch.setattr(graph._graph, "run", noted("run", graph._graph.run))
-    monkeypatch.setattr(dali_graph, "plain", noted("value", plain))
-
-    def pause() -> None:
-        steps.append("pause")
-        graph.at.step = StepState(0.0, -1, None, 1)  # another task is reported meanwhile
-
-    graph.at.between = pause
-    samples.check(batch, graph.run(batch, drawn))
-    made, fed = ["pause", *["value"] * 8] * 4, ["pause", "feed"] * 4
-    assert steps == ["pause", *made, *fed, "pause", "run", *["pause"] * (2 + 1)], "of outputs, and of rows"
-    assert (graph.at.step.stage, graph.at.step.samples) == (0, 8), "an error is this step's"
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -314,3 +249,27 @@ def test_a_fragment_that_asked_for_what_is_not_drawn_is_asked_again_with_what_is
     assert added(graph, amount=4) == [7.0] * 3
     assert graph.builds == 2
     graph.close()
+
+
+def words(operator: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"Critical error in pipeline:\nError in MIXED operator `{operator}`,\n"
+        "which was used in the pipeline definition with the following traceback:\n\n"
+        f'  File "{__file__}", line 15, in decode\n    image = dali.fn.{operator}(\n\nencountered:\n\n{what}\n'
+        "Current pipeline object is no longer valid."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "sample", "usable"),
+    [
+        (words("nvidia.dali.fn.decoders.image", "Failed to decode sample #37 : "), 37, True),
+        (words("nvidia.dali.fn.decoders.image", "nvImageCodec failure: '#4'"), None, True),
+        (words("nvidia.dali.fn.slice", "[1000..1005] is not valid for image dimensions [74 x 80]"), None, True),
+        (words("nvidia.dali.fn.external_source", "Inconsistent batch size"), None, False),
+        (RuntimeError("an illegal memory access was encountered"), None, False),
+        (ValueError("Failed to decode sample #3"), None, False),
+    ],
+)
+def test_what_failed(error: Exception, sample: int | None, usable: bool) -> None:
+    assert (sample_of(error), leaves_graph_usable(error)) == (sample, usable)

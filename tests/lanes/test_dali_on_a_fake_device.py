@@ -165,14 +165,3 @@ def test_the_inputs_of_a_run_that_failed_stay_until_a_later_one_is_through(bench
     bench.graph.sweep()
     assert len(bench.graph._kept) == 0
     assert bench.dali.held == [("build", 0)], "the graph has outlived the error"
-
-
-def test_what_a_failed_device_was_at_is_let_go_of(bench: Bench) -> None:
-    """Its events say nothing any more."""
-    bench.run(10)
-    with bench.device.running(bench.graph.stream):
-        bench.device.fail(RuntimeError("an illegal memory access was encountered"))
-    bench.device.run_to(bench.stream.record_event())
-    bench.graph.sweep()
-    bench.graph.close()
-    assert len(bench.graph._kept) == 0

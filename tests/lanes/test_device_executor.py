@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.lanes import device as device_module
-from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import device_number
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields
@@ -85,13 +82,6 @@ def test_a_sample_does_not_depend_on_its_micro_batch(
     assert executor.batches.repeated == 0
 
 
-def test_more_samples_than_a_micro_batch_holds(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    executor = DeviceExecutor(pipeline, 2, max_batch=3)
-    assert executor.run([]) == []
-    assert len(executor.run(items(pipeline, photographs, 2))) == 8
-    executor.close()
-
-
 def corrupt(fields: Fields, how: str) -> dict[str, Any]:
     """As a file may arrive after its header was read: emptied, replaced, or broken inside."""
     encoded = fields["encoded"]
@@ -128,40 +118,6 @@ def test_a_broken_picture_is_alone_in_failing(
     assert executor.builds == 1
 
 
-def test_of_one_stage_alone_its_name_is_told(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    [(fields, seed)] = items(pipeline, photographs[:1], 2)
-    executor = DeviceExecutor(pipeline, 2, 3)
-    [failure] = executor.run([(corrupt(fields, "garbage"), seed)])
-    assert isinstance(failure, StageError) and failure.origin.stage == "decode"
-    assert str(failure).startswith("stage 'decode' failed: RuntimeError: ")
-    executor.close()
-
-
-def test_one_broken_picture_of_64_costs_one_run_and_no_graph(
-    pipeline: Pipeline, photographs: list[dict[str, Any]]
-) -> None:
-    executor = DeviceExecutor(pipeline, 2, max_batch=64)
-    given = items(pipeline, [photographs[n % 8] for n in range(64)], 2)
-    good = executor.run(given)
-    (graph,) = executor._segments
-    assert isinstance(graph, DaliGraph)
-    assert (graph.runs, graph.builds) == (1, 1)
-    whole = {**given[37][0], "box": np.array([0, 0, *given[37][0]["size"]], np.int32)}
-    broken = [*given[:37], (corrupt(whole, "cut off"), 37), *given[38:]]
-    results = executor.run(broken)
-    assert (graph.runs, graph.builds) == (3, 1)
-    assert executor.batches.repeated == 63
-    assert [n for n, result in enumerate(results) if isinstance(result, StageError)] == [37]
-    pairs = list(zip(results, good, strict=True))
-    assert all(np.array_equal(image(one), image(other)) for one, other in (*pairs[:37], *pairs[38:]))
-    executor.close()
-
-
-def test_all_broken(pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor) -> None:
-    given = [(corrupt(fields, "garbage"), seed) for fields, seed in items(pipeline, photographs, 2)]
-    assert all(isinstance(result, StageError) for result in executor.run(given))
-
-
 @pytest.mark.parametrize(
     ("change", "stage", "words"),
     [
@@ -189,18 +145,6 @@ def test_a_sample_that_is_not_as_declared_never_enters_the_graph(
     assert executor.batches.repeated == 0
 
 
-def test_a_missing_field_is_named(
-    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
-) -> None:
-    given = items(pipeline, photographs[:3], 2)
-    for n, name in enumerate(("box", "label")):
-        given[n] = ({key: value for key, value in given[n][0].items() if key != name}, n)
-    results = executor.run(given)
-    assert "'box' is missing" in str(results[0])
-    assert "no field 'label'" in str(results[1])
-    assert not isinstance(results[2], StageError)
-
-
 def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
     executor = DeviceExecutor(pipeline, 2, max_batch=8)
     given = items(pipeline, photographs, 2)
@@ -213,26 +157,6 @@ def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any
     for array, copy in zip(kept, copies, strict=True):
         assert np.array_equal(array, copy)
         assert array.flags.writeable
-
-
-def test_closing_twice_and_running_again(
-    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
-) -> None:
-    executor.close()
-    executor.close()
-    assert not isinstance(executor.run(items(pipeline, photographs[:1], 2))[0], StageError)
-
-
-def test_arguments_that_make_no_sense() -> None:
-    pipeline = image_classification.build(size=8)
-    with pytest.raises(ValueError, match="1 is not a split point"):
-        DeviceExecutor(pipeline, 1)
-    with pytest.raises(ValueError, match="max_batch and threads"):
-        DeviceExecutor(pipeline, 2, max_batch=0)
-    for device in ("gpu", "cuda:x", "cpu:1"):
-        with pytest.raises(ValueError, match="device must be"):
-            DeviceExecutor(pipeline, 2, device=device)
-    assert device_number("cuda:3") == 3
 
 
 def test_no_thread_outlives_a_closed_executor(
@@ -254,33 +178,3 @@ def test_no_thread_outlives_a_closed_executor(
     assert len(kept) == 3
     # A thread that was joined may stay listed for a moment, until the kernel has reaped it.
     assert wait_until(lambda: threads() <= before)
-
-
-class _Through:
-    """A segment that builds nothing and hands through what there is."""
-
-    builds, built, stream, at = 0, True, None, None
-
-    def __init__(self, stages: range) -> None:
-        self.stages = stages
-
-    def run(self, batch: Any, drawn: Any) -> list[dict[str, Any]]:
-        return [{"label": fields["label"], "image": fields["image"]} for fields in batch]
-
-
-@pytest.mark.parametrize(("device", "counts"), [("cpu", 0), ("cuda:0", 1)])
-def test_the_first_run_on_a_gpu_counts_as_one_that_builds(
-    monkeypatch: pytest.MonkeyPatch, device: str, counts: int
-) -> None:
-    """Libraries load or compile their kernels in it: what it takes is not what samples cost."""
-    pipeline = image_classification.build(size=8)
-    last = len(pipeline.stages) - 1
-    monkeypatch.setattr(device_module, "segments", lambda pipeline, stages, **options: [_Through(stages)])
-    executor = DeviceExecutor(pipeline, last, last + 1, device=device, max_batch=4, threads=1)
-    sample = {"image": np.zeros((3, 8, 8), np.float32), "label": 1}
-    monkeypatch.setattr(executor, "_takes", {last: []})
-    builds = []
-    for count in (0, 2, 2):
-        executor.run([(sample, n) for n in range(count)])
-        builds.append(executor.builds)
-    assert builds == [0, counts, counts]

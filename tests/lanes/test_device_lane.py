@@ -1,37 +1,37 @@
-"""The device lane, with DALI's CPU operators where there is no GPU: fall-back, rows, closing."""
+"""The device lane: what a device fails goes to the CPU, when tasks are reported, and what samples are said to cost."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import os
+import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes.base import Extra, Failure, Local, Report, Resident
+from minato_gpu.lanes.base import Local
 from minato_gpu.lanes.contract import Opened
-from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.lanes.functions import FunctionSegment
-from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.lanes.cpu_time import CoreTime
+from minato_gpu.lanes.device_output import DeviceOutput
+from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
-from minato_gpu.memory.status_board import ATTENTION
+from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
-from minato_gpu.samples import sample_seed
-from tests.lanes.harness import Slab, open_links, piece, task
-from tests.lanes.lanes import of_kind
-from tests.memory.equality import same
-from tests.support.fake_device import FakeDevice, FakeEvent
+from tests.contracts.datasets import Made
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
+from tests.support.fake_work import Copy
+from tests.lanes.device_bench import Bench, add, bench, double, pipeline
+from tests.lanes.harness import open_links, piece, task
+from tests.support.leaks import leaks, take_snapshot
 from tests.support.waiting import wait_until
 
 X = Field(np.float32, (2,))
@@ -65,199 +65,25 @@ PIPELINE = Pipeline(
     outputs=("x", "label"),
     name="tests",
 )
+NUMBERS = Made(40, lambda n: {"n": n})
 
 
-class Numbers(Dataset[Any]):
-    """Sample ``n`` is the number n."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, n: int) -> Any:
-        return {"n": n}
-
-
-def expected(key: int, seed: int) -> Any:
-    """What the CPU makes of it."""
-    return PIPELINE.run({"n": key}, seed)
-
-
-@pytest.fixture
-def links() -> Iterator[WorkerChannels]:
-    with open_links(1) as links:
-        yield links
-
-
-@pytest.fixture
-def lane(links: WorkerChannels) -> Iterator[DeviceLane]:
-    lane = DeviceLane(links, PIPELINE, "cpu", 4)
-    yield lane
-    assert lane.close(5.0)
-
-
-def sources(keys: list[int]) -> list[Any]:
-    """What the host read left of each sample."""
-    return [Local(PIPELINE.run({"n": key}, 0, stop=1), 8) for key in keys]
-
-
-def report_of(lane: DeviceLane) -> Report:
-    """The one report that is to come."""
-    (report,) = of_kind(lane, Report)
-    return report
-
-
-def test_results_are_those_of_the_cpu(lane: DeviceLane) -> None:
-    """The same draws; more samples than a micro-batch holds."""
-    keys = list(range(20, 30))
-    lane.send(task(piece(keys, sources=sources(keys), occurrences=[0] * 9 + [3])))
-    report = report_of(lane)
-    assert report.final and report.done == 10 and report.repeated == 0
-    for key, occurrence, item in zip(keys, [0] * 9 + [3], report.items or [], strict=True):
-        assert isinstance(item, Local)
-        want = expected(key, sample_seed(77, 0, key, occurrence))
-        assert isinstance(item, Local)
-        assert np.allclose(item.value["x"], want["x"], atol=1e-6) and item.value["label"] == key
-
-
-def test_rows_are_written(lane: DeviceLane, links: WorkerChannels) -> None:
-    slab = Slab(links, expected(1, 0), 3)
-    lane.send(task(piece([4, 5, 6], slab=slab.offset, sources=sources([4, 5, 6])), layout=slab.bytes))
-    assert report_of(lane).items is None
-    assert slab.batch()["label"].tolist() == [4, 5, 6]
-    assert [int(x) for x in slab.batch()["x"][:, 0]] == [4, 5, 6]
-
-
-def test_a_sample_that_fails_on_the_device_runs_on_the_cpu_and_is_counted(lane: DeviceLane) -> None:
-    lane.send(task(piece([6, 7, 8], sources=sources([6, 7, 8]))))
-    report = report_of(lane)
-    items = report.items or []
-    for key, item in zip([6, 7, 8], items, strict=True):
-        assert isinstance(item, Local)
-        assert np.allclose(item.value["x"], expected(key, sample_seed(77, 0, key))["x"], atol=1e-6)
-    assert report.repeated == 1
-
-
-def test_a_sample_that_fails_on_both_is_a_failure_with_its_origin(lane: DeviceLane) -> None:
-    lane.send(task(piece([12, 13, 14], position=50, sources=sources([12, 13, 14]))))
-    items = report_of(lane).items or []
-    assert isinstance(items[0], Local) and isinstance(items[2], Local) and isinstance(items[1], Failure)
-    with pytest.raises(ValueError, match="thirteen fails everywhere") as caught:
-        items[1].error.reraise()
-    for part in ("epoch 0", "position 51", "index 13", "stage 'shift'", "device"):
-        assert part in str(caught.value)
-
-
-def test_a_failed_host_read_stays_that_failure(lane: DeviceLane) -> None:
-    try:
-        raise OSError("unreadable")
-    except OSError:
-        failed = Failure(ExceptionWrapper(where="reading"))
-    given = sources([1, 2, 3])
-    given[1] = failed
-    lane.send(task(piece([1, 2, 3], sources=given)))
-    report = report_of(lane)
-    items = report.items or []
-    assert items[1] is failed and isinstance(items[0], Local) and isinstance(items[2], Local)
-    assert report.repeated == 0
-
-
-def test_recall_wake_up_and_close(lane: DeviceLane, links: WorkerChannels) -> None:
-    links.board.words[ATTENTION], thread = 1, lane._thread
-    lane.send(task(piece([1], sources=sources([1])), chunk=1))
-    report_of(lane)
-    assert os.eventfd_read(links.wake) >= 1
-    lane.recall()
-    assert lane.receive() == []
-    assert lane.close(5.0) and lane.close(5.0)
-    assert thread is not None and not thread.is_alive()
-
-
-def test_text_beside_rows() -> None:
-    pipeline = Pipeline(
-        (
-            Stage(
-                "read",
-                reads=("n",),
-                writes={"x": X, "name": Field(object)},
-                cpu=lambda fields, params: {"x": np.full(2, fields["n"], np.float32), "name": f"n{fields['n']}"},
-            ),
-            Stage(
-                "same",
-                reads=("x",),
-                writes={"x": X},
-                cpu=lambda fields, params: {"x": fields["x"]},
-                device=TorchFunction(lambda fields, params: {"x": fields["x"] + 0}),
-            ),
-        ),
-        outputs=("x", "name"),
-        name="text",
-    )
-    with open_links(1) as links:
-        lane = DeviceLane(links, pipeline, "cpu", 4)
-        slab = Slab(links, pipeline.run({"n": 1}, 0), 2)
-        given = [Local(pipeline.run({"n": key}, 0, stop=1), 8) for key in (3, 4)]
-        lane.send(task(piece([3, 4], slab=slab.offset, sources=given), layout=slab.bytes))
-        items = report_of(lane).items or []
-        objects = [item.objects for item in items if isinstance(item, Extra)]
-        assert objects == [["n3"], ["n4"]]
-        assert slab.batch(objects)["x"][:, 0].tolist() == [3, 4]
-        lane.close(5.0)
-
-
-def _two_epochs(lanes: list[str]) -> tuple[list[Any], list[Any]]:
-    """Batches and stats of each epoch, without the sample that fails everywhere."""
-    keys = [key for key in range(40) if key != 13]
-    generator = torch.Generator().manual_seed(3)
-    more: dict[str, Any] = {"generator": generator, "pipeline": PIPELINE, "lanes": lanes, "persistent_workers": True}
-    one = DataLoader(Numbers(), 4, sampler=keys, num_workers=1, **more)
-    epochs, stats = [], []
-    for _ in range(2):
-        epochs.append([{name: tensor.clone() for name, tensor in batch.items()} for batch in one])
-        stats.append(one.stats())
-    return epochs, stats
-
-
-@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_a_whole_loader_gives_the_cpus_batches(lanes: list[str]) -> None:
-    """Also for the sample that the device refuses, in both epochs."""
-    (reference, _), (got, stats) = _two_epochs(["cpu"]), _two_epochs(lanes)
-    for ours, theirs in zip(got, reference, strict=True):
-        for one, other in zip(ours, theirs, strict=True):
-            same(one["label"], other["label"])
-            assert torch.allclose(one["x"], other["x"], atol=1e-6)
-    for each in stats:
-        assert sum(lane["samples"] for lane in each["lanes"].values()) == 39
-
-
-def test_repeats_are_counted_for_each_epoch_by_itself() -> None:
-    _, stats = _two_epochs(["cpu", "device"])
-    assert all(each["samples_repeated"] <= 1 for each in stats)
-
-
-def test_the_device_lane_alone_prepares_everything() -> None:
-    """The CPU workers then only read."""
-    _, stats = _two_epochs(["device"])
-    assert [each["lanes"]["device"]["samples"] for each in stats] == [39, 39]
-
-
-def _busy(fields: Any, params: Any) -> Any:
-    end = time.thread_time() + 4e-3
-    while time.thread_time() < end:
-        pass
-    return _device(fields, params)
-
-
-def test_a_device_that_works_alone_takes_whole_micro_batches() -> None:
-    """Beside a CPU lane a dispatch of costly samples is short, so that they can still go elsewhere."""
-    stages = (PIPELINE.stages[0], dataclasses.replace(PIPELINE.stages[1], device=TorchFunction(_busy)))
-    pipeline = Pipeline(stages, outputs=("x", "label"), name="tests")
-    more: dict[str, Any] = {"pipeline": pipeline, "lanes": ["device"], "persistent_workers": True}
-    one = DataLoader(Numbers(), 10, sampler=[*range(7)] * 6, num_workers=1, **more)
-    for _ in range(3):
-        for _ in one:
-            pass
-    counts = [span[6] for span in one.timeline()["spans"] if span[2] == "device"]
-    assert sum(counts) == 42 and max(counts) > 3, counts  # of 4 ms each; three where 10 ms are the aim
+def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_with_its_origin() -> None:
+    found = []
+    for lanes in (["cpu"], ["device"]):
+        generator = torch.Generator().manual_seed(3)
+        loader = DataLoader(NUMBERS, 4, num_workers=1, generator=generator, pipeline=PIPELINE, lanes=lanes)
+        batches = iter(loader)
+        values = [next(batches)["x"] for _ in range(3)]
+        with pytest.raises(ValueError, match="thirteen fails everywhere") as caught:
+            next(batches)
+        values += [batch["x"] for batch in batches]
+        found.append(torch.cat(values))
+        for part in ("epoch 0", "position 13", "index 13", "stage 'shift'", lanes[0]):
+            assert part in str(caught.value)
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    stats = loader.stats()
+    assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 39
 
 
 class _Gated(FakeDevice):
@@ -279,62 +105,228 @@ class _Gated(FakeDevice):
         return Event(self, self.current)
 
 
-@pytest.fixture
-def gated(links: WorkerChannels) -> Iterator[tuple[_Gated, DeviceLane]]:
-    device = _Gated()
-    host = Host(links.engine_arena, links.loans, device)
-    transfers = Transfers(device, host, DeviceBudget(None))
-    lane = DeviceLane(links, PIPELINE, "cpu", 4, transfers=transfers)
-    yield device, lane
-    device.gate.set()
-    assert lane.close(5.0)
-    transfers.close()
-    host.close()
+def test_a_device_has_two_micro_batches_in_flight() -> None:
+    """The second is issued while the first is waited for; a third is not; no second of the device counts twice."""
+    device, begun = _Gated(), list[int]()
+
+    def note(fields: Any, params: Any) -> Any:
+        begun.append(int(fields["x"][0]))
+        return add(fields, params)
+
+    with bench(device, pipeline(note)) as one:
+        for chunk in range(3):
+            one.send(20 + 2 * chunk, 21 + 2 * chunk, chunk=chunk)
+        assert wait_until(lambda: len(begun) == 4)
+        assert one.lane.receive() == [Opened(1)] and begun == [20, 21, 22, 23]
+        device.gate.set()
+        assert all(one.reported(chunk) for chunk in range(3))
+        assert [report.chunk for report in one.reports] == [0, 1, 2]
+        assert all(a.end <= b.begin for a, b in itertools.pairwise(one.reports))
 
 
-def test_a_device_has_two_micro_batches_in_flight(
-    gated: tuple[_Gated, DeviceLane], links: WorkerChannels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is issued while the first is waited for; a third is not; reports come in order, each with its own."""
-    begun: list[int] = []
-    run = FunctionSegment.run
-
-    def recorded(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        begun.append(int(batch[0]["label"]))
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", recorded)
-    device, lane = gated
-    slabs = [Slab(links, expected(1, 0), 2) for _ in range(3)]
-    for number, slab in enumerate(slabs):
-        keys = [20 + 2 * number, 21 + 2 * number]
-        lane.send(task(piece(keys, slab=slab.offset, sources=sources(keys)), chunk=number, layout=slab.bytes))
-    assert wait_until(lambda: len(begun) == 2)
-    assert lane.receive() == [Opened(1)] and begun == [20, 22]
-    device.gate.set()
-    reports: list[Report] = []
-
-    def look() -> bool:
-        reports.extend(told for told in lane.receive() if isinstance(told, Report))
-        return len(reports) == 3
-
-    assert wait_until(look)
-    assert [report.chunk for report in reports] == [0, 1, 2] and begun == [20, 22, 24]
-    for number, report in enumerate(reports):
-        found = [item.leaves[0] for item in report.items or () if isinstance(item, Resident)]
-        wanted = [expected(20 + 2 * number + at, sample_seed(77, 0, 20 + 2 * number + at, 0))["x"] for at in range(2)]
-        with device.running(device.stream()):
-            assert all(np.allclose(device.fetch(x, device.event()), y) for x, y in zip(found, wanted, strict=True))
-    overlaps = [a.end > b.begin for a, b in itertools.pairwise(reports)]
-    assert not any(overlaps), "no second of the device counts twice"
+FIRST, BUSY, LONG = 20, 30, 31
 
 
-def test_closing_waits_for_what_is_in_flight(gated: tuple[_Gated, DeviceLane], links: WorkerChannels) -> None:
-    device, lane = gated
-    slab = Slab(links, expected(1, 0), 2)
-    for number in range(2):
-        lane.send(task(piece([20, 21], slab=slab.offset, sources=sources([20, 21])), chunk=number, layout=slab.bytes))
-    threading.Timer(0.1, device.gate.set).start()
-    assert wait_until(lane._tasks.empty)
-    assert lane.close(5.0)
-    assert device.gate.is_set() and len(device.streams) >= 2
+class Gates:
+    """What the device does with sample FIRST waits until a second task is there, and what it does with LONG until the
+    test lets it; ``busy`` is done with sample BUSY, on the device and then, where that raised, on the CPU."""
+
+    def __init__(self, busy: Callable[[], None] = lambda: None) -> None:
+        self.begun, self.sent, self.seen = threading.Event(), threading.Event(), threading.Event()
+        self.busy = busy
+
+    def on_device(self, fields: Any, params: Any) -> Any:
+        """The stage "add" there."""
+        number = int(fields["x"][0])
+        if number == FIRST:
+            self.begun.set()
+            assert self.sent.wait(20)
+        if number == BUSY:
+            self.busy()
+        if number == LONG:
+            assert self.seen.wait(20)
+        return add(fields, params)
+
+    def then(self, xp: Any, fields: Any, params: Any) -> Any:
+        """The stage "double" there."""
+        if int(fields["x"][0]) == LONG + 1:
+            assert self.seen.wait(20)
+        return double(fields, params)
+
+    def on_cpu(self, fields: Any, params: Any) -> Any:
+        """The stage "add" on the CPU."""
+        if int(fields["x"][0]) == BUSY:
+            assert self.seen.wait(20)
+        return add(fields, params)
+
+    def run(self, one: Bench, second: Callable[[], Any]) -> bool:
+        """Whether the first task is reported while the second, which is sent as soon as it has begun, is at LONG."""
+        one.send(FIRST, chunk=1)
+        assert self.begun.wait(20)
+        second()
+        self.sent.set()
+        found = one.reported(1, 5.0)
+        assert one.report(2) is None
+        self.seen.set()
+        assert one.reported(2)
+        return found
+
+
+def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() -> None:
+    gates = Gates()
+    with bench(FakeDevice(LAZY_CONSUMER), pipeline(gates.on_device)) as one:
+        assert gates.run(one, lambda: one.send(LONG, chunk=2))
+
+
+def test_it_is_reported_between_two_parts_of_the_next() -> None:
+    """The device is through with it while the first part is issued, and the second one takes long."""
+    device = FakeDevice(LAZY_COPIES)
+    gates = Gates(device.finish)
+    with bench(device, pipeline(gates.on_device, gates.then)) as one:
+        assert gates.run(one, lambda: one.send(BUSY, LONG, cut=(LONG,), chunk=2))
+
+
+def test_it_is_reported_before_a_sample_of_the_next_is_repeated_on_the_cpu() -> None:
+    device = FakeDevice(LAZY_COPIES)
+
+    def fail() -> None:
+        device.finish()
+        raise ValueError("not on this device")
+
+    gates = Gates(fail)
+    with bench(device, pipeline(gates.on_device, cpu=gates.on_cpu)) as one:
+        assert gates.run(one, lambda: one.send(BUSY, chunk=2))
+        report = one.report(2)
+        assert report is not None and report.repeated == 1
+
+
+class _Timed(FakeDevice):
+    """Every piece of its work takes a second: one for each sample."""
+
+    keeps_time = True
+
+
+def test_a_device_that_keeps_time_says_what_samples_cost() -> None:
+    """From the end of the part before, whenever the host issued them and comes to ask."""
+    with bench(_Timed(LAZY_COPIES)) as one:
+        for chunk in (1, 2, 3):
+            one.send(20, 21, 22, 23, cut=(21, 23), chunk=chunk)
+        for chunk in (1, 2, 3):
+            assert one.reported(chunk)
+            report = one.report(chunk)
+            assert report is not None and report.times == [1.0] * 4 and report.seconds == 4.0
+
+
+@contextmanager
+def _busy_thread(name: str) -> Iterator[Callable[[], float]]:
+    """A thread of that name (as the kernel knows it) that computes; the function says for how long it has."""
+    ready, stop, ran = threading.Event(), threading.Event(), [0.0]
+
+    def compute() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        ready.set()
+        while not stop.is_set():
+            ran[0] = time.thread_time()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield lambda: ran[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "counts"),
+    [("[Library] Executor", True, True), ("[Other] Executor", True, False), ("[Library] Executor", False, False)],
+)
+def test_threads_of_the_library_count(name: str, wanted: bool, counts: bool) -> None:
+    cores = CoreTime("Library", wanted=wanted)
+    with _busy_thread(name) as ran:
+        cores.look()
+        before, own, theirs = cores(), time.thread_time(), ran()
+        assert wait_until(lambda: ran() > theirs + 0.2)
+        used, own = cores() - before, time.thread_time() - own
+    assert (used > own + 0.1) is counts
+    cores.close()
+
+
+def test_a_thread_that_ended_is_let_go() -> None:
+    before = take_snapshot()
+    cores = CoreTime("Library")
+    with _busy_thread("[Library] Executor"):
+        cores.look()
+    assert cores() >= 0.0
+    cores.look()
+    cores.close()
+    cores.close()
+    assert not leaks(before)
+
+
+MADE = frozenset({"image", "count", "word"})
+COUNT = 20
+
+
+def sample(number: int) -> dict[str, Any]:
+    image = np.full((2, 1 + number), number, np.float32)
+    return {"image": image, "count": np.array(number), "word": "a", "label": number, "name": np.full(2, number)}
+
+
+@pytest.fixture(params=[LAZY_COPIES, LAZY_CONSUMER, 4])
+def device(request: pytest.FixtureRequest) -> FakeDevice:
+    return FakeDevice(request.param)
+
+
+def _stream(outlet: DeviceOutput) -> FakeStream:
+    stream: Any = outlet.stream
+    assert isinstance(stream, FakeStream)
+    return stream
+
+
+def _single(outlet: DeviceOutput) -> list[Copy]:
+    """Copies of one block, which have been issued: what lies side by side was many."""
+    return [work for work in _stream(outlet).work if isinstance(work, Copy) and len(work.targets) == 1]
+
+
+@pytest.mark.parametrize("layout", [None, b""])
+def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
+    with open_links(1) as links:
+        host = Host(links.engine_arena, links.loans, device)
+        transfers = Transfers(device, host, DeviceBudget(1 << 20))
+        outlet = DeviceOutput(Store(-1, links), transfers)
+        asked = task(piece(range(COUNT)), layout=layout)
+        issued = []
+        for _ in range(2):
+            outlet.reserve(asked, MADE, COUNT)
+            with outlet.working():
+                items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
+                before = _stream(outlet).issued
+                home = _single(outlet)
+                issued.append(outlet.issued(items))
+        if device.order == LAZY_COPIES:
+            assert _stream(outlet).done == 0, "nobody has waited"
+            assert len(_single(outlet)) == len(home) + 1
+            assert _stream(outlet).issued - before <= 3, "laid side by side by element type, then copied"
+            assert not any(one.through for one in issued)
+        assert device.fetched == 0 and transfers.budget.held["samples"] > 0
+        for one in issued:
+            for number, item in enumerate(outlet.settle(one)):
+                assert isinstance(item, Local)
+                for name, wanted in sample(number).items():
+                    got = item.value[name]
+                    assert type(got) is (np.int64 if name == "count" else type(wanted)) and np.array_equal(got, wanted)
+        assert (outlet.layout is None) is (layout is None)
+        if outlet.layout is not None:
+            of_first: Any = Layout.of({**sample(0), "count": np.int64(0), "image": np.zeros((2, COUNT), np.float32)})
+            assert [leaf.shape for leaf in pickle.loads(outlet.layout).leaves] == [
+                leaf.shape for leaf in of_first.leaves
+            ]
+        issued.clear()
+        del one
+        assert transfers.budget.held["samples"] == 0
+        device.finish()
+        assert device.used == 0
+        transfers.close()
+        host.close()

@@ -107,15 +107,6 @@ def test_what_a_fragment_makes_on_the_host_comes_to_the_gpu(dali: Any, monkeypat
     assert [output.device for output in graph._graph_outputs] == ["gpu"]
 
 
-def test_numbers_of_the_host_may_meet_arrays_of_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sum of a row there and a drawn amount here, which a test on a GPU computes."""
-    pipeline = mixed()
-    for segment in segments(pipeline, range(6), device="cuda", max_batch=4, threads=1):
-        if isinstance(segment, DaliGraph):
-            graph = _graph(dali, segment, pipeline, monkeypatch)
-            assert {output.device for output in graph._graph_outputs} == {"gpu"}
-
-
 @pytest.mark.parametrize("strided", [torch.arange(12.0).reshape(3, 4).T, torch.arange(16.0)[::2].reshape(4, 2)])
 def test_what_a_function_has_made_strided_is_fed_as_dali_takes_it(dali: Any, strided: torch.Tensor) -> None:
     pipeline = mixed()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,16 +18,13 @@ import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
-from minato_gpu.lanes.dali_graph import DaliGraph
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
-from minato_gpu.lanes.graph_prebuild import BuildAhead
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
-from tests.lanes.device_bench import bench
-from tests.lanes.harness import open_links, piece, task
-from tests.lanes.lanes import of_kind
 from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
+from tests.lanes.harness import piece, task
+from tests.lanes.lanes import of_kind
 from tests.support.waiting import wait_until
 
 X = Field(np.float32, (4,))
@@ -81,12 +76,6 @@ class Numbers(Dataset[Any]):
         return {"n": n + 1}
 
 
-@pytest.fixture
-def links() -> Iterator[WorkerChannels]:
-    with open_links(1) as links:
-        yield links
-
-
 def loaded(lanes: list[str]) -> list[int]:
     loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=lanes, timeout=20)
     return [int(k) for batch in loader for k in batch["k"]]
@@ -117,51 +106,6 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "the CPU lane goes on alone" in caplog.text
 
 
-class _Opening:
-    """Graphs are built when somebody waits for that, who then waits for as long as that takes on a busy machine."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.awaited, self.opened = threading.Event(), list[bool]()
-        build, await_graphs, engine = BuildAhead.open, DeviceLane.await_graphs, minato_gpu.engine.building._engine
-
-        def then_build(ahead: BuildAhead) -> None:
-            self.awaited.wait(20)
-            build(ahead)
-
-        def awaited(lane: DeviceLane) -> None:
-            self.awaited.set()
-            wait = lane._built.wait
-            monkeypatch.setattr(lane._built, "wait", lambda limit_s: wait(20.0 * limit_s))
-            await_graphs(lane)
-
-        def look(plan: Any, links: Any, lanes: dict[str, Any], *rest: Any) -> Any:
-            self.opened.append(lanes["device"]._built.is_set())
-            self.awaited.set()
-            return engine(plan, links, lanes, *rest)
-
-        monkeypatch.setattr(BuildAhead, "open", then_build)
-        monkeypatch.setattr(DeviceLane, "await_graphs", awaited)
-        monkeypatch.setattr(minato_gpu.engine.building, "_engine", look)
-
-
-def test_where_dali_is_there_already_graphs_are_built_before_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    importlib.import_module("nvidia.dali.fn")
-    opening = _Opening(monkeypatch)
-    assert loaded(["cpu", "device"]) == list(range(1, 41))
-    assert opening.opened == [True]
-
-
-def test_the_first_batch_does_not_wait_for_dali_to_be_imported(
-    monkeypatch: pytest.MonkeyPatch, links: WorkerChannels
-) -> None:
-    monkeypatch.delitem(sys.modules, "nvidia.dali.fn", raising=False)
-    lane, waits = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True), list[float]()
-    monkeypatch.setattr(lane._built, "wait", waits.append)
-    lane.await_graphs()
-    assert not waits
-    assert lane.close(5.0)
-
-
 def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: WorkerChannels) -> None:
     importlib.import_module("nvidia.dali.fn")
     monkeypatch.setattr(DeviceExecutor, "load", _boom)
@@ -179,22 +123,6 @@ def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: WorkerChannels) ->
     assert lane.close(5.0)
     assert isinstance(first, Failure)
     assert [item.value["x"][0] for item in others] == [3.0, 5.0]
-
-
-def test_a_graph_is_counted_when_its_threads_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever sees the count looks for the threads."""
-    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
-    pipeline = Pipeline((READ, stage), outputs=("x", "k"), name="tests")
-    graph = DaliGraph(pipeline, range(1, 2), device="cpu", max_batch=2, threads=1)
-    seen: list[int] = []
-
-    def build() -> str:
-        seen.append(graph.builds)
-        return "built"
-
-    monkeypatch.setattr(graph, "_build", build)
-    graph.build({1: {}})
-    assert (seen, graph.builds, graph.built) == ([0], 1, True)
 
 
 def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: WorkerChannels) -> None:
@@ -226,16 +154,6 @@ def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(lin
     assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
     assert [executor.builds for executor in lane._executors.values()] == [1, 1]
     assert lane.close(5.0)
-
-
-def test_threads_of_a_lane_are_on_its_device() -> None:
-    """DALI and its decoder look for a GPU when they begin: a thread's own is the first one, whatever its rank."""
-    device = FakeDevice()
-    with bench(device) as one:
-        one.send(20, chunk=1)
-        assert one.reported(1)
-        assert wait_until(lambda: {"minato-copies", "minato-device"} <= set(device.entered))
-        one.reports.clear()
 
 
 class Current(Dataset[int]):

@@ -29,10 +29,9 @@ from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import readable
-from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from tests.lanes.harness import job, open_links, piece, task
-from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
+from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
 from tests.support.leaks import child_pids, gone
 from tests.support.waiting import wait_until
 
@@ -53,15 +52,7 @@ def exits_of(lane: Any) -> list[Exit]:
     return of_kind(lane, Exit)
 
 
-def test_a_worker_that_exits_is_reported_with_its_code() -> None:
-    with open_lane(lambda key: os._exit(key)) as lane:
-        lane.send(task(piece([41])))
-        [ended] = exits_of(lane)
-        assert (ended.number, ended.pid, ended.code) == (0, lane.pids[0], 41)
-        assert ended.message() == f"DataLoader worker (pid(s) {ended.pid}) exited unexpectedly with exit code 41. "
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGUSR1])
 def test_a_worker_that_is_killed_is_reported_with_the_signal(number: signal.Signals) -> None:
     with open_lane(lambda key: key, 2) as lane:
         pid = pids_of(lane)[1]
@@ -79,12 +70,10 @@ def _collect(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_that_something_else_collects_has_ended(method: str) -> None:
-    context = multiprocessing.get_context(method)
+def test_a_worker_that_something_else_collects_has_ended() -> None:
     what = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
     with open_links(2) as links:
-        workers = Workers(context, links, what, 2, forks=method == "fork")
+        workers = Workers(FORK, links, what, 2, forks=True)
         try:
             _collect(workers.pids[1])
             ended = _next_of(workers)
@@ -105,19 +94,6 @@ def test_workers_that_something_else_collects_can_be_closed() -> None:
             _collect(pid)
         assert lane.close(0.0)
     assert not [child for child in multiprocessing.active_children() if child.pid in pids]
-
-
-def test_processes_that_start_replacements_can_be_closed_where_something_else_collects_them() -> None:
-    with open_links() as links:
-        workers = Workers(FORK, links, job(lambda key: key), 1, forks=True, replaceable=True)
-        try:
-            assert workers._spawner is not None
-            spawner = workers._spawner._process
-            _collect(spawner.pid)
-        finally:
-            links.close_parent_ends()
-            workers.close(2.0)
-    assert spawner not in multiprocessing.active_children()
 
 
 def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
@@ -164,30 +140,10 @@ def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
             os.kill(pid.value, signal.SIGKILL)
 
 
-def test_the_other_workers_go_on() -> None:
-    """The task that the dead one had is lost with it, and no other."""
-
-    def make(key: int) -> int:
-        if key == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return key
-
-    with open_lane(make, 2) as lane:
-        store = Store(-1, lane.links)
-        lane.send(task(piece([13]), chunk=1))
-        exits_of(lane)
-        found = reports_of(lane, *(task(piece([chunk + 20]), chunk=chunk) for chunk in range(2, 20)))
-        assert 1 not in found
-        assert [fetch(lane, store, found[chunk]) for chunk in range(2, 20)] == [[chunk + 20] for chunk in range(2, 20)]
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("thread", [False, True], ids=["main thread", "another thread"])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str, thread: bool) -> None:
-    """The thread that started them may be gone by then: that alone ends no worker."""
+def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample() -> None:
+    """The thread that started them is gone by then: that alone ends no worker."""
     ready, theirs = FORK.Pipe()
-    parent = FORK.Process(target=_parent_of_workers, args=(theirs, method, thread))
+    parent = FORK.Process(target=_parent_of_workers, args=(theirs,))
     parent.start()
     assert ready.poll(30)
     pids = ready.recv()
@@ -201,26 +157,16 @@ def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample(method: str,
     theirs.close()
 
 
-def _parent_of_workers(pipe: Any, method: str, thread: bool) -> None:
+def _parent_of_workers(pipe: Any) -> None:
     lanes: list[Any] = []
-    workers = 1 if method == "spawn" else 2  # each of those imports torch
-    links = WorkerChannels(workers, addressed=False, arenas=True)
-    job = Job(Sleeper(), default_collate, True, False, None, None, workers, 100, True)
-    context = multiprocessing.get_context(method)
-
-    def start() -> None:
-        lanes.append(ProcessLane(links, job, context))
-
-    if thread:
-        starter = threading.Thread(target=start)
-        starter.start()
-        starter.join()
-    else:
-        start()
-    for chunk in range(workers):
+    links = WorkerChannels(2, addressed=False, arenas=True)
+    what = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
+    starter = threading.Thread(target=lambda: lanes.append(ProcessLane(links, what, FORK)))
+    starter.start()
+    starter.join()
+    for chunk in range(2):
         lanes[0].send(task(piece([1]), chunk=chunk))
-    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(workers)), 30)
-    assert len(lanes[0].pids) == workers
+    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(2)), 30)
     pipe.send(lanes[0].pids)
     signal.pause()
 
@@ -231,35 +177,6 @@ class Sleeper:
     def __getitem__(self, key: int) -> int:
         time.sleep(1000)
         return key
-
-
-def test_workers_that_ignore_everything_are_killed_at_the_end() -> None:
-    def make(key: int) -> int:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        while True:
-            signal.pause()
-
-    with open_lane(make) as lane:
-        pid = pids_of(lane)[0]
-        lane.send(task(piece([1]), chunk=1))
-        assert wait_until(lambda: lane.links.board.find(1, 1) is not None)
-        assert lane.close(0.0)
-        assert gone(pid)
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_a_worker_leaves_sigterm_to_its_parent(busy: bool) -> None:
-    def make(key: int) -> int:
-        if busy:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return key
-
-    with open_lane(make) as lane:
-        if not busy:
-            os.kill(pids_of(lane)[0], signal.SIGTERM)
-        store = Store(-1, lane.links)
-        found = reports_of(lane, task(piece([7]), chunk=1))
-        assert fetch(lane, store, found[1]) == [7]
 
 
 def test_a_fork_server_that_is_killed_takes_no_worker_along() -> None:
@@ -277,30 +194,6 @@ def test_a_fork_server_that_is_killed_takes_no_worker_along() -> None:
         links.close_parent_ends()
         workers.close(2.0)
     multiprocessing.forkserver.ensure_running()  # for other tests
-
-
-def test_idle_workers_leave_by_themselves() -> None:
-    with open_lane(lambda key: key, 3) as lane:
-        pids = pids_of(lane)
-        assert len(set(pids)) == 3 and not any(gone(pid) for pid in pids)
-    assert all(gone(pid) for pid in pids)
-
-
-def test_workers_are_what_pytorchs_are() -> None:
-    """Worker info with base seed and number, one thread, and no interrupt by Ctrl-C."""
-
-    def make(key: int) -> Any:
-        info = get_worker_info()
-        assert info is not None
-        os.kill(os.getpid(), signal.SIGINT)
-        return [info.id, info.num_workers, info.seed, torch.get_num_threads(), os.getpid()]
-
-    with open_lane(make, 2, addressed=True) as lane:
-        store = Store(-1, lane.links)
-        pids = pids_of(lane)
-        for worker in (0, 1):
-            found = reports_of(lane, task(piece([0]), chunk=worker + 1), worker=worker)
-            assert fetch(lane, store, found[worker + 1]) == [[worker, 2, 100 + worker, 1, pids[worker]]]
 
 
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
@@ -390,18 +283,10 @@ def test_a_batch_is_collated_in_memory_that_ends_with_the_worker() -> None:
     assert [batch.tolist() for batch in loader] == 2 * [[True, False]]
 
 
-_SHARES: dict[str, dict[str, Any]] = {
-    "stacked": {},
-    "joined": {"collate_fn": list},
-    "collated by PyTorch": {"collate_fn": lambda samples: default_collate(samples)},
-    "as they are": {"batch_size": None},
-}
-
-
-@pytest.mark.parametrize("how", _SHARES)
-def test_workers_make_no_name_in_shared_memory(how: str) -> None:
+@pytest.mark.parametrize("more", [{}, {"collate_fn": list}, {"collate_fn": lambda samples: default_collate(samples)}])
+def test_workers_make_no_name_in_shared_memory(more: dict[str, Any]) -> None:
     """So none can stay where one is killed, and ``tests.support.leaks`` need not look for any."""
-    assert not _made_names(DataLoader, **_SHARES[how])
+    assert not _made_names(DataLoader, **more)
 
 
 def test_workers_of_pytorch_do() -> None:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from minato_gpu.lanes import seeding
-from minato_gpu.lanes.seeding import Seeder, seed_generators, show_initial_seed, state_words
-from minato_gpu.samples import sample_seed
+from minato_gpu.lanes.seeding import Seeder, seed_generators, state_words
 from tests.lanes.harness import draws
 
 
@@ -33,23 +32,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 _DRAWS: dict[str, Callable[[], Any]] = {
-    "random.random": random.random,
-    "random.shuffle": lambda: random.shuffle([1, 2]),
     "random.gauss": lambda: random.gauss(0, 1),
-    "numpy.random.rand": lambda: np.random.rand(1),
     "numpy.random.randint": lambda: np.random.randint(5),
-    "numpy.random.permutation": lambda: np.random.permutation(3),
-    "torch.rand": lambda: torch.rand(1),
     "torch.randn of a million": lambda: torch.randn(1_000_000),
-    "torch.randperm": lambda: torch.randperm(2),
     "Tensor.random_": lambda: torch.empty(1).random_(),
-    "random.seed": lambda: random.seed(1),
-    "numpy.random.seed": lambda: np.random.seed(1),
     "torch.manual_seed": lambda: torch.manual_seed(1),
 }
 _OTHERS: dict[str, Callable[[], Any]] = {
-    "nothing": lambda: None,
-    "an own random.Random": lambda: random.Random(1).random(),
     "NumPy's Generator": lambda: np.random.default_rng(1).random(),
     "an own torch.Generator": lambda: torch.rand(1, generator=torch.Generator().manual_seed(2)),
     "looking at states": lambda: (random.getstate(), np.random.get_state(), torch.get_rng_state()),
@@ -66,7 +55,7 @@ def test_every_draw_in_an_unseeded_chunk_is_noticed(act: Callable[[], Any]) -> N
     assert not seeder.begin_unseeded(100), "from now on every sample is seeded"
 
 
-@pytest.mark.parametrize("count", [1, 2, 623, 624, 625, 1248, 624 * 7])
+@pytest.mark.parametrize("count", [1, 623, 624, 625, 1248])
 def test_words_of_the_state_tell_every_draw(count: int) -> None:
     """The state is made anew after 624 numbers."""
     generator = torch.Generator().manual_seed(5)
@@ -81,11 +70,6 @@ def test_words_of_the_state_tell_every_draw(count: int) -> None:
     assert bytes(words) == before
     generator.manual_seed(6)
     assert bytes(words) != before
-
-
-def test_words_that_are_not_where_they_are_expected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seeding, "_BESIDE", 20)
-    assert state_words(torch.Generator()) is None
 
 
 @pytest.mark.parametrize("act", _OTHERS.values(), ids=_OTHERS.keys())
@@ -104,16 +88,6 @@ def test_nothing_else_is(act: Callable[[], Any]) -> None:
     assert seeder.begin_unseeded(100)
 
 
-def test_a_draw_is_noticed_in_any_later_chunk() -> None:
-    seeder = Seeder(3)
-    for _ in range(20):
-        assert seeder.begin_unseeded(8)
-        assert not seeder.moved()
-    assert seeder.begin_unseeded(8)
-    np.random.rand()
-    assert seeder.moved()
-
-
 def test_short_chunks_are_seeded_until_their_samples_are_seen_not_to_draw() -> None:
     seeder = Seeder(3)
     assert seeder.begin_unseeded(8)
@@ -127,16 +101,7 @@ def test_short_chunks_are_seeded_until_their_samples_are_seen_not_to_draw() -> N
     assert not seeder.begin_unseeded(1)
 
 
-def test_draws_of_seeded_samples_end_the_attempts() -> None:
-    """A data set that is seen to draw is not tried without seeds first."""
-    seeder = Seeder(3)
-    seeder.seed(1)
-    torch.rand(1)
-    seeder.seeded_sample_done()
-    assert not seeder.begin_unseeded(1000)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("seed", [0, 2**64 - 1])
 def test_the_same_draws_whatever_came_before(seed: int) -> None:
     """First of all, after others that are looked at, after a chunk without seeds, with half a pair of normals left."""
     seed_generators(seed)
@@ -155,16 +120,6 @@ def test_the_same_draws_whatever_came_before(seed: int) -> None:
             seeder.seeded_sample_done()
 
 
-def test_samples_differ_in_every_generator() -> None:
-    """torch's CPU generator and NumPy's take 32 bits of a seed, so a few pairs among 100,000 samples would not."""
-    seen: list[list[Any]] = []
-    for key in range(1000):
-        seed_generators(sample_seed(1, 0, key))
-        seen.append(draws())
-    for column in zip(*seen, strict=True):
-        assert len(set(column)) == len(seen)
-
-
 def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() -> None:
     seeder = Seeder(3)
     torch.manual_seed(4321)
@@ -178,13 +133,6 @@ def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() ->
         seeder.seeded_sample_done()
 
 
-def test_the_workers_own_seed_is_visible_to_an_init_function() -> None:
-    """PyTorch: base seed and worker number."""
-    seeder = Seeder(103)
-    assert torch.initial_seed() == 103
-    seeder.after_init_fn()
-
-
 def test_a_torch_that_seeds_numpy_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its function is private: without it NumPy's generator has a seed of the worker's all the same."""
     monkeypatch.delattr("torch.utils.data._utils.worker._generate_state", raising=False)
@@ -193,15 +141,3 @@ def test_a_torch_that_seeds_numpy_otherwise(monkeypatch: pytest.MonkeyPatch) -> 
         Seeder(103, worker)
         found.append(np.random.random_sample())
     assert found[0] == found[2] != found[1]
-
-
-@pytest.mark.parametrize("seed", [0, 5, 2**63 - 1, -5])
-def test_showing_another_initial_seed_changes_no_draw(seed: int) -> None:
-    torch.manual_seed(7)
-    torch.randn(1)
-    state = torch.get_rng_state()
-    expected = torch.randn(5)
-    torch.set_rng_state(state)
-    show_initial_seed(seed)
-    assert torch.initial_seed() == seed % 2**64
-    assert torch.equal(torch.randn(5), expected)

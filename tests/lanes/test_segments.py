@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.lanes.dali_graph import DaliGraph
+import minato_gpu.engine.building
+import minato_gpu.memory.accelerator
+from minato_gpu import DataLoader
 from minato_gpu.lanes.device import DeviceExecutor, segments
+from minato_gpu.lanes.functions import FunctionSegment
 from minato_gpu.lanes.values import to_numpy
+from minato_gpu.memory.staging import Upload
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields, Params
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 ROW = Field(np.float32, (None,))
 
@@ -64,33 +69,6 @@ def mixed() -> Pipeline:
     )
 
 
-@pytest.mark.parametrize("split", range(6))
-def test_all_kinds_of_implementation_get_the_same_draws(split: int) -> None:
-    pipeline = mixed()
-    executor = DeviceExecutor(pipeline, split, max_batch=4)
-    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
-    results = executor.run([(pipeline.run(row, n, stop=split), n) for n, row in enumerate(rows)])
-    executor.close()
-    for n, result in enumerate(results):
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
-def test_a_function_that_fails_on_one_sample_harms_no_other() -> None:
-    pipeline = mixed()
-    executor = DeviceExecutor(pipeline, 0, max_batch=4)
-    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
-    results = executor.run([(row, n) for n, row in enumerate(rows)])
-    executor.close()
-    assert isinstance(results[1], StageError)
-    assert results[1].origin.stage == "check"
-    assert isinstance(results[1].__cause__, ValueError)
-    for n in (0, 2):
-        result = results[n]
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["cupy", "torch"])
 def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
     """A micro-batch that failed runs once more, sample by sample, on what each had brought."""
@@ -113,19 +91,6 @@ def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
     assert [row["row"][0] for row in rows] == [1, -1000, 2]
 
 
-def test_a_fragment_may_ignore_what_it_is_given() -> None:
-    def ones(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"] * 0 + 1}
-
-    stage = Stage("ones", ("row", "other"), {"row": ROW}, add, DaliFragment(ones), draw_amount)
-    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW}), 0)
-    row = np.zeros(3, np.float32)
-    (result,) = executor.run([({"row": row, "other": row}, 0)])
-    executor.close()
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.ones(3))
-
-
 def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
     def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
         return {"other": fields["row"]}
@@ -139,19 +104,6 @@ def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
         (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
         assert isinstance(result, StageError)
         assert words in str(result)
-
-
-def test_results_do_not_share_memory_with_inputs() -> None:
-    def same(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-        return {"row": fields["row"]}
-
-    stage = Stage("same", ("row",), {"row": ROW}, cpu=lambda fields, params: fields, device=DaliFragment(same))
-    executor = DeviceExecutor(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}), 0)
-    row = np.arange(5, dtype=np.float32)
-    (result,) = executor.run([({"row": row}, 0)])
-    row[:] = -1
-    assert not isinstance(result, StageError)
-    assert np.array_equal(result["row"], np.arange(5, dtype=np.float32))
 
 
 def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
@@ -172,34 +124,6 @@ def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
     executor.close()
 
 
-def test_torch_takes_what_an_earlier_segment_made_without_a_copy_and_copies_what_the_host_read() -> None:
-    seen: list[int] = []
-
-    def note(fields: Fields, params: Params) -> Fields:
-        seen.append(fields["row"].data_ptr())
-        return {"row": fields["row"]}
-
-    def address(xp: Any, fields: Fields, params: Params) -> Fields:
-        made = fields["row"] + params["amount"]
-        seen.append(made.ctypes.data)
-        return {"row": made}
-
-    pipeline = Pipeline(
-        (
-            Stage("cupy", ("row",), {"row": ROW}, cpu=add, device=CupyFunction(address), draw=draw_amount),
-            Stage("torch", ("row",), {"row": ROW}, cpu=lambda f, p: f, device=TorchFunction(note)),
-        ),
-        outputs=("row",),
-        inputs={"row": ROW},
-    )
-    row = np.zeros(100, np.float32)
-    for split, same in ((0, True), (1, False)):
-        seen.clear()
-        executor = DeviceExecutor(pipeline, split)
-        executor.run([({"row": row}, 0)])
-        assert (seen[-1] == (seen[0] if split == 0 else row.ctypes.data)) is same
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> None:
     """What a module computes, and a parameter as it is."""
@@ -217,26 +141,6 @@ def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> N
         assert not getattr(value, "requires_grad", False) and np.asarray(value).tolist() == [2.0] * 3
 
 
-def test_a_graph_takes_what_the_device_has_made_from_the_device() -> None:
-    """Only the graph's definition: there is no GPU here."""
-    stage = Stage("a", ("row", "other"), {"row": ROW}, add, DaliFragment(add_dali, host_reads=("other",)))
-    pipeline = Pipeline((stage,), outputs=("row",), inputs={"row": ROW, "other": ROW})
-    asked: dict[str, Any] = {}
-
-    class Dali:
-        class fn:
-            @staticmethod
-            def external_source(name: str, **options: Any) -> None:
-                asked[name] = options.get("device", "cpu")
-
-    for device, made in (("cpu", {"row"}), ("cuda", {"row", "other"}), ("cuda", set())):
-        graph = DaliGraph(pipeline, range(1), frozenset(made), device=device, max_batch=1, threads=1)
-        for n, name in enumerate(("row", "other")):
-            graph._source(Dali, n, name)
-        expected = "gpu" if (device, "row" in made) == ("cuda", True) else "cpu"
-        assert asked == {"field0": expected, "field1": "cpu"}
-
-
 @pytest.mark.gpu
 def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
     pipeline = mixed()
@@ -248,3 +152,108 @@ def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
         np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
     assert executor.batches.repeated == 0
     executor.close()
+
+
+def _same(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"], "n": fields["n"]}
+
+
+def test_a_gpus_torch_stage_does_not_wait_for_what_it_is_given() -> None:
+    """``torch.tensor(array, device="cuda")`` waits for the stream, at every sample."""
+    device = FakeDevice(LAZY_COPIES)
+    writes = {"x": Field(np.float32, (2,)), "n": Field(np.int64)}
+    read = Stage("read", ("k",), writes, cpu=_same)
+    stage = Stage("same", ("x", "n"), writes, cpu=_same, device=TorchFunction(_same))
+    pipeline = Pipeline((read, stage), outputs=("x",), name="tests")
+    segment = FunctionSegment(pipeline, range(1, 2), device="cuda", upload=Upload(device))
+    batch = [{"x": np.full(2, number, np.float32), "n": np.int64(number)} for number in range(4)]
+    stream = device.stream()
+    with device.running(stream):
+        made = segment.run(batch, [{1: {}}] * 4)
+    assert (stream.issued, stream.done) == (4, 0), "one copy for each, and none has run"
+    assert device.waited == []
+    device.finish()
+    assert [(one["x"].tolist(), int(one["n"])) for one in made] == [([float(n)] * 2, n) for n in range(4)]
+
+
+SHIFTS = np.arange(4, dtype=np.float32)  # the data set's own, whoever draws of them
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shifts": SHIFTS[1:]}
+
+
+def _sum(fields: Any, params: Any) -> Any:
+    """All that it is given, twice, and changed where it lies."""
+    row, (numbers, view), shifts = fields["row"], fields["parts"], params["shifts"]
+    for one in (row, view, shifts):
+        one *= 2
+    numbers.append(sum(numbers))
+    if float(row[0]) < 0:
+        raise ValueError("a negative value")
+    return {"sum": row + float(view.sum()) + float(shifts.sum()) + sum(numbers)}
+
+
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+@pytest.mark.parametrize("nested", ["array", "view"])
+def test_what_a_function_is_given_is_its_own(kind: str, nested: str) -> None:
+    """A micro-batch that failed runs once more, sample by sample; and what passes through is as it was."""
+    how = CupyFunction(lambda xp, fields, params: _sum(fields, params)) if kind == "cupy" else TorchFunction(_sum)
+    stage = Stage("sum", ("row", "parts"), {"sum": Field(np.float32, (3,))}, cpu=_sum, device=how, draw=_draw)
+    pipeline = Pipeline((stage,), outputs=("sum", "row", "parts"), name="tests")
+    whole = torch.arange(9.0).view(3, 3)  # a data set in memory, of whose rows samples are views
+    whole[1, 0] = -1
+    before, lists = whole.clone(), [[1, 2] for _ in range(3)]
+    parts: list[Any] = [whole[2] if nested == "view" else np.full(2, n) for n in range(3)]
+    samples = [{"row": whole[n], "parts": (lists[n], parts[n])} for n in range(3)]
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
+    results = executor.run([(sample, n) for n, sample in enumerate(samples)])
+    executor.close()
+    assert torch.equal(whole, before) and lists == [[1, 2]] * 3 and SHIFTS.tolist() == [0, 1, 2, 3]
+    assert isinstance(results[1], StageError)
+    for n in (0, 2):
+        result = results[n]
+        assert not isinstance(result, StageError)
+        wanted = 2 * before[n] + 2 * float(parts[n].sum()) + 12 + 6
+        assert np.array_equal(result["sum"], wanted)
+        assert result["row"] is samples[n]["row"] and result["parts"] is samples[n]["parts"]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+def test_texts_that_a_function_makes_are_stacked_and_made_by_it(
+    kind: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(LAZY_COPIES)
+    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    how = CupyFunction(lambda xp, f, p: _text(f)) if kind == "cupy" else TorchFunction(lambda f, p: _text(f))
+    writes = {"row": Field(np.float32, (3,)), "text": Field(object)}
+    read = Stage("read", ("n",), {"row": writes["row"]}, cpu=_rows)
+    stage = Stage("text", ("row",), writes, cpu=_refused, device=how)
+    pipeline = Pipeline((read, stage), outputs=("row", "text"), name="tests")
+    data: Any = [{"n": n} for n in range(8)]
+    more: dict[str, Any] = {"device": "cuda"} if on_device else {}
+    loader: Any = DataLoader(
+        data,
+        2,
+        num_workers=1,
+        worker_kind="thread",
+        pipeline=pipeline,
+        lanes=["device"],
+        **more,
+    )
+    assert [batch["text"] for batch in loader] == [[f"{n}", f"{n + 1}"] for n in range(0, 8, 2)]
+    device.finish()
+
+
+def _rows(fields: Any, params: Any) -> Any:
+    return {"row": np.full(3, fields["n"], np.float32)}
+
+
+def _text(fields: Any) -> Any:
+    return {"row": fields["row"] * 2, "text": f"{int(fields['row'][0])}"}
+
+
+def _refused(fields: Any, params: Any) -> Any:
+    raise AssertionError("made once more on the CPU")

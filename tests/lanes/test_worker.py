@@ -1,33 +1,25 @@
-"""What a worker does with a task: rows, blobs, failures, many samples at once, streams."""
+"""What a worker does with a task: rows, blobs, many samples at once, draws, where it stops, when it reports."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import IterableDataset, default_collate
+import torch
 
-from minato_gpu.lanes.base import Blob, Extra, Failure, Local, Unshippable
+from minato_gpu import Field, Pipeline, Stage
+from minato_gpu.lanes.base import Blob, Failure, Handed, Row
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import LIMIT
+from minato_gpu.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
-from tests.lanes.harness import Bench, Slab, a_sample, error_of, items_of, job, open_links, piece, task, values
+from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
 from tests.memory.equality import same
-
-
-def test_rows_go_to_their_places(links: WorkerChannels) -> None:
-    """Two pieces of one chunk; a piece that begins in the middle of its slab; strings beside."""
-    bench = Bench(links, job(a_sample))
-    one, two = Slab(links, a_sample(0), 3), Slab(links, a_sample(0), 5)
-    pieces = (piece(range(3), slab=one.offset), piece([11, 12], slab=two.offset)._replace(rows=5, row=1))
-    reports = bench.run(task(*pieces, layout=one.bytes))
-    items = items_of(reports)
-    assert [item.objects for item in items if isinstance(item, Extra)] == [["n0"], ["n1"], ["n2"], ["n11"], ["n12"]]
-    same(one.batch([item.objects for item in items[:3]]), default_collate([a_sample(key) for key in range(3)]))
-    assert two.batch([["", ""]] * 5)["x"][1:3].tolist() == [[11] * 3, [12] * 3]
+from tests.support.waiting import wait_until
 
 
 def test_a_sample_that_does_not_fit_travels_as_an_object(links: WorkerChannels) -> None:
@@ -39,82 +31,8 @@ def test_a_sample_that_does_not_fit_travels_as_an_object(links: WorkerChannels) 
     assert slab.batch()[3].tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("sample", "stacks"), [(a_sample(1), True), ("text", False), (None, False)])
-def test_a_sample_is_described_as_long_as_the_layout_is_unknown(
-    links: WorkerChannels, sample: Any, stacks: bool
-) -> None:
-    bench = Bench(links, job(lambda key: sample))
-    described = bench.run(task(piece([1]), layout=b""))[0].layout
-    assert described is not None and bool(described) == stacks
-    assert bench.run(task(piece([1]), layout=b"x" if stacks else None))[-1].layout is None
-
-
-def test_threads_hand_objects_over(links: WorkerChannels) -> None:
-    with open_links(1, arenas=False) as links:
-        made = object()
-        bench = Bench(links, job(lambda key: made, seeds_samples=False))
-        item = items_of(bench.run(task(piece([1]))))[0]
-        assert isinstance(item, Local) and item.value is made
-
-
-def test_blobs_that_the_parent_gave_back_are_used_again(links: WorkerChannels) -> None:
-    bench = Bench(links, job(lambda key: np.zeros(10_000)))
-    first = items_of(bench.run(task(piece([1]))))[0]
-    assert links.board.give_back(0, first.blocks[0][0])
-    assert items_of(bench.run(task(piece([1]), chunk=2)))[0].blocks == first.blocks
-
-
-# --- failures ------------------------------------------------------------------------------------------------
-
-
-def test_one_samples_failure_is_its_own(links: WorkerChannels) -> None:
-    def make(key: int) -> int:
-        if key == 4:
-            raise KeyError("no such file")
-        return key
-
-    bench = Bench(links, job(make))
-    items = items_of(bench.run(task(piece([3, 4, 5], position=70))))
-    assert [bench.store.get(items[0]), bench.store.get(items[2])] == [3, 5]
-    kind, text = error_of(items[1])
-    assert kind is KeyError
-    for part in ("no such file", "worker process 0", "epoch 0", "position 71", "index 4", "lane cpu", "in make"):
-        assert part in text
-
-
-@pytest.mark.parametrize("fits", [False, True], ids=["no layout", "layout known"])
-def test_an_object_that_cannot_travel_is_said_to_be_one(links: WorkerChannels, fits: bool) -> None:
-    """A ``collate_fn`` may still join its batch, where all of it is prepared; also when others were stacked before."""
-    bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key), collate_fn=list))
-    slab = Slab(links, 1.0, 3)
-    one = piece(range(3), slab=slab.offset if fits else -1)
-    items = items_of(bench.run(task(one, layout=slab.bytes if fits else None)))
-    assert isinstance(items[1], Unshippable)
-    assert slab.batch()[2] == 2.0 if fits else bench.store.get(items[2]) == 2.0
-
-
-def test_an_object_that_cannot_travel_has_failed_where_it_cannot_be_stacked_either(links: WorkerChannels) -> None:
-    bench = Bench(links, job(lambda key: (lambda: 0) if key == 1 else float(key)))
-    items = items_of(bench.run(task(piece(range(3), position=20))))
-    assert bench.store.get(items[2]) == 2.0
-    said = error_of(items[1])[1]
-    assert "local object" in said and "position 21, index 1, stage 'send', lane cpu" in said
-
-
-def test_what_worker_init_fn_raises_comes_with_every_sample(links: WorkerChannels) -> None:
-    def init(number: int) -> None:
-        raise OSError(f"no disk for worker {number}")
-
-    bench = Bench(links, job(lambda key: key, worker_init_fn=init))
-    for item in items_of(bench.run(task(piece(range(12))))):
-        assert error_of(item)[0] is OSError and "no disk for worker 0" in error_of(item)[1]
-
-
-# --- __getitems__ --------------------------------------------------------------------------------------------
-
-
 class _Many:
-    """Counts its calls; key 7 raises, key 8 draws, key 9 makes one sample too few."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -124,41 +42,10 @@ class _Many:
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
         self.calls.append(keys)
-        if 7 in keys:
-            raise ValueError("seven")
-        return [(key, random.random() if key == 8 else 0.0) for key in keys if key != 9]
+        return keys
 
 
-def test_many_samples_are_asked_for_at_once(links: WorkerChannels) -> None:
-    dataset = _Many()
-    bench = Bench(links, job(dataset))
-    assert values(bench, bench.run(task(piece(range(20, 40))))) == [(key, 0.0) for key in range(20, 40)]
-    assert dataset.calls == [list(range(20, 40))]
-
-
-def test_samples_fetched_at_once_cost_the_same(links: WorkerChannels) -> None:
-    """Not the first of them all the time, and the others none."""
-
-    class Slow(_Many):
-        def __getitems__(self, keys: list[int]) -> list[Any]:
-            assert sum(range(1_000_000)) > 0  # fixed work, no clock
-            return super().__getitems__(keys)
-
-    (report,) = Bench(links, job(Slow())).run(task(piece(range(20, 28))))
-    assert report.times is not None and len(report.times) == 8
-    assert max(report.times) < 100 * min(report.times), "some ms each, however long the machine paused in one of them"
-
-
-def test_an_error_of_many_is_blamed_on_one(links: WorkerChannels) -> None:
-    bench = Bench(links, job(_Many()))
-    items = items_of(bench.run(task(piece([*range(20, 30), 7, 9, *range(30, 40)]))))
-    wrong = {at: error_of(item) for at, item in enumerate(items) if isinstance(item, Failure)}
-    assert list(wrong) == [10, 11]
-    assert wrong[10][0] is ValueError and "seven" in wrong[10][1] and "index 7" in wrong[10][1]
-    assert "returned 0 samples" in wrong[11][1]
-
-
-@pytest.mark.parametrize("kind", [dict, str, set, iter])
+@pytest.mark.parametrize("kind", [dict, str])
 @pytest.mark.parametrize("singly", [False, True])
 def test_many_that_are_no_samples(links: WorkerChannels, kind: Any, singly: bool) -> None:
     """A dict's keys are not samples, nor is the order of a set theirs; and the error says what to do."""
@@ -179,22 +66,6 @@ def test_many_that_are_no_samples(links: WorkerChannels, kind: Any, singly: bool
     )
 
 
-def test_any_sequence_of_as_many_is_samples(links: WorkerChannels) -> None:
-    class Many(_Many):
-        def __getitems__(self, keys: list[int]) -> Any:
-            return np.asarray(keys)
-
-    bench = Bench(links, job(Many()))
-    assert values(bench, bench.run(task(piece(range(20, 40))))) == list(range(20, 40))
-
-
-def test_draws_of_many_are_those_of_one(links: WorkerChannels) -> None:
-    bench, other = Bench(links, job(_Many())), Bench(links, job(_Many()), number=1)
-    got = values(bench, bench.run(task(piece([*range(20, 30), 8, *range(30, 40)]))))
-    assert got[10] == values(other, other.run(task(piece([8]))))[0]
-    assert got[10][1] == random.Random(sample_seed(77, 0, 8, 0)).random()
-
-
 def test_no_many_are_asked_for_beyond_a_limit(links: WorkerChannels) -> None:
     """Nor is a limit that grows meanwhile taken for one of the piece after that: it would count from another sample."""
 
@@ -209,27 +80,248 @@ def test_no_many_are_asked_for_beyond_a_limit(links: WorkerChannels) -> None:
     assert len(items_of(reports)) == 3 and dataset.calls == [list(range(20, 26))]
 
 
-# --- streams -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["blob", "row"])
+def test_what_a_collate_fn_keeps_of_a_sample_stays_as_it_is(links: WorkerChannels, kind: str) -> None:
+    """The memory that it was handed over in is used again for other samples."""
+    kept: list[Any] = []
+
+    def collate(samples: list[Any]) -> int:
+        kept.extend(samples)
+        return len(samples)
+
+    bench, slab = Bench(links, job(lambda key: key, collate_fn=collate)), Slab(links, a_sample(0), 1)
+    rows, blob = slab.layout.views(links.engine_arena.buffer, slab.offset, 1), bench.store.put(a_sample(3))
+    assert isinstance(blob, Blob)
+    slab.layout.write(rows, 0, a_sample(3))
+    items: list[Any] = [blob if kind == "blob" else Row(slab.offset, 1, 0, slab.bytes, ["n3"])]
+    bench.run(task(piece([3]), kind="collate", items=items))
+    slab.layout.write(rows, 0, a_sample(4))
+    for offset, nbytes in blob.blocks:
+        links.buffer(blob.worker)[offset : offset + nbytes] = bytes(nbytes)
+    same(kept, [a_sample(3)])
 
 
-class _Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(5)
-        raise OSError("the disk is gone")
+@pytest.mark.parametrize("again", ["repeats", "retries"])
+def test_what_was_read_is_not_changed_where_samples_may_be_begun_again(links: WorkerChannels, again: str) -> None:
+    """A worker that dies in a chunk leaves what a stage that works in place has made of it."""
+
+    def double(fields: Any, _: Any) -> Any:
+        fields["x"] *= np.float32(2)
+        return {"x": fields["x"]}
+
+    x = Field(np.float32, (3,))
+    stage = Stage(
+        "double", ("x",), {"x": x}, cpu=double, device=TorchFunction(lambda fields, _: {"x": fields["x"] * 2})
+    )
+    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+    pipeline = Pipeline((read, stage), outputs=("x",))
+    bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, **{again: True}))
+    found = items_of(bench.run(task(piece([5, 6]), kind="inspect")))
+    sources = [item.fields for item in found]
+    for chunk in (2, 3):
+        prepared = values(bench, bench.run(task(piece([5, 6], sources=sources), chunk=chunk)))
+        assert [float(sample["x"][0]) for sample in prepared] == [10.0, 12.0]
 
 
-def test_a_stream_yields_batches_then_its_error_then_nothing(links: WorkerChannels) -> None:
-    bench = Bench(links, job(_Stream()))
-    tasks = [task(kind="next", chunk=number, samples=2) for number in range(1, 5)]
-    reports = bench.run(*tasks)
-    got = [(report.items or [None])[0] for report in reports]
-    assert bench.store.get(got[0]).tolist() == [0, 1] and bench.store.get(got[1]).tolist() == [2, 3]
-    assert error_of(got[2])[0] is OSError and "iterating the data set, epoch 0" in error_of(got[2])[1]
-    assert reports[3].status == "exhausted" and got[3] is None
+def _plus_one(fields: Any, _: Any) -> Any:
+    return {"x": fields["x"] + np.float32(1)}
 
 
-def test_a_new_epoch_begins_a_new_stream(links: WorkerChannels) -> None:
-    bench = Bench(links, job(_Stream()))
-    first, second = task(kind="next", samples=4), task(kind="next", samples=4, chunk=2)._replace(epoch=1)
-    for report in bench.run(first, second):
-        assert bench.store.get((report.items or [])[0]).tolist() == [0, 1, 2, 3]
+def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(links: WorkerChannels) -> None:
+    """At another one it would wait for a CPU worker: no device has a plan for it."""
+    runs, go_on = threading.Event(), threading.Event()
+
+    def gated(fields: Any, _: Any) -> Any:
+        runs.set()
+        assert go_on.wait(30)
+        return _plus_one(fields, _)
+
+    x, on_device = Field(np.float32, (3,)), TorchFunction(_plus_one)
+    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+    stages = [Stage(f"{n}", ("x",), {"x": x}, _plus_one if n else gated, on_device) for n in range(3)]
+    pipeline = Pipeline((read, *stages), outputs=("x",))
+    bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, cuts=pipeline.cuts))
+    sources = [bench.store.put(pipeline.run({"n": 30}, 0, stop=1))]
+    with bench.running(task(piece([30], sources=sources), chunk=8)) as reports:
+        assert runs.wait(30)
+        links.board.hand_over(1, 7, (2,))  # another one's
+        links.board.hand_over(1, 8, (3, 70))  # no word has a bit for stage 70
+        go_on.set()
+    (item,) = reports[-1].items or []
+    assert isinstance(item, Handed) and item.stage == 3
+    (sample,) = values(bench, bench.run(task(piece([30], sources=[item]), chunk=9)))
+    assert sample["x"].tolist() == [33.0] * 3, "no stage is applied twice"
+
+
+_SOURCES: dict[str, Callable[[], float]] = {
+    "random": random.random,
+    "numpy": np.random.random_sample,
+    "torch": lambda: torch.rand((), dtype=torch.float64).item(),
+}
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["rows", "blobs"])
+@pytest.mark.parametrize(("first", "source"), [(0, "random"), (13, "numpy"), (29, "torch")])
+def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
+    links: WorkerChannels, source: str, first: int, rows: bool
+) -> None:
+    """Same content as from chunks of one; samples before the first draw and the memory of the first try included."""
+    calls: list[int] = []
+
+    def make(key: int) -> Any:
+        calls.append(key)
+        return {"key": key, "draw": _SOURCES[source]() if key >= first else -1.0}
+
+    bench = Bench(links, job(make))
+    slab = Slab(links, {"key": 1, "draw": 1.0}, 30)
+    one = piece(range(30), slab=slab.offset if rows else -1)
+    got = bench.run(task(one, layout=slab.bytes if rows else None))
+    views = slab.layout.views(links.engine_arena.buffer, slab.offset, 30)
+    samples = [slab.layout.read(views, row, None) for row in range(30)] if rows else values(bench, got)
+    assert len(calls) > 30, "the chunk was not tried without seeds first"
+    other = Bench(links, job(make), number=1)
+    alone = [values(other, other.run(task(piece([key], position=key), chunk=key + 2)))[0] for key in range(30)]
+    assert samples == alone
+    if not rows:
+        assert bench.arena is not None and bench.arena.allocated == 30 * 4096, "blobs of the first try were not freed"
+
+
+def test_a_samples_error_in_an_unseeded_chunk_does_not_hide_draws(links: WorkerChannels) -> None:
+    def make(key: int) -> Any:
+        if key % 10 == 5:
+            raise ValueError(f"{key}: {random.random()}")
+        return random.random()
+
+    bench, other = Bench(links, job(make)), Bench(links, job(make), number=1)
+    got = items_of(bench.run(task(piece(range(5, 35)))))
+    for key, item in zip(range(5, 35), got, strict=True):
+        alone = items_of(other.run(task(piece([key]))))[0]
+        if isinstance(item, Failure):
+            text = str(random.Random(sample_seed(77, 0, key, 0)).random())
+            assert text in error_of(item)[1] and text in error_of(alone)[1]
+        else:
+            assert bench.store.get(item) == other.store.get(alone)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("draws_too", [False, True])
+def test_a_limit_stops_a_chunk_before_the_next_sample(links: WorkerChannels, pieces: int, draws_too: bool) -> None:
+    """Also when the chunk is being done again because it drew."""
+    calls: list[int] = []
+
+    def make(key: int) -> Any:
+        calls.append(key)
+        if key == 9:
+            bench.set_word(LIMIT, 10)
+        return random.random() if draws_too else key
+
+    bench = Bench(links, job(make))
+    spans = [range(20)] if pieces == 1 else [range(7), range(7, 20)]
+    reports = bench.run(task(*(piece(span, position=span[0]) for span in spans)))
+    assert len(items_of(reports)) == 10 and max(calls) == 9
+    assert len(items_of(bench.run(task(piece(range(100, 120)), chunk=2)))) == 20, "the limit stayed for the next chunk"
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("draws_too", [False, True])
+def test_a_worker_stops_at_its_credit(links: WorkerChannels, pieces: int, draws_too: bool) -> None:
+    """At the first sample that comes to it, whether its lease is done twice or not, and says what is left."""
+    sizes = [10, 20, 5_000, 10, 10, 10]
+    bench = Bench(links, job(lambda key: torch.zeros(sizes[key], dtype=torch.uint8) + int(draws_too and draws()[0])))
+    spans = [range(6)] if pieces == 1 else [range(3), range(3, 6)]
+    one = task(*(piece(span, position=span[0]) for span in spans))
+    assert [len(each) for each in values(bench, bench.run(one._replace(credit=4_000)))] == sizes[:3]
+    assert [len(each) for each in values(bench, bench.run(one._replace(credit=1, chunk=2)))] == sizes[:1]
+    assert len(items_of(bench.run(one._replace(chunk=3)))) == 6
+
+
+def test_what_a_worker_has_prepared_beyond_its_credit_is_taken_off_the_next(links: WorkerChannels) -> None:
+    """Until a task comes that was dispatched by one who knew of it."""
+    bench = Bench(links, job(lambda key: torch.zeros(1_000, dtype=torch.uint8)))
+    one = task(piece(range(6)))._replace(credit=2_500)
+
+    def prepared(chunk: int, ended: dict[int, int]) -> int:
+        return len(items_of(bench.run(one._replace(chunk=chunk, ended=ended))))
+
+    first = prepared(1, {})
+    assert first == 3, "and one of them overdrawn in part"
+    assert prepared(2, {}) < first and prepared(3, {1: 1}) < first
+    assert prepared(4, {0: 3}) == first
+    bench.run(one._replace(chunk=5, credit=1, ended={0: 4}))
+    assert not items_of(bench.run(one._replace(chunk=6, credit=500, ended={0: 4})))
+    assert len(items_of(bench.run(one._replace(run=2, chunk=7, ended={})))) == first, "a run that is over"
+
+
+@pytest.mark.parametrize("when", ["in an earlier sample", "before it blocks", "after it blocks"])
+def test_an_unseeded_draw_is_never_told(links: WorkerChannels, when: str) -> None:
+    """Also where what was finished before it had been told already."""
+    gate = threading.Event()
+    tries: list[int] = []
+    drawing = 2 if when == "in an earlier sample" else 5
+
+    def make(key: int) -> Any:
+        value = random.random() if key == drawing and when != "after it blocks" else 0.0
+        if key == 5 and not gate.is_set():
+            tries.append(key)
+            assert gate.wait(20)
+        return random.random() if key == drawing and when == "after it blocks" else value
+
+    bench = Bench(links, job(make))
+    with bench.running(task(piece(range(10)), singly=True)) as reports:
+        assert wait_until(lambda: tries)
+        reports += bench.told(unfinished=True)
+        assert reports[-1].done == 5
+        gate.set()
+    got = [0.0] * 10
+    got[drawing] = random.Random(sample_seed(77, 0, drawing, 0)).random()
+    assert values(bench, reports) == got
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "seconds", "told"),
+    [
+        ({"in_order": True}, {}, 1e9, [4, 2]),
+        ({"in_order": True}, {}, 0.0, [1] * 6),
+        ({}, {}, 1e9, [1] * 6),
+        ({"in_order": True}, {"singly": True}, 1e9, [1] * 6),
+        ({"in_order": True}, {"credit": 1 << 30}, 1e9, [1] * 6),
+    ],
+    ids=["together", "after a while", "another may be delivered before", "a worker died at several", "with a credit"],
+)
+def test_costly_samples_of_a_batch_that_waits_for_all_are_told_together(
+    links: WorkerChannels,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    more: dict[str, Any],
+    seconds: float,
+    told: list[int],
+) -> None:
+    """Those of one batch, with what each took and when each was ready."""
+    monkeypatch.setattr("minato_gpu.lanes.worker.TELL_ROWS_S", seconds)
+    published = _told_at_a_time(links, monkeypatch)
+    bench = Bench(links, job(_costly, **changes))
+    slabs = [Slab(links, 1, rows) for rows in (4, 2)]
+    pieces = piece(range(4), slab=slabs[0].offset), piece(range(4, 6), position=4, slab=slabs[1].offset)
+    (report,) = bench.run(task(*pieces, layout=slabs[0].bytes, **more))
+    assert published == told
+    assert [slab.batch().tolist() for slab in slabs] == [[0, 1, 2, 3], [4, 5]]
+    assert report.times is not None and report.ends is not None and len(report.times) == 6
+    assert (np.diff(report.ends) >= np.array(report.times[1:]) - 1e-6).all()
+    assert report.ends[0] - report.times[0] >= report.begin - 1e-6 and report.ends[-1] == report.end
+
+
+def _costly(key: int) -> int:
+    return key if sum(range(200_000)) else -1
+
+
+def _told_at_a_time(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Will hold how many samples each mark told of."""
+    published: list[int] = []
+    publish = links.bell.publish
+
+    def count(begin: int, took: Sequence[float], *rest: Any) -> None:
+        published.append(len(took))
+        publish(begin, took, *rest)
+
+    monkeypatch.setattr(links.bell, "publish", count)
+    return published

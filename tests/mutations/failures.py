@@ -65,7 +65,7 @@ FAULTS = (
         "faults/watchdog.py",
         "            self._awake = now\n",
         "            pass\n",
-        ("faults/test_watchdog.py",),
+        ("engine/test_faults.py",),
         "b3ad358",
     ),
     Fault(
@@ -73,7 +73,7 @@ FAULTS = (
         "faults/watchdog.py",
         "if now - since >= self._limit * each.together:",
         "if now - since >= self._limit:",
-        ("faults/test_watchdog.py", "contracts/test_hangs.py"),
+        ("engine/test_faults.py", "contracts/test_hangs.py"),
     ),
     Fault(
         "max_failures allows one fewer",
@@ -104,7 +104,7 @@ FAULTS = (
         "            if report.done == report.first and not report.final:"
         "  # marks tell of the samples, and may have come first\n                return\n",
         "",
-        ("engine/test_pump.py", "engine/test_engine.py", "torch_semantics/test_map_style.py"),
+        ("engine/test_engine.py", "torch_semantics/test_map_style.py"),
         "fe6fabd",
     ),
     Fault(
@@ -112,14 +112,14 @@ FAULTS = (
         "lanes/leases.py",
         "lease.reported = max(lease.reported, message.done)",
         "lease.reported = message.done",
-        ("lanes/test_leases.py",),
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "lease numbers of a run that was given up silence ends of the next",
         "lanes/leases.py",
         "if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:",
         "if half < 1:",
-        ("lanes/test_leases.py", "engine/test_engine.py"),
+        ("lanes/test_cpu.py", "engine/test_engine.py"),
         "8cc8f9e",
     ),
     Fault(

@@ -31,7 +31,7 @@ FAULTS = (
         "lanes/leases.py",
         "known.update(times=times, ends=ends)",
         "known.update(times=times, ends=ends[-1:])",
-        ("lanes/test_leases.py",),
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "a trace takes more bytes than it may",

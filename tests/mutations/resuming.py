@@ -10,21 +10,21 @@ FAULTS = (
         "sampling/delivered.py",
         "for before, returned in self._recent if returned]",
         "for before, _ in self._recent]",
-        ("sampling/test_delivered.py", "contracts/test_resume.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume.py"),
     ),
     Fault(
         "positions above the line are lost",
         "sampling/delivered.py",
         'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")',
         'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="big")',
-        ("sampling/test_delivered.py", "contracts/test_resume.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume.py"),
     ),
     Fault(
         "a key that comes twice in the window is uncounted once",
         "sampling/occurrences.py",
         "np.subtract.at(np.frombuffer(self._seen, dtype=np.uint8), indices, 1)",
         "np.frombuffer(self._seen, dtype=np.uint8)[indices] -= 1",
-        ("sampling/test_sources.py", "contracts/test_resume_rarely.py", "contracts/test_resume_samplers.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume_rarely.py", "contracts/test_resume_samplers.py"),
         "23dc77b",
     ),
     Fault(
@@ -33,7 +33,7 @@ FAULTS = (
         "        if type(name) is int and name is not key:  # NumPy's or PyTorch's: it has the same draws\n"
         "            return self._one(name)\n",
         "",
-        ("sampling/test_sources.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume_keys.py", "contracts/test_content.py"),
         "2280728",
     ),
     Fault(
@@ -41,14 +41,14 @@ FAULTS = (
         "sampling/occurrences.py",
         "return seen[key] - 1",
         "return 0",
-        ("sampling/test_sources.py", "contracts/test_content.py"),
+        ("sampling/test_sampling.py", "contracts/test_content.py"),
     ),
     Fault(
         "generators are kept from before the order begins",
         "sampling/orders.py",
         "        self.begun_from = begun_from\n",
         "        self.begun_from = packed_states(generators or {}) if begun_from is None else begun_from\n",
-        ("sampling/test_samplers_state.py", "contracts/test_resume_generators.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume_generators.py"),
         "2280728",
     ),
     Fault(
@@ -71,7 +71,7 @@ FAULTS = (
         "sampling/sources.py",
         "self._remember(Mark(self.place, first, state, keys))",
         "self._remember(Mark(self.place, first + len(keys), state, keys))",
-        ("sampling/test_sources.py", "contracts/test_resume_samplers.py"),
+        ("sampling/test_sampling.py", "contracts/test_resume_samplers.py"),
     ),
     Fault(
         "a resume counts failures from zero",

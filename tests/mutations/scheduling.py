@@ -10,7 +10,7 @@ FAULTS = (
         "engine/pump.py",
         "replace(awaited, need=ready + 1)",
         "replace(awaited, need=ready)",
-        ("engine/test_pump.py",),
+        ("engine/test_engine.py",),
     ),
     Fault(
         "free batches come one batch later than max_lateness",
@@ -43,12 +43,7 @@ FAULTS = (
         "scheduling/composition.py",
         "if self._epochs[0] != place.epoch or (overtakes",
         "if (overtakes",
-        (
-            "scheduling/test_composition.py",
-            "scheduling/test_epochs.py",
-            "scheduling/test_scheduler.py",
-            "contracts/test_exactly_once.py",
-        ),
+        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_exactly_once.py"),
     ),
     Fault(
         "a failed sample that changed places is told of as the other",
@@ -111,7 +106,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
         "credit = 0",
-        ("scheduling/test_scheduler.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
+        ("scheduling/test_pacing.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
         "8257426",
     ),
     Fault(
@@ -119,21 +114,21 @@ FAULTS = (
         "lanes/worker.py",
         "progress.nbytes = self._owed(task)",
         "pass",
-        ("lanes/test_worker_telling.py", "contracts/test_memory.py"),
+        ("lanes/test_worker.py", "contracts/test_memory.py"),
     ),
     Fault(
         "costly samples wait for others to be told, though their batch does not",
         "lanes/worker.py",
         "elif self._job.in_order and not (task.credit or self._job.cuts) and",
         "elif",
-        ("lanes/test_worker_telling.py",),
+        ("lanes/test_worker.py",),
     ),
     Fault(
         "samples that are told together have all just been finished",
         "lanes/progress.py",
         "ends = self._ends(times)",
         "pass",
-        ("lanes/test_worker_telling.py",),
+        ("lanes/test_worker.py",),
     ),
     Fault(
         "a worker is never told that what it overdrew is known",
@@ -170,7 +165,7 @@ FAULTS = (
         "return float(base)\n",
         (
             "scheduling/test_pacing.py",
-            "scheduling/test_waiting.py",
+            "scheduling/test_routing.py",
             "scheduling/test_scheduler.py",
             "simulation/test_comparison.py",
         ),
@@ -195,7 +190,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "if following is None or entry.place.epoch != following.place.epoch:",
         "if following is None:",
-        ("scheduling/test_epochs.py", "scheduling/test_scheduler.py", "contracts/test_content.py"),
+        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_content.py"),
         "70f827a",
     ),
     Fault(

@@ -82,14 +82,14 @@ FAULTS = (
         "lanes/leases.py",
         "            self._completions.clear(begin, end)\n",
         "            pass\n",
-        ("lanes/test_leases.py", "contracts/test_deaths.py"),
+        ("lanes/test_cpu.py", "contracts/test_deaths.py"),
     ),
     Fault(
         "a worker reads the limit before it says what it starts",
         "lanes/worker.py",
         "            fence()\n            unfence()\n            if done >= words[limit]:\n",
         "            if done >= words[limit]:\n",
-        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "samples are taken back without a fence",
@@ -131,13 +131,13 @@ FAULTS = (
         "lanes/worker.py",
         "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
         "            self._board.fence()\n",
-        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "a worker names its task and has not forgotten how far the last one came",
         "lanes/worker.py",
         "            words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0\n",
         "",
-        ("lanes/test_worker_order.py", "lanes/test_worker_telling.py"),
+        ("lanes/test_cpu.py",),
     ),
 )

@@ -1,9 +1,10 @@
-"""Orders of epochs to come: what samplers will yield, and no trace of having asked."""
+"""Orders of epochs to come: what samplers will yield, foretold or told by themselves, and no trace of having asked."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +23,10 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders, Part, RankOrders, merged
+from minato_gpu.caching.orders import Orders, merged
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import DistributedOrders, FixedOrder, LookAhead
+from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
+from minato_gpu.sampling.told_orders import ToldOrders, told_by
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -101,21 +103,6 @@ def test_orders_are_equal_until_something_changes() -> None:
     assert first not in (made(5), made(2), made(4, count=10), made(4, ranks=3), made(4, rank=1), made(4, seed=1))
 
 
-def test_ranks_of_one_job_read_parts_of_the_same_epochs() -> None:
-    def made(told: int = 3, rank: int = 0, ranks: int = 2, seed: int = 0, number: int = 0) -> Part:
-        sampler = distributed(9, ranks, rank, seed=seed)
-        sampler.set_epoch(told)
-        orders = looking(sampler)(epoch(number)).orders
-        assert isinstance(orders, RankOrders)
-        return orders.part(number)
-
-    mine = made()
-    assert made(rank=1) == mine._replace(rank=1)
-    assert made(told=4) == mine._replace(epoch=4)
-    assert made(number=2) == mine, "a loader's own count may be another"
-    assert mine.job not in (made(ranks=3).job, made(seed=1).job)
-
-
 def test_who_never_calls_set_epoch_gets_the_same_order_again() -> None:
     sampler = distributed(9, 2, 0)
     look = looking(sampler)
@@ -125,27 +112,6 @@ def test_who_never_calls_set_epoch_gets_the_same_order_again() -> None:
     assert look(epoch(2)).orders == second.orders
     sampler.set_epoch(3)
     assert listed(look(epoch(3)), 3) == [list(sampler)]
-
-
-class Renamed(DistributedSampler[Any]):
-    """It draws as torch's does."""
-
-    def __len__(self) -> int:
-        return super().__len__()
-
-
-class Own(DistributedSampler[Any]):
-    """What a sampler of another class does, nobody knows."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return super().__iter__()
-
-
-def test_heirs_of_the_distributed_sampler() -> None:
-    data: Any = range(9)
-    sampler = Renamed(data, 2, 1)
-    assert listed(looking(sampler)(epoch(0)), 0) == [list(sampler)]
-    assert looking(Own(data, 2, 1))(epoch(0)).orders is None
 
 
 DRAWING: dict[str, Any] = {
@@ -211,11 +177,6 @@ def test_what_is_foretold_is_drawn_once_and_given_again() -> None:
     assert look(epoch(5)).orders != first
 
 
-def test_of_an_epoch_that_was_foretold_by_nobody_nothing_is_equal() -> None:
-    look = looking(DRAWING["fewer"](torch.Generator().manual_seed(5)))
-    assert look(epoch(0)).orders != look(epoch(1)).orders, "the state cannot be the same after an epoch"
-
-
 @pytest.mark.parametrize("role", ["sampler", "default"])
 def test_an_epoch_that_an_earlier_run_has_begun(role: str) -> None:
     """Its order was drawn from what the generator was then."""
@@ -235,11 +196,6 @@ def test_lists_that_have_a_key_twice() -> None:
     assert listed(begun, 0, 7) == [[3, 1, 1]] * 2
     assert begun.orders == look(epoch(1)).orders != looking([3, 3, 1])(epoch(0)).orders
     assert (begun.shards, begun.once) == (3.0, False)
-
-
-def test_torchdata() -> None:
-    made = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler(range(9), 2, 1)
-    assert listed(looking(made)(epoch(0)), 0) == [list(made)]
 
 
 class OwnRandom(RandomSampler):
@@ -269,14 +225,6 @@ def test_what_is_not_told(sampler: Any) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_nothing_is_told_of_epochs_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minato_gpu.sampling.look_ahead._MOST", 24)
-    generator = torch.Generator()
-    for samples in (24, 25):
-        begun = looking(WeightedRandomSampler([1.0] * 9, samples, generator=generator))(epoch(0))
-        assert (begun.orders is None) == (samples == 25)
-
-
 def test_batches_that_others_make() -> None:
     sampler = DRAWING["fewer"](torch.Generator())
     own: Any = [[1, 2], [3]]
@@ -284,23 +232,71 @@ def test_batches_that_others_make() -> None:
     assert looking(None, BatchSampler(sampler, 2, False))(epoch(0)).orders is not None
 
 
-def test_weights_that_are_part_of_something_large_are_sent_alone() -> None:
-    large = torch.ones(10**6, dtype=torch.double)
-    begun = looking(WeightedRandomSampler(large[:9], 20))(epoch(0))  # type: ignore[arg-type]
-    assert len(pickle.dumps(begun)) < 20_000
+@dataclass(frozen=True)
+class Rotated:
+    """Each epoch begins one key later."""
+
+    count: int
+
+    def order(self, epoch: int) -> list[int]:
+        return [(key + epoch) % 9 for key in range(self.count)]
 
 
-def test_orders_in_which_keys_come_twice_are_told_where_they_are_of_use() -> None:
-    told = SimpleNamespace(orders=FixedOrder((0, 1)), sampler=None)
-    for sampler in (told, [0, 0, 1], WeightedRandomSampler([1.0] * KEYS, KEYS), RandomSampler(range(KEYS), True)):
-        assert looking(sampler)(epoch(0)).orders is not None
-        assert looking(sampler, twice=False)(epoch(0)).orders is None
-    for sampler in (distributed(KEYS, 2, 0), RandomSampler(range(KEYS), num_samples=4)):
-        assert looking(sampler, twice=False)(epoch(0)) == looking(sampler)(epoch(0)) != Begun(0, None, 1)
+class Sampler:
+    """Any class."""
+
+    def __init__(self, orders: Any) -> None:
+        self.orders, self.epoch = orders, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.orders.order(self.epoch))
+
+    def __len__(self) -> int:
+        return 3
 
 
-def test_where_the_order_is_not_the_samplers_nothing_is_told() -> None:
-    loader: Any = SimpleNamespace(sampler=distributed(9, 2, 0), batch_sampler=None, dataset=range(9), device=None)
-    loader.generator, loader.drop_last, loader.persistent_workers = None, False, True
-    assert LookAhead(loader)(epoch(2)).orders is not None
-    assert LookAhead(loader, known=False)(epoch(2, position=3)) == Begun(2, None, 1, skipped=3)
+def test_told_by_the_epoch_that_the_sampler_was_told() -> None:
+    sampler = Sampler(Rotated(3))
+    look = looking(sampler)
+    sampler.set_epoch(5)
+    first = look(epoch(0))
+    assert (first.shards, first.once) == (3.0, False)
+    assert listed(first, 0, 1) == [[5, 6, 7], [6, 7, 8]]
+    sampler.set_epoch(6)
+    assert look(epoch(1)).orders == first.orders
+    third = look(epoch(2))  # set_epoch was forgotten
+    assert third.orders != first.orders
+    assert listed(third, 2, 3) == [[6, 7, 8]] * 2
+
+
+class Raises:
+    """It cannot tell."""
+
+    def order(self, epoch: int) -> list[int]:
+        raise RuntimeError("no idea")
+
+
+class Letters:
+    """It tells something else."""
+
+    def order(self, epoch: int) -> list[str]:
+        return ["a"]
+
+
+@pytest.mark.parametrize("orders", [Raises(), Letters()], ids=lambda orders: type(orders).__name__)
+def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
+    told = ToldOrders(pickle.dumps(orders), 0, 1)
+    assert told.order(0) is None and told.order(1) is None
+    (record,) = caplog.records
+    assert "of no use to the cache" in record.getMessage()
+
+
+def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = Sampler(Rotated(3))
+    sampler.orders.__dict__["local"] = lambda: None
+    assert told_by(sampler) is None
+    assert "cannot be pickled" in caplog.text
+    assert told_by(Sampler([[1, 2]])) is None, "something else of that name"

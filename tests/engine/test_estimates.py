@@ -10,7 +10,7 @@ import pytest
 
 from minato_gpu.estimates import cuts
 from minato_gpu.estimates.cuts import CutEstimator, part_names
-from minato_gpu.estimates.estimator import Observed
+from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
@@ -84,50 +84,6 @@ def test_a_rest_that_was_never_measured_is_guessed_from_the_parts_and_the_bytes(
     assert plan.cpu == pytest.approx(7e-3, rel=0.02)
 
 
-def test_what_follows_the_last_part_belongs_to_it_where_nothing_was_handed_over() -> None:
-    """To put the sample in its place takes time on the CPU, as laying it down does."""
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3), spent=9e-3)
-    teach(made, "device", 1, (4e-3,))
-    cpu, _, (plan,) = ask(made)
-    assert cpu == pytest.approx(9e-3, rel=0.02)
-    assert plan.cpu == pytest.approx(6e-3, rel=0.02)
-
-
-def test_a_plan_says_how_much_of_it_is_laying_down() -> None:
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3))
-    teach(made, "device", 1, (4e-3,))
-    teach(made, "cpu", 1, (6e-3,), nbytes=1000, spent=7e-3)
-    assert ask(made)[2][0].laying == pytest.approx(1e-3)
-
-
-def test_a_cut_from_which_samples_cannot_be_sent_is_no_longer_offered() -> None:
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3))
-    teach(made, "device", 1, (4e-3,))
-    assert ask(made)[2]
-    made.cannot(CUT, 1)
-    assert ask(made)[2] == ()
-    other = estimator()
-    teach(other, "cpu", 1, (6e-3, 2e-3))
-    teach(other, "device", 1, (4e-3,))
-    teach(other, "cpu", 1, (6e-3,), nbytes=1000)
-    other.cannot(CUT, 1)
-    assert ask(other)[2], "one of many may be odd"
-
-
-def test_a_rest_that_is_taken_for_too_dear_is_tried_now_and_then() -> None:
-    """It would never be measured otherwise, and the guess never be corrected."""
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3, 2e-3))
-    teach(made, "device", 1, (4.0,))
-    given = [ask(made)[2][0].device for _ in range(1024)]
-    assert [at for at, device in enumerate(given) if device == 0.0] == [255, 511, 767, 1023]
-    many = made.of_features([*map(TicketId, range(600))], list(range(600)), [(3.0,)] * 600)[2]
-    assert [at for at, (plan,) in enumerate(many) if plan.device == 0.0] == [255, 511]
-
-
 def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() -> None:
     made = estimator()
     assert ask(made)[2] == ()
@@ -139,12 +95,9 @@ def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() ->
     assert ask(other)[2] == ()
 
 
-def test_features_are_kept_of_what_goes_on_elsewhere_and_of_nothing_else() -> None:
-    made = estimator()
-    teach(made, "cpu", 1, (6e-3,), nbytes=1000)
-    assert len(made._features) == 200
-    teach(made, "device", CUT, (1e-3,))
-    assert not made._features
-    ask(made)
-    made.measured("cpu", Observed([900], [TicketId(900)], [1e-3], 1e-3))
-    assert not made._features
+def test_numbers_of_an_earlier_run_mean_nothing_to_the_next() -> None:
+    estimator = Estimator(CostModel(("cpu",), features=1), ("cpu",))
+    estimator.of_features([TicketId(0)], [0], [(5.0,)])
+    estimator.begin_run()
+    estimator.measured("cpu", Observed([0], [TicketId(0)], [1e-3], 1e-3))
+    assert estimator.report()["samples"] == 0  # without features or history nothing had been predicted

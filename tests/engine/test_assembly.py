@@ -12,7 +12,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Extra, Failure, NoSample, Row, Unshippable
+from minato_gpu.lanes.base import Extra, Failure, Row
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
@@ -128,19 +128,6 @@ def test_a_batch_from_several_places_is_gathered(links: WorkerChannels) -> None:
     assert floor.settle() == (0, 0)
 
 
-def test_samples_from_before_the_layout_was_known_are_stacked_too(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.prepare(0, 6)
-    needed = floor.assembly.needs_jobs
-    floor.learn()
-    assert (needed, floor.assembly.needs_jobs) == (True, False)
-    floor.prepare(6, 12)
-    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
-    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
-    same(floor.batch(2, (8, 12)), expected(8, 9, 10, 11))
-    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
-
-
 def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChannels) -> None:
     """Which gets rows and objects by reference, and whose result is the batch."""
     floor = Floor(links)
@@ -160,81 +147,6 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChanne
     assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
 
 
-def test_a_job_whose_collate_fails_raises_for_its_batch_alone(links: WorkerChannels) -> None:
-    floor = Floor(links, stacks=False)
-    floor.prepare(0, 8)
-    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
-    floor.assembly.joined(OutputBatch(0), failure("cannot join"))
-    with pytest.raises(ValueError, match="cannot join"):
-        floor.assembly.value(floor.assembly.take(OutputBatch(0)))
-    assert floor.assembly.compose(Compose(OutputBatch(1), spans((4, 8))))
-    floor.assembly.joined(OutputBatch(1), floor.worker.put("fine", collated=True))
-    assert floor.assembly.value(floor.assembly.take(OutputBatch(1))) == "fine"
-    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["rows", "objects"])
-def test_a_failed_sample_fails_its_batch_and_frees_the_others(links: WorkerChannels, known: bool) -> None:
-    floor = Floor(links)
-    if known:
-        floor.learn()
-    floor.prepare(0, 4, bad=2)
-    floor.prepare(4, 8)
-    with pytest.raises(ValueError, match="broken 2"):
-        floor.batch(0, (0, 4), failed=(2,))
-    if not known:
-        floor.learn()
-    same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
-    assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
-
-
-def test_the_first_of_several_failures_is_raised(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.learn()
-    floor.prepare(0, 4, bad=3)
-    floor.prepare(4, 8, bad=5)
-    with pytest.raises(ValueError, match="broken 3"):
-        floor.batch(0, (4, 8), (0, 4), failed=(5, 3))
-    assert floor.settle() == (0, 0)
-
-
-def test_a_batch_that_its_worker_joined(links: WorkerChannels) -> None:
-    floor = Floor(links, stacks=False)
-    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
-    assert piece.whole and piece.slab == -1
-    whole = floor.worker.put(expected(0, 1, 2, 3), collated=True)
-    floor.assembly.samples.arrived([span(0, 4)], [whole, None, None, None], 100)
-    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
-    assert floor.settle() == (0, 0)
-
-
-def test_tasks_name_keys_rows_and_positions(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.learn()
-    first, second, third = floor.assembly.pieces([span(2, 6), span(11, 12)], inspect=False)
-    assert (first.keys, first.row, first.rows, first.position, first.whole) == (["k2", "k3"], 2, 4, 2, False)
-    assert (second.keys, second.row, third.keys, third.row) == (["k4", "k5"], 0, ["k11"], 3)
-    assert len({first.slab, second.slab, third.slab, -1}) == 4
-    again = floor.assembly.pieces([span(0, 2)], inspect=False)[0]
-    assert again.slab == first.slab, "a place has one slab"
-
-
-def test_reading_headers_takes_no_slab(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.learn()
-    assert [piece.slab for piece in floor.assembly.pieces([span(0, 8)], inspect=True)] == [-1, -1]
-    source = floor.worker.put({"bytes": b"x" * 10})
-    floor.assembly.samples.inspected(TicketId(1), source)
-    for serial in (0, 2, 3):
-        floor.assembly.samples.inspected(TicketId(serial), failure())
-    piece = floor.assembly.pieces([span(1, 3)], inspect=False)[0]
-    assert piece.sources is not None and piece.sources[0] is source and isinstance(piece.sources[1], Failure)
-    floor.prepare(0, 4)
-    floor.assembly.samples.used([span(0, 4)])
-    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
-    assert floor.settle() == (0, 0)
-
-
 def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> None:
     # those that were fetched before a device lane opened were not
     floor = Floor(links)
@@ -247,22 +159,6 @@ def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> 
     floor.assembly.samples.used([span(0, 4)])
     same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
     assert floor.settle() == (0, 0)
-
-
-def test_an_empty_batch_has_no_slab(links: WorkerChannels) -> None:
-    floor = Floor(links, places=0)
-    floor.learn()
-    floor.assembly.admit(Record(0, TicketId(0), positions(0, 1), [NoSample()], None))
-    [piece] = floor.assembly.pieces([span(0, 1)], inspect=False)
-    assert piece.slab == -1 and piece.whole
-
-
-def test_a_sample_that_cannot_be_pickled_makes_jobs_prepare_their_samples(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.assembly.samples.arrived([span(0, 4)], [Unshippable()] * 4, 0)
-    assert floor.assembly.samples.unshippable
-    assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
-    assert floor.assembly.references(spans((0, 4))) is None
 
 
 def test_bytes_in_flight_and_their_peak(links: WorkerChannels) -> None:

@@ -1,0 +1,333 @@
+"""From samplers to tickets: occurrences, speculation without side effects, what was delivered, and what a save takes
+of a sampler with a state."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import RandomSampler
+
+from minato_gpu import DataLoader
+from minato_gpu.lanes.base import NoSample
+from minato_gpu.samples import key_digest
+from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.occurrences import Occurrences
+from minato_gpu.sampling.orders import Order
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.speculation import Speculation
+from tests.support.calls import operations_of
+
+
+def test_batches_with_positions_and_occurrences() -> None:
+    order: Any = [[4, 5], (5, "a"), [], [5, 4, "a"]]
+    data: Any = [None]
+    sampling = Sampling(_loader(data, batch_sampler=order))
+    source = Source(0, 5, Order(iter(order)), sampling, Occurrences(None, unique=False))
+    drawn = list(iter(source.draw, None))
+    assert [list(each.positions) for each in drawn] == [[0, 1], [2, 3], [4], [5, 6, 7]]
+    assert [each.occurrences for each in drawn] == [None, [1, 0], None, [2, 1, 1]]
+    assert drawn[1].keys == [5, "a"] and isinstance(drawn[2].keys[0], NoSample)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(-2, 6) | st.text("ab", max_size=1) | st.tuples(st.integers(0, 1)), max_size=60),
+    st.sampled_from([None, 0, 4]),
+)
+def test_occurrences_count_like_a_counter(keys: list[Any], length: int | None) -> None:
+    counted = Occurrences(length, unique=False)
+    seen: Counter[Any] = Counter()
+    for key in keys:
+        expected = seen[key]
+        seen[key] += 1
+        assert (counted.count([key]) or [0]) == [expected]
+
+
+_INDICES = st.integers(0, 6)
+
+
+@given(
+    st.lists(_INDICES, max_size=60) | st.lists(_INDICES | st.integers(-2, 1 << 70) | st.text("ab", max_size=1)),
+    st.integers(0, 60),
+    st.sampled_from([None, 0, 4, 7]),
+    st.sampled_from([0, 300]),
+)
+def test_occurrences_as_they_were(keys: list[Any], at: int, length: int | None, threes: int) -> None:
+    """As a save finds them: what the window holds has been counted, and has not come."""
+    counted, then = Occurrences(length, unique=False), Occurrences(length, unique=False)
+    counted.count([3] * threes + keys)
+    then.count([3] * threes + keys[:at])
+    assert counted.before(keys[at:]).planes() == then.planes()
+
+
+@pytest.mark.parametrize("length", [None, 3])
+def test_occurrences_of_a_key_that_comes_very_often(length: int | None) -> None:
+    """More often than fits into one byte."""
+    counted = Occurrences(length, unique=False)
+    assert counted.count([2] * 700) == list(range(700))
+    assert counted.count([1, 2]) == [0, 700]
+
+
+@pytest.mark.parametrize(
+    "key", [np.int64(3), torch.tensor(3), None, 2.5, frozenset({1}), {"a": [1]}, [1, 2], (1, [2])], ids=repr
+)
+def test_any_object_may_be_a_key(key: Any) -> None:
+    """Samplers may yield what data sets take, hashable or not."""
+    assert Occurrences(10, unique=False).count([key, key]) == [0, 1]
+
+
+def test_an_iteration_goes_on_after_an_item_that_is_no_batch() -> None:
+    batches: Any = [[0, 1], 5, [2, 3]]
+    iterator = iter(DataLoader(range(10), batch_sampler=batches))  # type: ignore[arg-type]
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(TypeError, match="not iterable"):
+        next(iterator)
+    assert [batch.tolist() for batch in iterator] == [[2, 3]]
+
+
+def test_keys_with_equal_elements_are_one_key() -> None:
+    """A batch sampler may cut a tensor into pieces: what a sample draws must not depend on where its key lies."""
+    alike = [3, np.int64(3), torch.tensor(3), np.array(3), torch.tensor([1, 3])[1]]
+    assert Occurrences(10, unique=False).count(alike) == [0, 1, 2, 3, 4]
+    assert {key_digest(key) for key in alike} == {key_digest(3)}
+    for make in (
+        lambda: torch.tensor([1.5, 2]),
+        lambda: np.array([1, 2]),
+        lambda: (torch.tensor(1), "a"),
+        lambda: [torch.tensor([1])],
+        lambda: np.array(["a", None], object),
+    ):
+        assert Occurrences(10, unique=False).count([make(), make()]) == [0, 1]
+        assert key_digest(make()) == key_digest(make())
+    unlike = [torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1, 2]]), torch.tensor([2])]
+    assert len({key_digest(key) for key in unlike}) == 4
+    assert Occurrences(10, unique=False).count(unlike) is None, "each for the first time"
+
+
+def _own() -> torch.Generator:
+    return torch.Generator().manual_seed(8)
+
+
+def _loader(*arguments: Any, **more: Any) -> Any:
+    return torch.utils.data.DataLoader(*arguments, **more)
+
+
+_LOADERS: dict[str, Callable[[], Any]] = {
+    "shuffled": lambda: _loader(range(30), 4, shuffle=True),
+    "shuffled, own generator": lambda: _loader(range(30), 4, shuffle=True, generator=_own()),
+    "sampler with its own": lambda: _loader(range(30), 4, sampler=RandomSampler(range(30), generator=_own())),
+    "two generators": lambda: _loader(
+        range(30),
+        4,
+        sampler=RandomSampler(range(30), generator=_own()),
+        generator=_own(),
+    ),
+    "drawn while it runs": lambda: _loader(
+        range(100),
+        4,
+        sampler=RandomSampler(range(100), replacement=True, num_samples=90, generator=_own()),
+    ),
+    "single keys": lambda: _loader(range(30), None, shuffle=True),
+}
+
+
+def states(loader: Any) -> list[bytes]:
+    """The states of all generators involved."""
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler.sampler
+    found = [loader.generator, getattr(sampler, "generator", None)]
+    return [(torch.default_generator if g is None else g).get_state().numpy().tobytes() for g in found]
+
+
+def plainly(loader: Any, draws_seed: bool) -> tuple[int, list[Any], list[bytes]]:
+    """Seed, order and final states when all is drawn at the right time, as PyTorch does."""
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()) if draws_seed else 0
+    return seed, list(loader._index_sampler), states(loader)
+
+
+@pytest.mark.parametrize(("ahead", "draws_seed"), [(0, True), (5, False), (100, True)])
+@pytest.mark.parametrize("make", _LOADERS.values(), ids=_LOADERS.keys())
+def test_drawn_ahead_is_as_drawn_at_the_right_time(make: Callable[[], Any], ahead: int, draws_seed: bool) -> None:
+    """The order, the seed, and where the generators stand at the end; nothing moves before the epoch begins."""
+    torch.manual_seed(3)
+    expected = plainly(make(), draws_seed)
+    torch.manual_seed(3)
+    loader = make()
+    before = states(loader)
+    speculation = Speculation(loader, draws_seed=draws_seed)
+    order = list(itertools.islice(speculation, ahead))
+    assert states(loader) == before, "speculation moved a generator"
+    assert speculation.holds()
+    speculation.adopt()
+    order += list(speculation)
+    assert (speculation.seed, order, states(loader)) == expected
+
+
+@pytest.mark.parametrize("make", [_LOADERS["shuffled"], _LOADERS["sampler with its own"]])
+def test_a_generator_that_moved_ends_the_speculation(make: Callable[[], Any]) -> None:
+    torch.manual_seed(3)
+    loader = make()
+    speculation = Speculation(loader, draws_seed=True)
+    next(speculation)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(expected, torch.rand(1)), "the consumer's own draws changed"
+    next(speculation)
+    assert not speculation.holds()
+    torch.manual_seed(3)
+    assert speculation.holds()
+
+
+def _spans(positions: list[int]) -> list[tuple[int, int]]:
+    """The positions as spans, neighbours joined, in the order given."""
+    out: list[tuple[int, int]] = []
+    for position in positions:
+        if out and out[-1][1] == position:
+            out[-1] = (out[-1][0], position + 1)
+        else:
+            out.append((position, position + 1))
+    return out
+
+
+def _set(record: DeliveredPositions) -> set[int]:
+    return set(range(record.low)) | {position for lo, hi in record.above for position in range(lo, hi)}
+
+
+_ORDERS = st.permutations(range(40)).flatmap(lambda order: st.tuples(st.just(order), st.integers(1, 7)))
+
+
+@given(_ORDERS)
+def test_any_order_of_delivery(case: tuple[list[int], int]) -> None:
+    order, size = case
+    record = DeliveredPositions()
+    seen: list[set[int]] = [set()]
+    for start in range(0, 40, size):
+        batch = sorted(order[start : start + size])
+        record.add(_spans(batch))
+        seen.append(seen[-1] | set(batch))
+        assert _set(record) == seen[-1] and record.samples == len(seen[-1])
+        assert record.batches == len(seen) - 1
+        left = {position for lo, hi in record.left_of(5, 33) for position in range(lo, hi)}
+        assert left == set(range(5, 33)) - seen[-1]
+        for back in range(len(seen)):
+            before = record.rewound(back)
+            assert _set(before) == seen[-1 - back] and before.batches == record.batches - back
+        assert DeliveredPositions.of_bits(record.batches, record.low, record.bits()).above == record.above
+    assert (record.low, record.above, record.bits()) == (40, [], b"")
+
+
+@given(st.binary(max_size=40), st.integers(0, 1000))
+def test_any_bits_are_a_record(bits: bytes, low: int) -> None:
+    """Whatever a file says, the record it makes keeps its own rules."""
+    record = DeliveredPositions.of_bits(3, low, bits)
+    assert record.samples == low + sum(byte.bit_count() for byte in bits)
+    edges = [edge for span in record.above for edge in span]
+    assert edges == sorted(set(edges)) and (not edges or edges[0] > record.low)
+
+
+def test_going_back_counts_what_the_consumer_got() -> None:
+    """A batch that was left out, or raised, goes with the one before it."""
+    record = DeliveredPositions()
+    for start in (0, 4, 8):
+        record.add([(start, start + 4)], returned=start != 4)
+    assert [(back.batches, back.low) for back in map(record.rewound, range(3))] == [(3, 12), (2, 8), (0, 0)]
+    with pytest.raises(ValueError, match="the last 2 can be taken back"):
+        record.rewound(3)
+
+
+def test_generators_are_kept_as_they_were_when_the_order_began() -> None:
+    """And not as they were when the iterator was made: another one draws in between."""
+    data: Any = range(12)
+    generator = torch.Generator().manual_seed(1)
+    loader = DataLoader(data, 2, shuffle=True, generator=generator)
+    iterator = iter(loader)
+    torch.rand(1, generator=generator)
+    next(iterator)
+    again = DataLoader(data, 2, shuffle=True, generator=torch.Generator())
+    again.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
+
+
+_DATA: Any = range(25_600)
+
+
+class Listed:
+    """A sampler over a list, with a state to which ``weights`` numbers belong; counts how often it is asked for it."""
+
+    def __init__(self, keys: Any, weights: int = 0) -> None:
+        self.keys = keys
+        self.at = 0
+        self.weights = [0.5] * weights
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < len(self.keys):
+            self.at += 1
+            yield self.keys[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"at": self.at, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.weights = state["at"], state["weights"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_with_a_state_goes_on_after_any_batch(workers: int) -> None:
+    keys, data = [0, 5, 5, 1, 2, 5, 3, 1, 9, 5], _DATA
+    more: dict[str, Any] = {"num_workers": workers, **({"prefetch_factor": 4} if workers else {})}
+    for taken in range(5):
+        loader, again = (DataLoader(data, 2, sampler=Listed(keys), **more) for _ in range(2))
+        iterator = iter(loader)
+        for _ in range(taken):
+            next(iterator)
+        again.load_state_dict(loader.state_dict())
+        assert [batch.tolist() for batch in again] == [batch.tolist() for batch in iterator]
+
+
+def _window(order: Any, weights: int = 0, **more: Any) -> tuple[Any, Any]:
+    """A loader of 4,096 samples in flight, and its iterator, somewhere in the middle."""
+    sampler = Listed(order, weights)
+    loader: Any = DataLoader(_DATA, 64, sampler=sampler, num_workers=2, prefetch_factor=32, **more)
+    iterator = iter(loader)
+    for _ in range(100):
+        next(iterator)
+        loader.state_dict()
+    return loader, iterator
+
+
+def test_its_size() -> None:
+    """A sequence: under 1 KB besides the sampler's own; a bit for each index of one that may come to any of them."""
+    for order, room in ((list(_DATA), 1024), (torch.randperm(len(_DATA)).tolist(), 1024 + len(_DATA) / 8 * 4 / 3)):
+        loader, iterator = _window(order)
+        for _ in range(20):
+            next(iterator)
+            state = loader.state_dict()
+            own = {**state, "generators": {}, "global": {}, "source": {**state["source"], "state": {}}}
+            assert len(json.dumps(own)) < room
+
+
+def test_what_a_save_costs() -> None:
+    """Of sixteen times as many samples, with sixteen times as many in flight, about the same: nothing looks at each of
+    them. (benchmarks.saves says how long it takes.)"""
+    costs = []
+    for length, factor in ((1_600, 2), (25_600, 32)):
+        data: Any = range(length)
+        loader = DataLoader(data, 64, sampler=Listed(list(data)), num_workers=2, prefetch_factor=factor)
+        costs.append([operations_of(loader.state_dict) for _ in zip(range(20), loader, strict=False)])
+    small, large = (max(each[5:]) for each in costs)  # the first ones of an epoch have less to tell
+    assert large < 2 * small
