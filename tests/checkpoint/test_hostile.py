@@ -19,8 +19,8 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import progress as standing
 from minato_gpu.checkpoint import state as s
 from minato_gpu.sampling.delivered import DeliveredPositions
-from tests.support.concurrency import alone
 from tests.contracts.samplers import KeepsPlace, Unknown
+from tests.support.concurrency import alone
 from tests.support.examples import half
 from tests.support.numbers import LENGTH, Plain
 

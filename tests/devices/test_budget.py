@@ -18,9 +18,9 @@ from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import DeviceRow, Made, rows_bytes
 from tests.contracts.checks import NOTHING, differences
 from tests.devices.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
+from tests.support.device_batches import check_same, reference
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
-from tests.test_device_batches import check_same, reference
 from tests.support.waiting import wait_until
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))

@@ -24,10 +24,10 @@ from tests.devices.several import (
     names,
     on_host,
 )
+from tests.support.device_batches import LANES, check_same, flat, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain, Stream
 from tests.support.numbers import pad as pad_together
-from tests.test_device_batches import LANES, check_same, flat, reference, seeded
 
 
 @pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py

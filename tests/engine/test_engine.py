@@ -24,9 +24,9 @@ from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.messages import Awaited, LaneOpened
 from minato_gpu.window.records import Record, Window
-from tests.support import leaks
 from tests.contracts.datasets import Made
 from tests.lanes.harness import open_links
+from tests.support import leaks
 from tests.support.tickets import positions, span
 from tests.support.waiting import wait_until
 

@@ -17,12 +17,12 @@ from minato_gpu.lanes.contract import Broken
 from minato_gpu.lanes.device_output import DeviceOutput
 from minato_gpu.lanes.device_work import DeviceWork
 from minato_gpu.lanes.functions import FunctionSegment
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
 from tests.lanes.device_bench import bench, pipeline
 from tests.lanes.lanes import of_kind
 from tests.lanes.test_device_lane import BUSY, FIRST, LONG, Gates
+from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
-from tests.test_device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.waiting import wait_until
 
 __all__ = ["fake"]

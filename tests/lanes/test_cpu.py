@@ -19,8 +19,8 @@ from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, STAGE, 
 from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import Bench, job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
-from tests.support.leaks import threads_since
 from tests.memory.watched import Event, fenced, watch
+from tests.support.leaks import threads_since
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

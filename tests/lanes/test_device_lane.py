@@ -27,10 +27,10 @@ from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
-from tests.support.fake_work import Copy
 from tests.lanes.device_bench import Bench, add, bench, double, pipeline
 from tests.lanes.harness import open_links, piece, task
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
+from tests.support.fake_work import Copy
 from tests.support.leaks import leaks, take_snapshot
 from tests.support.waiting import wait_until
 

@@ -17,10 +17,10 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loads import rows_bytes
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.lanes import device_bench
 from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench, pipeline, short_beyond
 from tests.lanes.test_device_lane import NUMBERS, PIPELINE
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.waiting import wait_until
 
 

@@ -22,9 +22,9 @@ from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
-from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
+from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.support.waiting import wait_until
 
 X = Field(np.float32, (4,))
