@@ -12,7 +12,7 @@ FAULTS = (
         _DISK + "tier.py",
         " and checksum_of(into) == entry.checksum",
         "",
-        ("sources/disk/test_damage.py",),
+        ("sources/disk/test_tier.py",),
     ),
     Fault(
         "a copy on disk of any version will do",
@@ -26,7 +26,7 @@ FAULTS = (
         _DISK + "freeing.py",
         "return punch_hole(file.fd, place[1], size)",
         "return True",
-        ("sources/disk/test_budget.py",),
+        ("sources/disk/test_upkeep.py",),
     ),
     Fault(
         "an old version's place on disk is not freed",
@@ -40,28 +40,28 @@ FAULTS = (
         _DISK + "files.py",
         "            fcntl.flock(found.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
-        ("sources/disk/test_tier.py", "sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+        ("sources/disk/test_upkeep.py", "sources/disk/test_tier.py"),
     ),
     Fault(
         "a copy on disk goes that another run uses",
         _DISK + "runs.py",
         "return min(needs_from(run, now) for run in runs)",
         "return needs_from(next(iter(runs)), now)",
-        ("sources/disk/test_runs.py", "sources/disk/test_upkeep.py"),
+        ("sources/disk/test_upkeep.py",),
     ),
     Fault(
         "a copy on disk goes that a rank beside this one will need",
         "sources/following.py",
         "return found is not None and found <= ranks",
         "return True",
-        ("sources/test_following.py", "sources/test_disk_pool_following.py"),
+        ("sources/test_following.py",),
     ),
     Fault(
         "a copy on disk goes while other ranks may be about to begin",
         _DISK + "upkeep.py",
         "if not self._runs.has_read or not may(self.beside()):",
         "if not may(self.beside()):",
-        ("sources/test_disk_pool_following.py",),
+        ("sources/disk/test_upkeep.py",),
     ),
     Fault(
         "a copy on disk goes by the orders of another epoch than it was wanted in",
@@ -89,7 +89,7 @@ FAULTS = (
         _DISK + "freeing.py",
         "    return gives_back",
         "    return True",
-        ("sources/test_disk_pool_following.py",),
+        ("sources/disk/test_upkeep.py",),
     ),
     Fault(
         "a copy on disk goes that has been used since it was listed",
@@ -110,7 +110,7 @@ FAULTS = (
         _DISK + "rebuild.py",
         "if value[-_SEAL:] != sealed or key <= last:",
         "if False:",
-        ("sources/disk/test_damage.py",),
+        ("sources/disk/test_tier.py",),
     ),
     Fault(
         "a dead writer's lease on disk is never given back",
@@ -118,7 +118,7 @@ FAULTS = (
         "            self._index.totals.put(transaction, Total(_CHARGED, sum(each.charged"
         " for each in accounts.values())))\n",
         "",
-        ("sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+        ("sources/disk/test_upkeep.py",),
     ),
     Fault(
         "a fork's copy of a tier goes on as if it were the parent's",
@@ -132,13 +132,13 @@ FAULTS = (
         _DISK + "directory.py",
         "        if alone:\n",
         "        if True:\n",
-        ("sources/disk/test_directory.py",),
+        ("sources/disk/test_tier.py",),
     ),
     Fault(
         "who writes to the index on disk waits for LMDB's mutex",
         _DISK + "index.py",
         "            fcntl.flock(self._folder.fd, fcntl.LOCK_EX)\n",
         "",
-        ("sources/disk/test_turns.py",),
+        ("sources/disk/test_tier.py",),
     ),
 )
