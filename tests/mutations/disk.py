@@ -68,14 +68,14 @@ FAULTS = (
         "sources/service.py",
         "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch)",
         "each.key[0] != FIELDS and not self.disk.following.stays(each.sample, self._epoch)",
-        ("sources/test_service_tiers.py",),
+        ("sources/test_service.py",),
     ),
     Fault(
         "a copy on disk goes that was read ahead for an epoch that has been left",
         "sources/service.py",
         "if on_disk and each.users:",
         "if on_disk:",
-        ("sources/test_service_tiers.py",),
+        ("sources/test_service.py",),
     ),
     Fault(
         "on disk all of the last epoch that there is room for is soon",

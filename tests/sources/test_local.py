@@ -19,7 +19,7 @@ from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.placing import Where
 from tests.leaks import open_links
-from tests.sources.test_placing import Always
+from tests.sources.by_hand import Always
 
 COUNT, NBYTES = 20, 5000
 
@@ -122,23 +122,6 @@ async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) ->
             await asyncio.to_thread(lambda path: path.open("wb").close(), Path(sources[number].path))
         found = await reads.told(len(pipes))
         assert sorted(found) == pipes
-
-
-@pytest.mark.usefixtures("none_is_stuck")
-@in_a_loop
-async def test_large_files_and_those_that_threads_copy_have_a_thread_each(
-    sources: list[Source], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Reads(Where.BLOCK) as reads:
-        await reads.all(sources)
-        assert len(reads.pool._threads) == COUNT
-    monkeypatch.setattr(local, "_TOGETHER_BYTES", 2 * NBYTES + 1)
-    async with Reads() as reads:
-        found = []
-        for number in (0, 19):
-            await reads.all([sources[number]])
-            found.append(reads.pool._together)
-        assert found == [2, 1]
 
 
 @pytest.mark.parametrize("where", Where, ids=lambda where: where.name)

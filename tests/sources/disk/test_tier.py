@@ -1,5 +1,4 @@
-"""The tier as who uses it sees it: copies are found, read and replaced across processes, and nothing that happens to the
-disk gives a wrong byte."""
+"""The tier as who uses it sees it: copies are found, read and replaced, and no wrong byte is served."""
 
 from __future__ import annotations
 

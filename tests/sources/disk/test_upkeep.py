@@ -80,7 +80,7 @@ def run_elsewhere(path: Path, clock: Clock, numbers: Iterable[int]) -> None:
 # --- the budget ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [5_000, 700_000])
+@pytest.mark.parametrize("size", [50_000, 700_000])
 def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
     path: Path, tier: DiskTier, size: int
 ) -> None:
