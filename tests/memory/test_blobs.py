@@ -175,12 +175,12 @@ def test_of_what_has_gaps_the_order_stays_without_them() -> None:
     assert got.stride() == (1, 12, 6)
 
 
-@pytest.mark.parametrize("value", [3, *_OBJECTS.values(), [torch.ones(5), np.ones(5), torch.empty(0)]], ids=str)
-def test_pieces_make_up_the_blob(value: Any) -> None:
-    dumped = blobs.dump(value)
-    whole = bytearray(dumped.nbytes)
-    blobs.write(memoryview(whole), dumped)
-    assert b"".join(blobs.pieces(dumped)) == whole
+def test_pieces_make_up_the_blob() -> None:
+    for value in (3, [*_OBJECTS.values()], [torch.ones(5), np.ones(5), torch.empty(0)]):
+        dumped = blobs.dump(value)
+        whole = bytearray(dumped.nbytes)
+        blobs.write(memoryview(whole), dumped)
+        assert b"".join(blobs.pieces(dumped)) == whole
 
 
 _TENSORS: dict[str, Any] = {
@@ -216,40 +216,24 @@ def test_compressed_sparse_tensors(layout: torch.layout) -> None:
     same(there(value)[0], value)
 
 
-def test_ragged_tensors() -> None:
-    parts = [torch.ones(2), torch.arange(3.0)]
-    value = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_of_the_strided_layout() -> None:
-    """torch.multiprocessing sends them."""
+def test_what_torch_multiprocessing_sends_besides() -> None:
     parts = [torch.ones(2), torch.arange(3.0)]
-    value = torch.nested.as_nested_tensor(parts)
-    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
-
-
-def test_storages() -> None:
-    """torch.multiprocessing sends them."""
-    value = torch.arange(4, dtype=torch.uint8).untyped_storage()
-    assert list(there(value)[0]) == [0, 1, 2, 3]
+    for layout in (torch.jagged, torch.strided):
+        value = torch.nested.as_nested_tensor(parts, layout=layout)
+        assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
+    assert list(there(torch.arange(4, dtype=torch.uint8).untyped_storage())[0]) == [0, 1, 2, 3]
 
 
 def test_a_tensor_and_its_views_still_share_memory() -> None:
     base = torch.arange(12.0)
     got, _ = there({"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
     same(got, {"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
+    small = torch.arange(6, dtype=torch.uint8)
+    same(there([small, small[:4].view(torch.int32)])[0], [small, small[:4].view(torch.int32)])
     assert got["again"] is got["base"]
     got["base"][5] = 100
     assert got["row"][1] == 100 and got["back"][1, 1] == 100
-
-
-def test_views_of_another_dtype_and_length() -> None:
-    """Six bytes, and the first four of them as one integer."""
-    base = torch.arange(6, dtype=torch.uint8)
-    value = [base, base[:4].view(torch.int32)]
-    same(there(value)[0], value)
 
 
 def test_a_small_view_of_a_large_tensor_travels_alone() -> None:

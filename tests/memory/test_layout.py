@@ -258,32 +258,22 @@ def test_a_missing_or_renamed_key_is_refused(name: str) -> None:
             layout.write(views, 0, sample)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [np.zeros(3, np.float64), np.zeros(2, np.float32), np.float32(1), torch.zeros(3), np.zeros(6, np.float32)[::-2]],
-)
-def test_the_short_cut_for_single_arrays_refuses_too(other: Any) -> None:
-    layout = Layout.of(np.zeros(3, np.float32))
-    assert layout is not None
-    write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
-    write(0, np.ones(3, np.float32))
-    with pytest.raises(Mismatch):
-        write(0, other)
+_OTHERS: list[tuple[Any, Any]] = [
+    *((np.ones(3, np.float32), other) for other in (np.zeros(3), np.zeros(2, "f4"), np.float32(1), torch.zeros(3))),
+    (np.ones(3, np.float32), np.zeros(6, np.float32)[::-2]),
+    *((torch.ones(3), other) for other in (torch.zeros(3).double(), torch.zeros(2), np.zeros(3, "f4"), 1.0)),
+    *((torch.ones(3), torch.zeros(3, **how)) for how in ({"requires_grad": True}, {"device": "meta"})),
+    (torch.ones(3), torch.zeros(3).to_sparse()),
+    (torch.ones(3), torch.nn.Parameter(torch.zeros(3))),
+]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *(torch.zeros(3, dtype=torch.float64), torch.zeros(2), torch.zeros(3, requires_grad=True), np.zeros(3, "f4")),
-        *(torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"), torch.nn.Parameter(torch.zeros(3)), 1.0),
-    ],
-    ids=str,
-)
-def test_the_short_cut_for_single_tensors_refuses_too(other: Any) -> None:
-    layout = Layout.of(torch.zeros(3))
+@pytest.mark.parametrize(("like", "other"), _OTHERS, ids=str)
+def test_the_short_cuts_for_single_arrays_and_tensors_refuse_too(like: Any, other: Any) -> None:
+    layout = Layout.of(like)
     assert layout is not None
     write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
-    write(0, torch.ones(3))
+    write(0, like)
     with pytest.raises(Mismatch):
         write(0, other)
 

@@ -61,16 +61,6 @@ def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_row
     assert device.used == 0
 
 
-def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
-    device, seen = _EventFails(), []
-    with bench(device) as one:
-        load = ValueLoad(lambda: torch.arange(3), 24)
-        one.submit(load)
-        device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
-        device.finish()
-    assert seen == [[0, 1, 2]] and device.failed
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("later", ["rows", "scattered", "value"])
 def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Order, later: str) -> None:
@@ -152,21 +142,6 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         one.check(held, 1)
         device.finish()
         assert one.wrong == [] and one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
-
-
-def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> None:
-    """It has been told of a time-out, say, and may be taking the next one at this very moment."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device = FakeDevice(capacity=2 * nbytes)
-    with bench(device) as one:
-        held, due = _one_too_early(one)
-        one.transfers.expect(due.order)
-        one.issued(one.load(2))
-        assert due.issued and one.transfers.stats()["unloaded"] == 0
-        one.check(one.take(due), 3)
-        one.check(held, 1)
-        device.finish()
-        assert one.wrong == []
 
 
 def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
@@ -263,47 +238,6 @@ def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_i
         del held
         gc.collect()
         one.transfers.expect(OutputBatch(2), OutputBatch(2))
-        one.check(one.take(load), 2)
-        device.finish()
-        assert one.wrong == []
-
-
-class _Meanwhile(FakeDevice):
-    """Something happens when it has no memory."""
-
-    def happens(self) -> None:
-        pass
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        try:
-            return super().empty(nbytes)
-        except torch.OutOfMemoryError:
-            self.happens()
-            raise
-
-
-def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None:
-    """It had no memory for what the consumer has let go of since then."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device = _Meanwhile(capacity=nbytes + nbytes // 2)
-    with bench(device) as one:
-        one.transfers.expect(OutputBatch(0), OutputBatch(0))
-        held = [one.take(one.load(1))]
-        one.transfers.expect(OutputBatch(1), OutputBatch(2))
-        one.submitted = 2
-        load = one.load(2)
-        assert wait_until(lambda: one.transfers.wants_room)
-        device.happens = lambda: one.transfers.expect(OutputBatch(2), OutputBatch(2))  # type: ignore[method-assign]
-        one.transfers.room_made()
-
-        def look() -> bool:
-            if one.transfers.wants_room:
-                held.clear()
-                gc.collect()
-                one.transfers.room_made()
-            return load.issued
-
-        assert wait_until(lambda: one.transfers._due == 2) and wait_until(look)
         one.check(one.take(load), 2)
         device.finish()
         assert one.wrong == []

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, namedtuple
+from collections import UserDict, UserString, defaultdict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from minato_gpu.memory.copies import MOST
+from minato_gpu.memory.staging import ALIGN, Download, Upload, side_by_side
 from minato_gpu.memory.values import ValueLoad, _is_plain, mapped
-from tests.fake_device import FakeDevice
+from tests.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.fake_work import Copy
 from tests.memory.bench import ORDERS, bench
-from tests.waiting import wait_until
 
 
 def detections(count: int) -> dict[str, Any]:
@@ -62,17 +63,6 @@ def test_a_long_list_of_large_tensors_is_no_long_list_of_copies() -> None:
         assert one.transfers.stats()["copies"] < MOST
         one.device.finish()
         assert [float(each[-1]) for each in batch] == list(range(30))
-
-
-def test_labels_do_not_keep_pictures() -> None:
-    with bench(FakeDevice()) as one:
-        load = ValueLoad(lambda: {"image": torch.zeros(10_000), "label": torch.arange(4)}, 48)
-        one.submit(load)
-        labels = one.take(load)["label"]
-        one.device.finish()
-        one.transfers.sweep()
-        gc.collect()
-        assert wait_until(lambda: one.device.used == labels.nbytes)
 
 
 class Encoding(UserDict[str, Any]):
@@ -145,12 +135,9 @@ Pair = namedtuple("Pair", "x y")
 CONTAINERS: dict[str, Callable[[], Any]] = {
     "UserDict": lambda: Encoding(x=torch.ones(3), y="x"),
     "defaultdict": lambda: defaultdict(list, x=torch.ones(3), y="x"),
-    "OrderedDict": lambda: OrderedDict(x=torch.ones(3), y="x"),
     "subclass of dict": lambda: Named({"x": torch.ones(3), "y": "x"}, "a"),
     "dict that refuses changes": lambda: Fixed(x=torch.ones(3), y="x"),
-    "mapping that cannot be changed": lambda: MappingProxyType({"x": torch.ones(3), "y": "x"}),
     "mapping whose copies share": lambda: Shallow({"x": torch.ones(3), "y": "x"}),
-    "UserList": lambda: UserList([torch.ones(3), "x"]),
     "subclass of list": _listed,
     "named tuple": lambda: Pair(torch.ones(3), "x"),
 }
@@ -190,3 +177,88 @@ NO_TENSORS = (UserString("text"), bytearray(b"ab"), range(10**12), torch.Size([1
 def test_what_has_no_tensors_is_left_alone() -> None:
     for value, again in zip(NO_TENSORS, mapped(NO_TENSORS, copy.deepcopy), strict=True):
         assert again is value
+
+
+# --- values that travel through pinned memory together, and whoever sends them does not wait --------------------
+
+VALUES: list[Any] = [
+    np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::-1],
+    np.array(True),
+    np.zeros((0, 3), np.int64),
+    np.arange(5, dtype=np.int16),
+    np.array(7.0),
+]
+
+
+def alike(got: Any, wanted: Any) -> bool:
+    return got.shape == wanted.shape and np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_there_and_back(order: Any) -> None:
+    device = FakeDevice(order)
+    with device.running(device.stream()):
+        values = [value.copy() for value in VALUES]
+        tensors = Upload(device).bring(values)
+        for value in values:
+            value.fill(0)  # they may change at once
+        assert [tensor.numpy().dtype for tensor in tensors] == [value.dtype for value in VALUES]
+        download = Download(device, tensors)
+        event = device.event()
+        del tensors
+        event.synchronize()
+        arrays = download.arrays()
+    assert all(map(alike, arrays, VALUES)) and [one.dtype for one in arrays] == [one.dtype for one in VALUES]
+    assert all(one.base is None for one in arrays), "the pinned memory is free"
+    assert device.used == 0
+
+
+def test_what_a_sample_brings_is_one_copy_and_nobody_waits_for_it() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        Upload(device).bring(VALUES)
+        assert sum(isinstance(work, Copy) for work in stream.work) == 1 and stream.done == 0
+    assert device.waited == [], "it comes from pinned memory"
+
+
+def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        tensors = [device.empty(12).view(torch.float32).view(3) for _ in range(9)]
+        Download(device, tensors)
+        copies = [work for work in stream.work if isinstance(work, Copy)]
+        assert [len(work.targets) for work in copies] == [9, 1] and stream.done == 0, "laid side by side before"
+    assert device.waited == [], "it goes to pinned memory"
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_a_device_without_room_for_that_copies_them_one_by_one(order: Any) -> None:
+    device = FakeDevice(order, capacity=9 * 12)
+    with device.running(device.stream()):
+        tensors = Upload(device).bring([np.arange(3, dtype=np.int32)] * 6)
+        assert device.used > device.capacity // 2
+        download = Download(device, [*tensors, *tensors])
+        event = device.event()
+        event.synchronize()
+    assert all(value.tolist() == [0, 1, 2] for value in download.values()) and len(download.values()) == 12
+
+
+def test_no_more_is_under_way_than_may_be() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        upload = Upload(device, ahead=100)
+        for _ in range(2):
+            upload.bring([np.zeros(50, np.uint8)])
+        assert stream.done == 0
+        upload.bring([np.zeros(50, np.uint8)])
+        assert stream.done == 1, "the first, and no more"
+        upload.bring([np.zeros(1000, np.uint8)])
+        assert stream.done == 3, "more than there may be: when it is alone"
+
+
+def test_places_do_not_overlap() -> None:
+    assert side_by_side([3, ALIGN, 0, 1]) == ([0, ALIGN, 2 * ALIGN, 2 * ALIGN], 2 * ALIGN + 1)
+    assert side_by_side([]) == ([], 0)

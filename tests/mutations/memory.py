@@ -39,7 +39,7 @@ FAULTS = (
         "memory/loads.py",
         "[self._on_device, self._slabs]",
         "[self._on_device]",
-        ("memory/test_transfers.py", "memory/test_in_flight_copies.py"),
+        ("memory/test_transfers.py", "memory/test_copies.py"),
     ),
     Fault(
         "a block that came back is given back twice",
@@ -81,7 +81,7 @@ FAULTS = (
         "lanes/store.py",
         "            for part, _ in parts:\n                handover.free(part)\n",
         "",
-        ("memory/test_shared.py", "lanes/test_worker.py"),
+        ("memory/test_loans.py", "lanes/test_worker.py"),
     ),
     Fault(
         "a full ring loses what comes back",
