@@ -82,7 +82,7 @@ FAULTS = (
         "caching/soon.py",
         "min(reach - place, 1.0)",
         "1.0",
-        ("caching/test_soon.py",),
+        ("caching/test_choice.py",),
     ),
     Fault(
         "where a disk takes no holes, copies go all the same",
