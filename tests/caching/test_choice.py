@@ -230,20 +230,6 @@ def test_none_is_better(
     assert seconds(means, shares) <= _best(means, budget, keeps_raw=keeps_raw) * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("means", "budget", "expected"),
-    [
-        (Means(4.0, 2.0, 1.5, 100, 300), 100, Shares(2 / 9.5, 1 - 6 / 9.5)),  # both take as long
-        (Means(4.0, 1.0, 1.0, 100, 300), 20, Shares(0.0, 0.2)),  # reading is what takes time
-        (Means(0.0, 2.0, 1.5, 100, 300), 150, Shares(0.5, 0.0)),  # preparing is
-        (Means(1.0, 2.0, 0.0, 100, 300), 50, Shares(0.0, 0.5)),  # fields save nothing of it
-        (Means(4.0, 2.0, 1.5, 100, 300), 1000, Shares(1.0, 0.0)),  # there is room for all
-    ],
-)
-def test_it_is_what_one_would_choose(means: Means, budget: float, expected: Shares) -> None:
-    assert split(means, budget) == pytest.approx(expected)
-
-
 def test_a_mixture_is_much_better_than_either() -> None:
     """As DESIGN.md says of what a cache saves: adding both savings up, or keeping one kind only, is worse."""
     means = Means(4.0, 2.0, 1.5, 100, 300)

@@ -7,16 +7,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import StageError, stream
-from minato_gpu.stages import Fields, Params
 from pipelines import example_photographs, image_classification, image_stages
 from tests.pipelines.odd_photographs import ODD
 
@@ -126,15 +122,6 @@ class TestSteps:
             assert found["crop_box.bytes_to_crop_end"] == pytest.approx(len(data) * (top + height) / 300)
             assert found["crop_box.progressive_bytes"] == (len(data) if progressive else 0)
 
-    @pytest.mark.parametrize("orientation", range(1, 9))
-    def test_the_header_gives_the_size_of_the_upright_picture(self, cat: Any, tmp_path: Path, orientation: int) -> None:
-        data = example_photographs.with_orientation(example_photographs.jpeg(cat), orientation)
-        read = image_stages.read(save(tmp_path, "cat.jpg", data), {})
-        decoded = cv2.imdecode(read["encoded"], cv2.IMREAD_COLOR_RGB)
-        assert decoded is not None
-        assert tuple(read["size"]) == decoded.shape[:2]
-        assert read["size"][0] == (451 if orientation >= 5 else 300)
-
 
 class TestBadFiles:
     def bad(self, cat: Any) -> dict[str, bytes]:
@@ -168,48 +155,6 @@ class TestBadFiles:
     def test_a_missing_file(self) -> None:
         with pytest.raises(StageError, match="FileNotFoundError"):
             image_classification.build().run({"path": "nowhere.jpg", "label": 0}, 0)
-
-
-class TestDraws:
-    def test_both_lanes_get_the_same(self, cat: Any, tmp_path: Path) -> None:
-        """What each implementation is handed, made visible as an output."""
-        pipeline = Pipeline(
-            (
-                Stage("box", ("size",), {"box": Field(np.int32, (4,))}, _show_box, None, _box, ("size",)),
-                Stage("flip", ("box",), {"seen": Field(np.int32)}, _show_mirror, DaliFragment(_show_dali), _mirror),
-            ),
-            outputs=("box", "seen"),
-        )
-        fields = [{"size": np.array([300 + n, 451], np.int32)} for n in range(50)]
-        executor = DeviceExecutor(pipeline, 1)
-        got = executor.run([(pipeline.run(one, n, stop=1), n) for n, one in enumerate(fields)])
-        executor.close()
-        for n, result in enumerate(got):
-            assert not isinstance(result, StageError)
-            expected = pipeline.run(fields[n], n)
-            assert int(result["seen"]) == int(expected["seen"])
-            assert np.array_equal(result["box"], expected["box"])
-        assert {int(result["seen"]) for result in got if not isinstance(result, StageError)} == {0, 1}
-
-
-def _box(rng: np.random.Generator, meta: Fields) -> Params:
-    return image_stages.draw_box(rng, meta, scale=SCALE, ratio=RATIO)
-
-
-def _show_box(fields: Fields, params: Params) -> Fields:
-    return {"box": params["box"]}
-
-
-def _mirror(rng: np.random.Generator, meta: Fields) -> Params:
-    return image_stages.draw_mirror(rng, meta, probability=0.5)
-
-
-def _show_mirror(fields: Fields, params: Params) -> Fields:
-    return {"seen": params["mirror"]}
-
-
-def _show_dali(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
-    return {"seen": params["mirror"]}
 
 
 class TestSettings:

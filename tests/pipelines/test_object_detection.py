@@ -11,10 +11,8 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from minato_gpu import DataLoader
-from minato_gpu.cli import main
 from minato_gpu.lanes.device import DeviceExecutor
 from minato_gpu.parity import check
 from minato_gpu.samples import StageError
@@ -28,24 +26,17 @@ LEVEL = 1 / (255 * min(STD))  # the largest of the three channels'
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("example")
     write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def data(root: Path) -> Any:
-    return CocoDetection.in_folder(root, keep_empty=True)
+    return CocoDetection.in_folder(folder, keep_empty=True)
 
 
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
         ((480, 640), (800, 1066)),  # 640 * 800 / 480 = 1066.67
-        ((640, 480), (1066, 800)),
         ((427, 640), (800, 1199)),  # 640 * 800 / 427 = 1199.06
-        ((800, 800), (800, 800)),
         ((1000, 1000), (800, 800)),
         ((800, 1333), (800, 1333)),
         ((300, 1000), (399, 1333)),  # the longer side would be 2666
@@ -162,13 +153,9 @@ def test_a_pixel_is_filled_where_its_centre_lies_within() -> None:
 @pytest.mark.parametrize(
     ("ring", "rows", "columns"),
     [
-        ([[2, 3], [7, 3], [7, 5], [2, 5]], slice(3, 5), slice(2, 7)),
-        ([[2, 5], [7, 5], [7, 3], [2, 3]], slice(3, 5), slice(2, 7)),  # the other way round
+        ([[2, 5], [7, 5], [7, 3], [2, 3]], slice(3, 5), slice(2, 7)),
         ([[-9, -9], [99, -9], [99, 99], [-9, 99]], slice(0, 9), slice(0, 11)),
-        ([[2.6, 3], [7.4, 3], [7.4, 5], [2.6, 5]], slice(3, 5), slice(3, 7)),
-        ([[-9, 2], [-2, 2], [-2, 6], [-9, 6]], slice(0, 0), slice(0, 0)),
         ([[20, 2], [25, 2], [25, 6], [20, 6]], slice(0, 0), slice(0, 0)),
-        ([[2, 12], [5, 12], [5, 19]], slice(0, 0), slice(0, 0)),
         ([[2, 3.6], [9, 3.6], [9, 4.4], [2, 4.4]], slice(0, 0), slice(0, 0)),  # between two rows of centres
     ],
 )
@@ -249,13 +236,6 @@ def test_both_implementations_agree(data: Any, masks: str) -> None:
         assert {result.stage for result in results} >= {"decode", "resize", "flip", "normalise"}
 
 
-def test_the_implementations_are_compared_by_the_command(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_detection, "pipeline", partial(object_detection.build, 96, 160))
-    result = CliRunner().invoke(main, ["check", "pipelines.object_detection", "--data", str(root)])
-    assert result.exit_code == 0, result.output
-    assert "within its tolerance" in result.output and "left out" not in result.output
-
-
 class TestBatches:
     def batch(self, data: Any, **settings: Any) -> tuple[list[Any], Any]:
         samples = [object_detection.build(100, 150).run(data[n], n) for n in (0, 3, 4, 5)]
@@ -329,15 +309,10 @@ def delivered(data: Any, masks: str = "polygons", **settings: Any) -> dict[int, 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"num_workers": 1},
         {"num_workers": 2},
-        {"num_workers": 2, "in_order": False},
         {"num_workers": 2, "worker_kind": "thread"},
-        {"num_workers": 2, "lanes": ("cpu", "device")},
         {"num_workers": 2, "lanes": ("cpu", "device"), "in_order": False},
-        {"num_workers": 2, "lanes": ("device",)},
         {"num_workers": 1, "lanes": ("device",)},
-        {"num_workers": 1, "lanes": ("cpu", "device")},
         {"num_workers": 2, "lanes": ("cpu", "device"), "masks": "bitmaps"},
     ],
     ids=lambda settings: "-".join(str(value) for value in settings.values()),

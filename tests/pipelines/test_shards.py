@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader, read_bytes
 from minato_gpu.samples import StageError
 from pipelines import image_classification
 from pipelines.example_photographs import write
@@ -102,12 +102,6 @@ def test_a_shard_that_shrinks_later_fails_its_own_sample(tmp_path: Path) -> None
     with pytest.raises(StageError, match="EOFError") as caught:
         image_classification.build().run(shards[0], 0)
     assert caught.value.origin.path == f"{path}: a.jpg"
-
-
-def test_parts_of_files(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"0123456789")
-    assert bytes(read_bytes(Source(str(tmp_path / "file"), 3, 4, "part"))) == b"3456"
-    assert bytes(read_bytes(tmp_path / "file")) == b"0123456789"
 
 
 @pytest.mark.parametrize("linked", ["a.jpg", "a.cls"])
