@@ -185,17 +185,6 @@ def test_cupy_takes_a_stream_of_pytorch_and_does_not_complain() -> None:
     assert stream.ptr == OfTorch.cuda_stream
 
 
-def test_an_older_cupy_has_but_external_streams() -> None:
-    cuda = SimpleNamespace(Stream=object, ExternalStream=lambda pointer, device: (pointer, device))
-    of_torch: Any = OfTorch()
-    found: Any = accelerator._for_cupy(cuda, of_torch)
-    assert found == (OfTorch.cuda_stream, OfTorch.device_index)
-
-
-def test_streams_of_pytorch_follow_the_protocol_that_cupy_asks_for() -> None:
-    assert hasattr(torch.cuda.Stream, "__cuda_stream__") and hasattr(torch.Stream, "device_index")
-
-
 @pytest.mark.gpu
 def test_a_part_lasts_from_the_end_of_the_one_before_whenever_it_was_issued() -> None:
     device = Accelerator(torch.device("cuda"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
-from minato_gpu.notices import LOGGER
 from minato_gpu.samples import OutputBatch
 from tests.fake_device import FakeDevice, Order
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
@@ -108,24 +106,6 @@ def _one_too_early(one: Bench) -> tuple[Any, Load]:
     return held, early
 
 
-class _FetchFails(FakeDevice):
-    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
-        raise RuntimeError("an illegal memory access was encountered")
-
-
-def test_a_batch_that_cannot_leave_stays() -> None:
-    nbytes = rows_bytes(layout(), ROWS)
-    device = _FetchFails(capacity=2 * nbytes)
-    with bench(device) as one:
-        held, behind = _one_too_early(one)
-        with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
-            one.take(one.load(2))
-        one.check(one.take(behind), 3)
-        one.check(held, 1)
-        device.finish()
-        assert one.wrong == [] and one.allocated() == 0 and one.transfers.stats()["unloaded"] == 0
-
-
 def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
     nbytes = rows_bytes(layout(), ROWS)
     device = FakeDevice(capacity=2 * nbytes)
@@ -158,15 +138,6 @@ def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> No
         device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
         device.finish()
     assert seen == [[1.0], [2.0]]
-
-
-def test_what_was_loaded_of_a_batch_that_fails_is_free_again_at_once() -> None:
-    device = FakeDevice(capacity=1000)
-    with bench(device) as one:
-        load = ValueLoad(lambda: (torch.zeros(200), torch.zeros(100)), 8)
-        one.submit(load)
-        one.issued(load)
-        assert load.error is not None and device.used == 0
 
 
 def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
@@ -259,21 +230,3 @@ def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_b
         device.finish()
         maker.finish()
         assert one.wrong == []
-
-
-def test_a_log_that_raises_does_not_let_the_consumer_wait_for_ever() -> None:
-    class Wrong(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            raise LookupError(record.getMessage())
-
-    wrong = Wrong()
-    LOGGER.addFilter(wrong)
-    try:
-        with bench(FakeDevice(capacity=100)) as one:
-            with pytest.raises(LookupError, match="has no memory for a batch"):
-                one.take(one.load(1))
-            one.device.capacity = 1 << 20
-            one.check(one.take(one.load(2)), 2)
-            assert one.wrong == [] and one.allocated() == 0
-    finally:
-        LOGGER.removeFilter(wrong)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +21,6 @@ from minato_gpu.memory.status_board import (
     NO_LIMIT,
     REPORTING,
     RUN,
-    SINCE_NS,
     SPLITS,
     STAGE,
     STARTED,
@@ -47,16 +45,6 @@ def take(board: WorkerStatusBoard, worker: int, run: int, chunk: int) -> None:
     row = board.row(worker)
     for word, value in ((LIMIT, NO_LIMIT), (STARTED, 0), (RUN, run), (CHUNK, chunk)):
         board.words[row + word] = value
-
-
-def test_workers_have_rows_of_their_own(board: WorkerStatusBoard) -> None:
-    for worker in range(3):
-        for word in (CHUNK, STARTED, LIMIT, SINCE_NS, RUN):
-            board.words[board.row(worker) + word] = 100 * worker + word
-        assert board.give_back(worker, 7 + worker)
-    for worker in range(3):
-        assert [board.words[board.row(worker) + w] for w in (CHUNK, RUN)] == [100 * worker + w for w in (CHUNK, RUN)]
-        assert board.returned(worker) == [7 + worker]
 
 
 def test_the_worker_at_a_chunk_is_found(board: WorkerStatusBoard) -> None:
@@ -152,15 +140,6 @@ def test_a_full_ring_refuses_and_loses_nothing(board: WorkerStatusBoard) -> None
     assert board.returned(2) == list(range(_RING))
     assert board.give_back(2, 77)
     assert board.returned(2) == [77]
-
-
-def test_a_board_attached_by_descriptor_is_the_same(board: WorkerStatusBoard) -> None:
-    other = WorkerStatusBoard(3, fd=os.dup(board.fd))
-    take(board, 2, run=1, chunk=6)
-    assert other.find(1, 6) == 2
-    assert other.give_back(0, 12)
-    assert board.returned(0) == [12]
-    other.close()
 
 
 def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:

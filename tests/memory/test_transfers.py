@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minato_gpu.memory.copies import MOST
-from minato_gpu.memory.loads import Load, RowsLoad, rows_bytes
+from minato_gpu.memory.loads import RowsLoad, rows_bytes
 from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import OutputBatch
 from tests.fake_device import LAZY_COPIES, FakeDevice, Order
@@ -228,31 +228,6 @@ def test_the_consumer_is_recorded_as_user_of_unusual_tensors_too(kind: str, monk
         moved = one.take(load)["x"]
     assert len(recorded) == pieces and all(part.layout is torch.strided for part in recorded)
     assert moved.layout == value.layout and moved.requires_grad == value.requires_grad
-
-
-class _Elsewhere(FakeDevice):
-    """What PyTorch itself has moved there lies on the host no more."""
-
-    device = torch.device("meta")
-
-
-def test_what_stays_when_its_batch_is_unloaded_is_counted_and_recorded_once_it_is_loaded_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device, recorded = _Elsewhere(), list[torch.Tensor]()
-    monkeypatch.setattr(device, "used_here", recorded.append)
-    with bench(device) as one:
-        load = ValueLoad(lambda: [torch.ones(3), torch.ones(4, requires_grad=True), torch.tensor([1j]).conj()], 48)
-        one.submit(load, 2)
-        one.issued(load)
-        measured = load.nbytes
-        for _ in range(2):
-            assert one.transfers._unload_last(Load(0))
-            one.transfers.expect(OutputBatch(0))  # it is loaded again
-            one.issued(load)
-        one.take(load)
-        assert load.nbytes == measured
-    assert sorted(part.nbytes for part in recorded) == [8, 12, 16]
 
 
 def test_closing_waits_for_what_is_under_way_and_ends_the_thread(no_leaks: None) -> None:

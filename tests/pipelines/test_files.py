@@ -136,9 +136,13 @@ def test_a_link_that_leads_round_is_an_error(tmp_path: Path) -> None:
         find(tmp_path, (".jpg",))
 
 
-def test_a_folder_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_folders_that_are_absent_or_empty(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="absent"):
         find(tmp_path / "absent", (".jpg",))
+    with pytest.raises(FileNotFoundError, match="no class folders"):
+        ImageFolder(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        ImageFolder(tmp_path / "absent")
 
 
 def test_images_without_objects_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from minato_gpu.parity import check
 from minato_gpu.samples import StageError
 from pipelines import detection_stages, image_stages, object_detection
 from pipelines.coco import CocoDetection
-from pipelines.example_detections import scenes, write
+from pipelines.example_detections import write
 from pipelines.example_photographs import with_orientation
 from pipelines.image_classification import STD
 
@@ -215,19 +214,6 @@ def test_a_sample_from_beginning_to_end(data: Any) -> None:
         assert (sample["boxes"] >= 0).all() and (sample["boxes"] <= [width, height] * 2).all()
 
 
-def test_features(data: Any) -> None:
-    pipeline = object_detection.build(100, 150)
-    for number in range(len(data)):
-        fields = pipeline.run(data[number], 5, stop=pipeline.host_prefix)
-        found = dict(zip(pipeline.feature_names, pipeline.features(fields), strict=True))
-        height, width = (int(n) for n in data[number]["declared"])
-        encoded = Path(data[number]["path"]).stat().st_size
-        progressive = scenes()[Path(data[number]["path"]).stem].progressive
-        assert found["place.encoded_bytes"] == encoded and found["place.pixels"] == height * width
-        assert found["place.target_pixels"] == np.prod(fields["shape"])
-        assert found["place.progressive_bytes"] == (encoded if progressive else 0)
-
-
 @pytest.mark.parametrize("masks", object_detection.MASKS)
 def test_both_implementations_agree(data: Any, masks: str) -> None:
     for sizes in ((160, 266), (67, 400)):
@@ -266,13 +252,6 @@ class TestBatches:
         assert self.batch(data, divisor=1)[1]["image"].shape[2:] == (100, 150)
         with pytest.raises(ValueError, match="divisor"):
             self.batch(data, divisor=0)
-
-    def test_it_goes_to_workers(self, data: Any) -> None:
-        sent = partial(object_detection.pad_batch, divisor=64), object_detection.build(100, 150), data
-        collate, pipeline, images = pickle.loads(pickle.dumps(sent))
-        samples, batch = self.batch(data, divisor=64)
-        assert torch.equal(collate(samples)["image"], batch["image"])
-        assert np.array_equal(pipeline.run(images[3], 3)["image"], samples[1]["image"])
 
     def test_read_only_samples_and_tensors_are_welcome(self, data: Any) -> None:
         samples, batch = self.batch(data)
@@ -353,13 +332,7 @@ class TestErrors:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"shorter": 0},
-        {"shorter": 900, "longest": 800},
-        {"flip": 1.5},
-        {"masks": "bitmap"},
-        {"std": (0.1, 0, 0.1)},
-    ],
+    [{"shorter": 0}, {"shorter": 900, "longest": 800}, {"flip": 1.5}, {"masks": "bitmap"}, {"std": (0.1, 0, 0.1)}],
 )
 def test_nonsense_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError):

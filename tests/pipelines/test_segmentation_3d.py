@@ -284,14 +284,8 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"patch": (0, 8, 8)},
-        {"patch": (8, 8)},
-        {"oversampling": 1.5},
-        {"flip": -0.1},
-        {"brightness": 1.0},
-        {"noise": -1.0},
-        {"probability": 2.0},
-        {"dtype": "int8"},
+        *({"patch": (0, 8, 8)}, {"patch": (8, 8)}, {"oversampling": 1.5}, {"flip": -0.1}),
+        *({"brightness": 1.0}, {"noise": -1.0}, {"probability": 2.0}, {"dtype": "int8"}),
     ],
 )
 def test_nonsense_is_refused(settings: dict[str, Any]) -> None:

@@ -152,7 +152,7 @@ def many(path: Path) -> tuple[bytearray, list[int]]:
     return bytearray(path.read_bytes()), [*begins, begins[-1] + 2 * tarfile.BLOCKSIZE]
 
 
-@pytest.mark.parametrize("member", [2, 11, 19])
+@pytest.mark.parametrize("member", [2, 19])
 def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path, member: int) -> None:
     data, begins = many(tmp_path / "one.tar")
     data[begins[member] + 10] ^= 1

@@ -231,13 +231,6 @@ class TestAugmentation:
         )
         assert (masked["features"] == 0).all()
 
-    def test_no_masks_no_change(self) -> None:
-        params = speech_stages.draw_masks(stream(0), {}, frequency_masks=0, time_masks=0)
-        features = {"features": np.ones((4, 9), np.float32)}
-        assert (
-            speech_stages.spec_augment(np, features, params, frequency_width=2, time_width=0.5)["features"] == 1
-        ).all()
-
     def test_splicing_stacks_neighbours_and_fills_up_the_end(self) -> None:
         features = np.array([[1, 2, 3, 4, 5], [10, 20, 30, 40, 50]], np.float32)
         spliced = speech_stages.splice_frames(np, {"features": features}, {}, splice=3)["features"]

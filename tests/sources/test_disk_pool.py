@@ -178,11 +178,8 @@ def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, sourc
     on_bench(FakeTier(), act)
 
 
-@pytest.mark.parametrize("has_copy", [False, True])
-def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, has_copy: bool) -> None:
+def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) -> None:
     tier = FakeTier()
-    if has_copy:
-        tier.copies[name_of((source.path, 0, None))] = version_of(source), b"copy"
 
     async def act(bench: Bench) -> None:
         tier.may_find.clear()
@@ -191,15 +188,9 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, ha
         assert bench.cancelled == []
         tier.may_find.set()
         found = await bench.told.get()
-        if has_copy:
-            assert found["data"] == b"copy", "it is there, and may be kept"
-        else:
-            assert isinstance(found["error"], CancelledError)
+        assert isinstance(found["error"], CancelledError)
         bench.pool.submit(1, source)
-        if has_copy:
-            assert (await bench.told.get())["data"] == b"copy"
-        else:
-            assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
+        assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
 
     on_bench(tier, act)
 
@@ -322,17 +313,6 @@ def test_what_goes_goes_before_what_comes_is_written(source: Source) -> None:
         assert tier.copies.keys() == {name_of(source.key)}
 
     on_bench(tier, act)
-
-
-def test_what_is_to_go_goes_before_the_end() -> None:
-    tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
-        for key in removable(tier, bench):
-            bench.pool.let_go(key)
-
-    on_bench(tier, act)
-    assert not tier.copies
 
 
 def test_names_and_versions(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

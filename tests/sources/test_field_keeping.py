@@ -174,15 +174,6 @@ def test_what_bounds_the_epoch_decides(read_s: float, keeps_raw: bool, all_or_no
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
 
 
-def test_another_process_knows_what_this_one_does() -> None:
-    memory = MemoryTier(10 * FIELD, 1000)
-    choice = learned(10 * FIELD, 1 * MS, memory=memory)
-    choice.choose(RAW)
-    later = keeping(10 * FIELD, memory=memory)
-    later.choose(RAW)
-    assert later.shares == choice.shares is not None
-
-
 # --- on their way from workers ---------------------------------------------------------------------------------
 
 

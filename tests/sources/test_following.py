@@ -72,13 +72,6 @@ def test_of_ranks_on_one_directory_what_any_of_them_reads_stays() -> None:
     assert not made.may([other, third]), "who has come since reads something else"
 
 
-def test_ranks_that_read_the_whole_set_together_keep_what_came_first() -> None:
-    made = following(*(part_of(begun(rank=rank)) for rank in (1, 2, 3)))
-    assert staying(made) == {*range(SAMPLES)}
-    assert made.why.startswith("minio: one reader of the whole set")
-    assert not made.may([])
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -154,3 +154,15 @@ async def test_files_that_do_not_tell_their_size(tmp_path: Path, where: Where) -
         assert reads.pool._uncached._dontcache
         reads.pool.submit(0, Source(str(tmp_path / "empty"), 0, 7))
         assert str((await reads.told(1))[0][4]).endswith("ends 7 bytes too early")
+
+
+@in_a_loop
+async def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
+    async with Reads(Where.BLOCK) as reads:
+        for content in (b"before", b"behind"):
+            (tmp_path / "new").write_bytes(content)
+            (tmp_path / "new").rename(tmp_path / "shard")
+            reads.pool.submit(0, Source(str(tmp_path / "shard"), 0, 6))
+            _, _, block, nbytes, error = (await reads.told(1))[0]
+            assert error is None and bytes(Blocks(reads.arena).view(block, nbytes)) == content
+        assert not [link for link in open_links() if str(tmp_path) in link and "(deleted)" in link]

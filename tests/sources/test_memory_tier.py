@@ -98,13 +98,6 @@ def epoch(books: Books, number: int, order: Integers, orders: Shares | None, par
     return float(np.mean(found))
 
 
-def test_parts_of_a_sample_are_items_of_their_own() -> None:
-    books = Books(100 * PAGE, 5)
-    assert list(books.tier.items(3, 2)) == [3, 8]
-    assert list(books.tier.items(4, 1)) == [4]
-    assert list(books.tier.items(1, 4)) == [1, 6, NO_ITEM, NO_ITEM], "the first sample had two"
-
-
 def test_a_first_sample_without_sources() -> None:
     """It tells nothing of how many there are of each."""
     books = Books(100 * PAGE, 6)

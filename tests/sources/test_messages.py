@@ -40,13 +40,6 @@ def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[
     assert told(*tickets, known=known)[1] == delays
 
 
-def test_a_loader_that_is_fast_does_not_come_to_the_end_of_what_it_knows() -> None:
-    delays = told(*range(400, 500), known=200)[1]
-    assert delays[0] == LATER_S
-    assert delays[50] == SOON_S
-    assert all(delay is None for at, delay in enumerate(delays) if at not in (0, 50))
-
-
 def test_a_loader_that_needs_what_has_come_does_not_wait_for_more_to_come() -> None:
     """Such as that for the last samples of an epoch."""
     telling, delays = told(900, 901, 902, known=900)
@@ -56,14 +49,6 @@ def test_a_loader_that_needs_what_has_come_does_not_wait_for_more_to_come() -> N
     assert telling.look(3) is None, "that is known"
     telling.take()
     assert telling.look(0) is None, "nothing is left to be told"
-
-
-def test_what_is_taken_is_told_once() -> None:
-    telling, _ = told(3, 2, known=0)
-    taken = telling.take()
-    assert taken == [(3, (PLACE,)), (2, (PLACE,))]
-    assert telling.take() == []
-    assert telling.add((4, ()), 3) == SOON_S, "a timer of its own"
 
 
 # --- what the loader says together -----------------------------------------------------------------------------

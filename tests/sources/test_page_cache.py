@@ -249,12 +249,3 @@ def test_what_is_read_and_written_past_it_does_not_fill_it(fd: int, dontcache: b
         assert uncached.read(fd, into, number * size) == size and into == data
     assert (cached_pages(fd) or 0) < pages // 16
     assert uncached.read(fd, into, 64 * size - 5000) == 5000 and uncached.read(fd, into, 64 * size) == 0
-
-
-def test_where_the_kernel_cannot_it_is_done_by_hand() -> None:
-    file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)  # which has no reads that leave the page cache alone
-    uncached = Uncached()
-    uncached.write(file, memoryview(b"x" * 5000), 0)
-    into = memoryview(bytearray(5000))
-    assert uncached.read(file, into, 0) == 5000 and into == b"x" * 5000
-    os.close(file)

@@ -6,7 +6,6 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from minato_gpu.sources.hedging import ATTEMPTS
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.source import Source
-from tests.leaks import open_links
 from tests.sources.virtual import run
 
 SIZE = 64
@@ -284,32 +282,3 @@ def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
         return storage.requests, storage.under_way
 
     assert run(main()) == (2, 0)
-
-
-def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
-    arena = Arena("test")
-    blocks = Blocks(arena)
-    found: list[bytes] = []
-
-    async def main() -> None:
-        came = asyncio.Event()
-
-        def done(number: int, block: int, nbytes: int, error: BaseException | None, _: float) -> None:
-            assert error is None
-            found.append(bytes(arena.buffer[block + 8 : block + 8 + nbytes]))
-            came.set()
-
-        pool = ReaderPool(blocks, done)
-        for number, content in enumerate([b"before", b"behind"]):
-            (tmp_path / "new").write_bytes(content)
-            (tmp_path / "new").rename(tmp_path / "shard")
-            came.clear()
-            pool.submit(number, Source(str(tmp_path / "shard"), 0, 6))
-            await came.wait()
-        await pool.close()
-
-        assert not [link for link in open_links() if str(tmp_path) in link and "(deleted)" in link]
-
-    asyncio.run(main())
-    arena.close()
-    assert found == [b"before", b"behind"]

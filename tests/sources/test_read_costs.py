@@ -27,12 +27,8 @@ def test_a_latency_and_a_rate_are_found() -> None:
     assert costs.compared(10**6) / costs.compared(1000) == pytest.approx(0.22 / 0.0202, rel=0.2)
 
 
-def test_nothing_is_known_before_the_first() -> None:
-    assert ReadCosts().seconds(10**6) == 0.0
-    assert ReadCosts().compared(10**6) == 1.0, "a cost of nothing would be worth nothing"
-
-
 def test_of_one_size_all_cost_the_same() -> None:
+    assert ReadCosts().seconds(10**6) == 0.0 and ReadCosts().compared(10**6) == 1.0, "before anything is known"
     costs = fitted([3000] * 50, np.random.default_rng(1).exponential(0.01, 50).tolist())
     assert costs.seconds(3000) == costs.seconds(10**6) == pytest.approx(0.01, rel=0.5)
     assert costs.compared(3000) == 1.0

@@ -225,18 +225,6 @@ def test_copies_that_come_from_disk_are_no_reads_but_are_kept_and_not_written_ag
     bench.check()
 
 
-def test_what_is_not_wanted_soon_is_not_written() -> None:
-    bench = Kept(0)
-    bench.disk.late = {(1, 0)}
-    for sample in range(2):
-        bench.wanted(0, sample, sample, f"{sample}")
-        bench.finish(sample, version=b"1")
-    assert [path for path, _ in bench.disk.waiting] == ["0"]
-    bench.disk.finish()
-    bench.service.drop()
-    bench.check()
-
-
 def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
     bench = Kept(0)
     bench.disk.late = {(1, 5), (2, 4)}
