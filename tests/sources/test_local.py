@@ -53,11 +53,12 @@ class Reads:
         self.pool = LocalReads(Blocks(self.arena), self._ended.put_nowait, placing=Always(self.where))
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        assert self._ended.empty()
+    async def __aexit__(self, error: object, *_: object) -> None:
         self.pool.close()
-        for thread in self.pool._threads:
-            thread.join()
+        if error is None:  # else threads may wait for pipes
+            assert self._ended.empty()
+            for thread in self.pool._threads:
+                thread.join()
         self.arena.close()
 
     async def all(self, sources: Iterable[Source], less: int = 0) -> dict[int, Ended]:
