@@ -1,4 +1,4 @@
-"""The reader pool on a virtual clock, before storage whose latency the test chooses; and before real files."""
+"""The reader pool on a virtual clock, before storage whose latency the test chooses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -282,3 +284,21 @@ def test_what_is_under_way_or_pauses_ends_with_the_pool() -> None:
         return storage.requests, storage.under_way
 
     assert run(main()) == (2, 0)
+
+
+def test_how_long_the_read_of_a_file_took_is_told(tmp_path: Path) -> None:
+    """On a real clock. A cache weighs copies by it."""
+    (tmp_path / "file").write_bytes(b"content")
+    arena = Arena("test")
+
+    async def main() -> tuple[Any, ...]:
+        ended: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+        pool = ReaderPool(Blocks(arena), lambda *each: ended.put_nowait(each))
+        pool.submit(0, Source(str(tmp_path / "file")))
+        found = await ended.get()
+        await pool.close()
+        return found
+
+    number, _, nbytes, error, seconds = asyncio.run(main())
+    arena.close()
+    assert (number, nbytes, error) == (0, 7, None) and seconds > 0
