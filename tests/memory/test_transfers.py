@@ -108,6 +108,15 @@ def test_rows_from_many_slabs_are_gathered_on_the_host_and_copied_once() -> None
         assert one.allocated() == 0
 
 
+def test_slabs_are_free_again_once_the_copies_are_through() -> None:
+    with bench(FakeDevice(LAZY_COPIES)) as one:
+        load = one.load(1)
+        one.issued(load)
+        assert one.allocated() > 0, "the copy has not run yet"
+        one.check(one.take(load), 1)  # the consumer's stream forces it
+        assert one.allocated() == 0
+
+
 def test_a_budget_of_one_batch_holds_the_next_back_until_the_consumer_takes_it() -> None:
     nbytes = rows_bytes(layout(), ROWS)
     with bench(FakeDevice(), limit=nbytes) as one:
