@@ -133,10 +133,10 @@ def test_latency_and_its_tail_are_hidden(latency_ms: int, rate: int) -> None:
         storage = Storage(tailed(latency_ms / 1e3, 1))
         consumer, now = Consumer(storage, rate, 1024), asyncio.get_running_loop().time()
         await consumer.use(now + 2)
-        used = await consumer.use(now + 10)
+        used = await consumer.use(now + 6)
         assert consumer.pool.stats()["hedges"] <= 0.06 * storage.requests + 16
         await consumer.close()
-        return used / 8 / rate
+        return used / 4 / rate
 
     assert run(main()) >= 0.97
 
@@ -147,14 +147,14 @@ def test_a_small_window_is_not_held_up_by_the_slowest() -> None:
     async def main() -> tuple[float, int]:
         consumer, now = Consumer(Storage(tailed(0.1, 3)), 667, 256), asyncio.get_running_loop().time()
         await consumer.use(now + 2)
-        used = await consumer.use(now + 12)
+        used = await consumer.use(now + 7)
         won = consumer.pool.stats()["hedges_won"]
         await consumer.close()
-        return used / 10 / 667, won
+        return used / 5 / 667, won
 
     share, won = run(main())
     assert share >= 0.9
-    assert won > 50
+    assert won > 20
 
 
 @pytest.mark.parametrize("factor", [0.1, 10.0])
