@@ -18,7 +18,7 @@ FAULTS = (
         "window/assembly.py",
         "record.sources.get(serial) for serial",
         "record.sources[serial] for serial",
-        ("window/test_assembly.py", "sources/test_read_ahead.py"),
+        ("window/test_assembly.py",),
     ),
     Fault(
         "memory of a run that was given up is free while workers write",
