@@ -22,7 +22,7 @@ from benchmarks.session.request import LEAST_S, Request
 FIRST = "tests/lanes/test_on_a_gpu.py"
 """The file that is worth most: the device lane's own."""
 
-_TOY = "tests/memory/test_nvml.py"
+_TOY = "tests/memory/test_accelerator.py"
 _MARK = "mark.gpu"
 _AT_ONCE = 3
 _EACH_S = 60.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -112,13 +111,6 @@ def test_minio_keeps_who_came_first(epochs: list[list[int]], capacity: int) -> N
     for keys, found in zip(epochs, hits(Minio(capacity), epochs), strict=True):
         assert found == [key in seen & first for key in keys]
         seen |= set(keys)
-
-
-@given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 6))
-def test_minio_of_one_reader_hits_exactly_its_share(count: int, capacity: int, epochs: int) -> None:
-    rng = np.random.default_rng(count)
-    found = hits(Minio(capacity), [rng.permutation(count).tolist() for _ in range(epochs + 1)])
-    assert [sum(each) for each in found] == [0] + [min(capacity, count)] * epochs
 
 
 @given(epochs_of_keys, st.integers(0, KEYS))

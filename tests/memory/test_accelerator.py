@@ -3,6 +3,7 @@ wrong name or argument is found, and by CuPy's own classes, which need no device
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections import defaultdict
@@ -15,12 +16,13 @@ from unittest import mock
 import pytest
 import torch
 
-from minato_gpu.memory import accelerator
+from minato_gpu.memory import accelerator, nvml
 from minato_gpu.memory.accelerator import Accelerator
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 MADE: Any = "made"  # an event, by its name
+_CYCLES = 1 << 23
 
 
 class Driver:
@@ -183,12 +185,77 @@ def test_cupy_takes_a_stream_of_pytorch_and_does_not_complain() -> None:
     assert stream.ptr == OfTorch.cuda_stream
 
 
-def test_an_older_cupy_has_but_external_streams() -> None:
-    cuda = SimpleNamespace(Stream=object, ExternalStream=lambda pointer, device: (pointer, device))
-    of_torch: Any = OfTorch()
-    found: Any = accelerator._for_cupy(cuda, of_torch)
-    assert found == (OfTorch.cuda_stream, OfTorch.device_index)
+@pytest.mark.gpu
+def test_a_part_lasts_from_the_end_of_the_one_before_whenever_it_was_issued() -> None:
+    device = Accelerator(torch.device("cuda"))
+    with device.running(device.stream()):
+        torch.cuda._sleep(_CYCLES)  # the host is far ahead from here on
+        marks = []
+        for factor in (1, 4, 2):
+            marks.append(device.event(timed=True))
+            torch.cuda._sleep(factor * _CYCLES)
+            marks.append(device.event(timed=True))
+        marks[-1].synchronize()
+        spans = zip(marks[::2], marks[1::2], strict=True)
+        one, four, two = (device.seconds(begin, end) for begin, end in spans)
+    assert 0 < one < two < four, "each for itself, although all were issued at once"
 
 
-def test_streams_of_pytorch_follow_the_protocol_that_cupy_asks_for() -> None:
-    assert hasattr(torch.cuda.Stream, "__cuda_stream__") and hasattr(torch.Stream, "device_index")
+# --- NVML ------------------------------------------------------------------------------------------------------
+
+
+class _Error(Exception):
+    pass
+
+
+class _Library:
+    """A module ``pynvml``. ``fails``: the function that raises; ``kind``: of the device, as its UUID begins."""
+
+    NVMLError = _Error
+
+    def __init__(self, fails: str = "", kind: str = "GPU-") -> None:
+        self.fails = fails
+        self.kind = kind
+        self.open = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            if name == self.fails:
+                raise _Error(name)
+            self.open += {"nvmlInit": 1, "nvmlShutdown": -1}.get(name, 0)
+            if name == "nvmlDeviceGetHandleByUUID":
+                if not str(arguments[0]).startswith(self.kind):
+                    raise _Error("not found")
+                return arguments[0]
+            return SimpleNamespace(gpu=37, used=3 << 30, total=80 << 30)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("library", "utilisation"),
+    [(_Library(), 0.37), (_Library("nvmlDeviceGetUtilizationRates", "MIG-"), None)],
+    ids=["a GPU", "a part of one"],
+)
+def test_figures(monkeypatch: pytest.MonkeyPatch, library: _Library, utilisation: float | None) -> None:
+    """NVML knows a part by "MIG-" and its UUID, and answers that its utilisation is not supported."""
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    expected = {"utilisation": utilisation, "memory_used_bytes": 3 << 30, "memory_total_bytes": 80 << 30}
+    assert nvml.reading("1") == expected
+    assert library.open == 0
+
+
+@pytest.mark.parametrize("fails", ["nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", None])
+def test_no_driver_no_such_device_no_permission_no_package(monkeypatch: pytest.MonkeyPatch, fails: str | None) -> None:
+    library = None if fails is None else _Library(fails)
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    assert nvml.reading("1") is None
+    assert library is None or library.open == 0
+
+
+@pytest.mark.gpu
+def test_a_real_device() -> None:
+    found = nvml.reading(Accelerator(torch.device("cuda")).uuid)
+    assert found is not None
+    used, total = found["memory_used_bytes"], found["memory_total_bytes"]
+    assert used is not None and total is not None and used <= total

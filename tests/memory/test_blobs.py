@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import datetime
 import enum
@@ -44,10 +43,6 @@ class Own:
     name: str
     pixels: Any
     more: Any = None
-
-
-class Sub(np.ndarray[Any, Any]):
-    """An array class of the user's own."""
 
 
 class Tagged(torch.Tensor):
@@ -92,16 +87,11 @@ def test_nested_objects_with_arrays_of_any_length(tree: Any, lengths: list[int])
 _OBJECTS: dict[str, Any] = {
     "dataclass": Own("a", np.arange(4), [Own("b", torch.ones(2))]),
     "enum and date": (Colour.RED, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
-    "ordered": collections.OrderedDict(b=1, a=np.ones(2)),
     "array of objects": [np.array([1, "x", None], object), np.array(["text"]), np.ma.masked_array([1], [True])],
     "records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-    "array class": np.arange(3).view(Sub),
     "Fortran order": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
     "reversed array": np.arange(5)[::-1],
-    "zero-dimensional array": np.array(3.5),
-    "empty array": np.empty((0, 3), np.int16),
     "bytearray": bytearray(b"ab" * 40000),
-    "sizes": torch.Size([2, 3]),
     "dtype and device": (torch.float16, torch.device("cpu")),
     "error": ValueError("text", 3),
 }
@@ -133,11 +123,9 @@ def test_a_view_of_a_foreign_format_cannot_be_sent() -> None:
 
 _IN_MEMORY: dict[str, Any] = {
     "transposed": torch.arange(6.0).view(2, 3).t(),
-    "pictures as channels": torch.arange(24).view(2, 4, 3).permute(2, 0, 1),
     "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "part of a tensor": torch.arange(48.0).view(2, 4, 6)[:, 1:3].permute(2, 0, 1).contiguous().permute(1, 2, 0),
     "array in Fortran's order": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "array of pictures as channels": np.arange(24).reshape(2, 4, 3).transpose(2, 0, 1),
 }
 
 
@@ -175,12 +163,12 @@ def test_of_what_has_gaps_the_order_stays_without_them() -> None:
     assert got.stride() == (1, 12, 6)
 
 
-@pytest.mark.parametrize("value", [3, *_OBJECTS.values(), [torch.ones(5), np.ones(5), torch.empty(0)]], ids=str)
-def test_pieces_make_up_the_blob(value: Any) -> None:
-    dumped = blobs.dump(value)
-    whole = bytearray(dumped.nbytes)
-    blobs.write(memoryview(whole), dumped)
-    assert b"".join(blobs.pieces(dumped)) == whole
+def test_pieces_make_up_the_blob() -> None:
+    for value in (3, [*_OBJECTS.values()], [torch.ones(5), np.ones(5), torch.empty(0)]):
+        dumped = blobs.dump(value)
+        whole = bytearray(dumped.nbytes)
+        blobs.write(memoryview(whole), dumped)
+        assert b"".join(blobs.pieces(dumped)) == whole
 
 
 _TENSORS: dict[str, Any] = {
@@ -189,10 +177,8 @@ _TENSORS: dict[str, Any] = {
         torch.tensor([[0, 0]]), torch.ones(2), (3,), check_invariants=True
     ),
     "parameter": torch.nn.Parameter(torch.ones(3)),
-    "frozen parameter": torch.nn.Parameter(torch.ones(3), requires_grad=False),
     "requires grad": torch.ones(3, requires_grad=True),
     "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
-    "negative": torch.tensor([1 + 2j]).conj().imag,
     "complex halves": torch.arange(8, dtype=torch.float16).view(torch.complex32),
     "tensor class": torch.ones(2).as_subclass(Tagged),
 }
@@ -216,40 +202,24 @@ def test_compressed_sparse_tensors(layout: torch.layout) -> None:
     same(there(value)[0], value)
 
 
-def test_ragged_tensors() -> None:
-    parts = [torch.ones(2), torch.arange(3.0)]
-    value = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_of_the_strided_layout() -> None:
-    """torch.multiprocessing sends them."""
+def test_what_torch_multiprocessing_sends_besides() -> None:
     parts = [torch.ones(2), torch.arange(3.0)]
-    value = torch.nested.as_nested_tensor(parts)
-    assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
-
-
-def test_storages() -> None:
-    """torch.multiprocessing sends them."""
-    value = torch.arange(4, dtype=torch.uint8).untyped_storage()
-    assert list(there(value)[0]) == [0, 1, 2, 3]
+    for layout in (torch.jagged, torch.strided):
+        value = torch.nested.as_nested_tensor(parts, layout=layout)
+        assert all(torch.equal(one, other) for one, other in zip(there(value)[0].unbind(), parts, strict=True))
+    assert list(there(torch.arange(4, dtype=torch.uint8).untyped_storage())[0]) == [0, 1, 2, 3]
 
 
 def test_a_tensor_and_its_views_still_share_memory() -> None:
     base = torch.arange(12.0)
     got, _ = there({"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
     same(got, {"base": base, "again": base, "row": base.view(3, 4)[1], "back": base.view(3, 4).t()})
+    small = torch.arange(6, dtype=torch.uint8)
+    same(there([small, small[:4].view(torch.int32)])[0], [small, small[:4].view(torch.int32)])
     assert got["again"] is got["base"]
     got["base"][5] = 100
     assert got["row"][1] == 100 and got["back"][1, 1] == 100
-
-
-def test_views_of_another_dtype_and_length() -> None:
-    """Six bytes, and the first four of them as one integer."""
-    base = torch.arange(6, dtype=torch.uint8)
-    value = [base, base[:4].view(torch.int32)]
-    same(there(value)[0], value)
 
 
 def test_a_small_view_of_a_large_tensor_travels_alone() -> None:

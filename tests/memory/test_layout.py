@@ -148,21 +148,14 @@ _REFUSED = {
     "strings alone": {"a": "x", "b": [b"y"]},
     "zero-dimensional array": np.array(1.0),
     "array of objects": np.array([1, "x"], object),
-    "array of strings": np.array(["x"]),
     "big-endian array": np.zeros(2, ">f4"),
     "reversed array": np.arange(3)[::-1],
     "records": np.zeros(2, [("a", "f4")]).view(np.recarray),
-    "masked big-endian array": np.ma.masked_array(np.zeros(2, ">f4")),
-    "array of characters": np.char.array(["x"]),
     "unsigned scalar": np.uint64(3),
-    "complex number": 1j,
     "empty list": [torch.zeros(1), []],
-    "set": {1},
     "sparse tensor": torch.eye(2).to_sparse(),
     "tensor with gradient": torch.ones(2, requires_grad=True),
-    "parameter": torch.nn.Parameter(torch.ones(2)),
     "conjugate view": torch.ones(2, dtype=torch.complex64).conj(),
-    "negative view": torch.ones(2, dtype=torch.complex64).conj().imag,
     **{
         f"halves of {name}": torch.zeros(2, dtype=torch.float32).view(getattr(torch, name))
         for name in ("complex32", "bcomplex32")  # the latter in newer versions of PyTorch
@@ -183,9 +176,7 @@ class Own(np.ndarray):
 
 _SUBCLASSES: dict[str, Callable[[Any], Any]] = {
     "memmap": lambda array: array.view(np.memmap),
-    "matrix": lambda array: array.view(np.matrix),
     "masked array": lambda array: np.ma.masked_array(array, array > 2),
-    "record array": lambda array: array.view(np.recarray),
     "a class of its own": lambda array: array.view(Own),
 }
 
@@ -216,24 +207,16 @@ _LIKE = {"x": np.zeros((2, 3), np.float32), "t": torch.zeros(2), "n": 1, "s": "t
 _DIFFERENT: dict[str, dict[str, Any]] = {
     "shape": {"x": np.zeros((3, 2), np.float32)},
     "broadcastable shape": {"x": np.zeros((1, 3), np.float32)},
-    "number of dimensions": {"x": np.zeros(3, np.float32)},
     "array dtype": {"x": np.zeros((2, 3), np.float64)},
-    "array for tensor": {"t": np.zeros(2, np.float32)},
     "tensor for array": {"x": torch.zeros(2, 3)},
     "tensor dtype": {"t": torch.zeros(2, dtype=torch.float64)},
-    "tensor shape": {"t": torch.zeros(1)},
     "tensor with gradient": {"t": torch.zeros(2, requires_grad=True)},
-    "sparse tensor": {"t": torch.zeros(2).to_sparse()},
     "float for int": {"n": 1.0},
     "bool for int": {"n": True},
     "NumPy's int for int": {"n": np.int64(1)},
     "int too large": {"n": 1 << 63},
-    "bytes for str": {"s": b"text"},
     "tuple for namedtuple": {"p": (1.0, [True])},
-    "tuple for list": {"p": Pair(1.0, (True,))},
-    "longer list": {"p": Pair(1.0, [True, False])},
     "further key": {"y": 0},
-    "None": {"t": None},
 }
 
 
@@ -258,32 +241,22 @@ def test_a_missing_or_renamed_key_is_refused(name: str) -> None:
             layout.write(views, 0, sample)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [np.zeros(3, np.float64), np.zeros(2, np.float32), np.float32(1), torch.zeros(3), np.zeros(6, np.float32)[::-2]],
-)
-def test_the_short_cut_for_single_arrays_refuses_too(other: Any) -> None:
-    layout = Layout.of(np.zeros(3, np.float32))
-    assert layout is not None
-    write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
-    write(0, np.ones(3, np.float32))
-    with pytest.raises(Mismatch):
-        write(0, other)
+_OTHERS: list[tuple[Any, Any]] = [
+    *((np.ones(3, np.float32), other) for other in (np.zeros(3), np.zeros(2, "f4"), np.float32(1), torch.zeros(3))),
+    (np.ones(3, np.float32), np.zeros(6, np.float32)[::-2]),
+    *((torch.ones(3), other) for other in (torch.zeros(3).double(), torch.zeros(2), np.zeros(3, "f4"), 1.0)),
+    *((torch.ones(3), torch.zeros(3, **how)) for how in ({"requires_grad": True}, {"device": "meta"})),
+    (torch.ones(3), torch.zeros(3).to_sparse()),
+    (torch.ones(3), torch.nn.Parameter(torch.zeros(3))),
+]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        *(torch.zeros(3, dtype=torch.float64), torch.zeros(2), torch.zeros(3, requires_grad=True), np.zeros(3, "f4")),
-        *(torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"), torch.nn.Parameter(torch.zeros(3)), 1.0),
-    ],
-    ids=str,
-)
-def test_the_short_cut_for_single_tensors_refuses_too(other: Any) -> None:
-    layout = Layout.of(torch.zeros(3))
+@pytest.mark.parametrize(("like", "other"), _OTHERS, ids=str)
+def test_the_short_cuts_for_single_arrays_and_tensors_refuse_too(like: Any, other: Any) -> None:
+    layout = Layout.of(like)
     assert layout is not None
     write = layout.writer(layout.views(np.zeros(64, np.uint8), 0, 1))
-    write(0, torch.ones(3))
+    write(0, like)
     with pytest.raises(Mismatch):
         write(0, other)
 

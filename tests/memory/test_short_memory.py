@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from minato_gpu.memory.loads import Load, rows_bytes
 from minato_gpu.memory.values import ValueLoad
-from minato_gpu.notices import LOGGER
 from minato_gpu.samples import OutputBatch
 from tests.memory.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.support.fake_device import FakeDevice, Order
@@ -59,16 +57,6 @@ def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_row
         assert one.wrong == [] and device.failed
     gc.collect()
     assert device.used == 0
-
-
-def test_a_batch_that_is_no_rows_is_issued_once_more_too() -> None:
-    device, seen = _EventFails(), []
-    with bench(device) as one:
-        load = ValueLoad(lambda: torch.arange(3), 24)
-        one.submit(load)
-        device.read(one.take(load), lambda tensor: seen.append(tensor.tolist()))
-        device.finish()
-    assert seen == [[0, 1, 2]] and device.failed
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -118,24 +106,6 @@ def _one_too_early(one: Bench) -> tuple[Any, Load]:
     return held, early
 
 
-class _FetchFails(FakeDevice):
-    def fetch(self, tensor: torch.Tensor, event: Any) -> Any:
-        raise RuntimeError("an illegal memory access was encountered")
-
-
-def test_a_batch_that_cannot_leave_stays() -> None:
-    nbytes = rows_bytes(layout(), ROWS)
-    device = _FetchFails(capacity=2 * nbytes)
-    with bench(device) as one:
-        held, behind = _one_too_early(one)
-        with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
-            one.take(one.load(2))
-        one.check(one.take(behind), 3)
-        one.check(held, 1)
-        device.finish()
-        assert one.wrong == [] and one.allocated() == 0 and one.transfers.stats()["unloaded"] == 0
-
-
 def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
     nbytes = rows_bytes(layout(), ROWS)
     device = FakeDevice(capacity=2 * nbytes)
@@ -154,21 +124,6 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         assert one.wrong == [] and one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
 
 
-def test_for_a_batch_that_the_consumer_waits_for_no_more_nothing_leaves() -> None:
-    """It has been told of a time-out, say, and may be taking the next one at this very moment."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device = FakeDevice(capacity=2 * nbytes)
-    with bench(device) as one:
-        held, due = _one_too_early(one)
-        one.transfers.expect(due.order)
-        one.issued(one.load(2))
-        assert due.issued and one.transfers.stats()["unloaded"] == 0
-        one.check(one.take(due), 3)
-        one.check(held, 1)
-        device.finish()
-        assert one.wrong == []
-
-
 def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
     """One of its two tensors found memory, which the batch that is due needs."""
     device, seen = FakeDevice(capacity=1000), []
@@ -183,15 +138,6 @@ def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> No
         device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
         device.finish()
     assert seen == [[1.0], [2.0]]
-
-
-def test_what_was_loaded_of_a_batch_that_fails_is_free_again_at_once() -> None:
-    device = FakeDevice(capacity=1000)
-    with bench(device) as one:
-        load = ValueLoad(lambda: (torch.zeros(200), torch.zeros(100)), 8)
-        one.submit(load)
-        one.issued(load)
-        assert load.error is not None and device.used == 0
 
 
 def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
@@ -268,47 +214,6 @@ def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_i
         assert one.wrong == []
 
 
-class _Meanwhile(FakeDevice):
-    """Something happens when it has no memory."""
-
-    def happens(self) -> None:
-        pass
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        try:
-            return super().empty(nbytes)
-        except torch.OutOfMemoryError:
-            self.happens()
-            raise
-
-
-def test_a_batch_that_becomes_due_while_it_is_tried_is_tried_once_more() -> None:
-    """It had no memory for what the consumer has let go of since then."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device = _Meanwhile(capacity=nbytes + nbytes // 2)
-    with bench(device) as one:
-        one.transfers.expect(OutputBatch(0), OutputBatch(0))
-        held = [one.take(one.load(1))]
-        one.transfers.expect(OutputBatch(1), OutputBatch(2))
-        one.submitted = 2
-        load = one.load(2)
-        assert wait_until(lambda: one.transfers.wants_room)
-        device.happens = lambda: one.transfers.expect(OutputBatch(2), OutputBatch(2))  # type: ignore[method-assign]
-        one.transfers.room_made()
-
-        def look() -> bool:
-            if one.transfers.wants_room:
-                held.clear()
-                gc.collect()
-                one.transfers.room_made()
-            return load.issued
-
-        assert wait_until(lambda: one.transfers._due == 2) and wait_until(look)
-        one.check(one.take(load), 2)
-        device.finish()
-        assert one.wrong == []
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_batch_is_loaded(order: Order) -> None:
     """One batch is under way, the other waits for room in the budget."""
@@ -325,21 +230,3 @@ def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_b
         device.finish()
         maker.finish()
         assert one.wrong == []
-
-
-def test_a_log_that_raises_does_not_let_the_consumer_wait_for_ever() -> None:
-    class Wrong(logging.Filter):
-        def filter(self, record: logging.LogRecord) -> bool:
-            raise LookupError(record.getMessage())
-
-    wrong = Wrong()
-    LOGGER.addFilter(wrong)
-    try:
-        with bench(FakeDevice(capacity=100)) as one:
-            with pytest.raises(LookupError, match="has no memory for a batch"):
-                one.take(one.load(1))
-            one.device.capacity = 1 << 20
-            one.check(one.take(one.load(2)), 2)
-            assert one.wrong == [] and one.allocated() == 0
-    finally:
-        LOGGER.removeFilter(wrong)

@@ -1,9 +1,8 @@
-"""The board: samples taken back before they start, and the ring of freed blocks."""
+"""The board: samples taken back before they start, the ring of freed blocks, and the order of writes and reads."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -14,18 +13,22 @@ from hypothesis import strategies as st
 
 from minato_gpu.memory.status_board import (
     _RING,
+    _ROW,
     CHUNK,
+    HAND,
     JOINING,
     LIMIT,
     NO_LIMIT,
     REPORTING,
     RUN,
-    SINCE_NS,
+    SPLITS,
     STAGE,
     STARTED,
+    TAIL,
     Claim,
     WorkerStatusBoard,
 )
+from tests.memory.watched import Event, before, fenced, watch
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -42,16 +45,6 @@ def take(board: WorkerStatusBoard, worker: int, run: int, chunk: int) -> None:
     row = board.row(worker)
     for word, value in ((LIMIT, NO_LIMIT), (STARTED, 0), (RUN, run), (CHUNK, chunk)):
         board.words[row + word] = value
-
-
-def test_workers_have_rows_of_their_own(board: WorkerStatusBoard) -> None:
-    for worker in range(3):
-        for word in (CHUNK, STARTED, LIMIT, SINCE_NS, RUN):
-            board.words[board.row(worker) + word] = 100 * worker + word
-        assert board.give_back(worker, 7 + worker)
-    for worker in range(3):
-        assert [board.words[board.row(worker) + w] for w in (CHUNK, RUN)] == [100 * worker + w for w in (CHUNK, RUN)]
-        assert board.returned(worker) == [7 + worker]
 
 
 def test_the_worker_at_a_chunk_is_found(board: WorkerStatusBoard) -> None:
@@ -149,22 +142,6 @@ def test_a_full_ring_refuses_and_loses_nothing(board: WorkerStatusBoard) -> None
     assert board.returned(2) == [77]
 
 
-def test_a_board_attached_by_descriptor_is_the_same(board: WorkerStatusBoard) -> None:
-    other = WorkerStatusBoard(3, fd=os.dup(board.fd))
-    take(board, 2, run=1, chunk=6)
-    assert other.find(1, 6) == 2
-    assert other.give_back(0, 12)
-    assert board.returned(0) == [12]
-    other.close()
-
-
-def test_closing_twice_is_allowed() -> None:
-    board = WorkerStatusBoard(1)
-    board.close()
-    board.close()
-    assert board.fd == -1
-
-
 def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:
     """The inbox tells, whether or not the worker came to say that it has begun."""
     assert board.claim(1) == Claim(-1, -1, 0, 0)
@@ -185,3 +162,76 @@ def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:
     assert board.give_back(1, 4096)
     board.forget(1)
     assert board.claim(1) == Claim(-1, -1, 0, 0) and board.returned(1) == []
+
+
+# --- in which order it is written and read ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def events(board: WorkerStatusBoard) -> list[Event]:
+    """Of the board, whose worker 1 is at chunk 5."""
+    take(board, 1, run=1, chunk=5)
+    return watch(board)
+
+
+def test_samples_are_limited_before_it_is_read_which_have_started(
+    board: WorkerStatusBoard, events: list[Event]
+) -> None:
+    """Dekker's: the worker says what it starts, then reads the limit."""
+    assert board.revoke(1, 5, keep=3) == 3
+    row = board.row(1)
+    assert fenced(events, ("write", row + LIMIT), ("read", row + STARTED))
+    assert fenced(events, ("read", row + STARTED), ("read", row + CHUNK))
+
+
+class _Moving:
+    """Words of a board whose worker 1 goes on from sample 6 of chunk 5 to chunk 6, just before the parent reads for the
+    ``moment``-th time."""
+
+    def __init__(self, board: WorkerStatusBoard, moment: int) -> None:
+        self._words, self._row, self._left = board.words, board.row(1), moment
+        self._words[self._row + STARTED] = 7
+
+    @property
+    def moved(self) -> bool:
+        """Whether it came to that."""
+        return self._left < 0
+
+    def __getitem__(self, at: int) -> int:
+        if self._left == 0:
+            assert self._words[self._row + LIMIT] < 7, "it stops after the sample that it is at"
+            for word, value in ((CHUNK, -1), (LIMIT, NO_LIMIT), (STARTED, 0), (CHUNK, 6)):
+                self._words[self._row + word] = value
+        self._left -= 1
+        return int(self._words[at])
+
+    def __setitem__(self, at: int, value: int) -> None:
+        self._words[at] = value
+
+    def release(self) -> None:
+        """As a memoryview."""
+        self._words.release()
+
+
+@pytest.mark.parametrize("moment", range(2))
+def test_no_sample_is_taken_back_that_was_begun_before_the_worker_went_on_to_its_next_task(
+    board: WorkerStatusBoard, moment: int
+) -> None:
+    """It was prepared twice else, the second time into a row that had been delivered and was another sample's."""
+    take(board, 1, run=1, chunk=5)
+    board.words = words = _Moving(board, moment)  # type: ignore[assignment]
+    assert board.revoke(1, 5, keep=3) is None, "too late: what it was through with it tells by itself"
+    assert words.moved
+
+
+def test_a_worker_that_is_asked_to_hand_over_can_see_where(board: WorkerStatusBoard, events: list[Event]) -> None:
+    board.hand_over(1, 5, [2, 3])
+    row = board.row(1)
+    assert fenced(events, ("write", row + SPLITS), ("write", row + HAND))
+
+
+def test_a_block_is_in_the_ring_before_its_end_says_so(board: WorkerStatusBoard, events: list[Event]) -> None:
+    tail = board.words[board.row(1) + TAIL]
+    assert board.give_back(1, 4096)
+    row = board.row(1)
+    assert before(events, ("write", row + _ROW + tail), ("write", row + TAIL))

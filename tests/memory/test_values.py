@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections import OrderedDict, UserDict, UserList, UserString, defaultdict, namedtuple
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict, UserString, defaultdict, namedtuple
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from minato_gpu.memory.copies import MOST
+from minato_gpu.memory.staging import Download, Upload
 from minato_gpu.memory.values import ValueLoad, _is_plain, mapped
 from tests.memory.bench import ORDERS, bench
-from tests.support.fake_device import FakeDevice
-from tests.support.waiting import wait_until
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
+from tests.support.fake_work import Copy
 
 
 def detections(count: int) -> dict[str, Any]:
@@ -54,27 +55,6 @@ def test_all_comes_from_pinned_memory_in_few_copies(order: Any) -> None:
     assert wrong == []
 
 
-def test_a_long_list_of_large_tensors_is_no_long_list_of_copies() -> None:
-    with bench(FakeDevice()) as one:
-        load = ValueLoad(lambda: [torch.full((50_000,), float(n)) for n in range(30)], 48)
-        one.submit(load)
-        batch = one.take(load)
-        assert one.transfers.stats()["copies"] < MOST
-        one.device.finish()
-        assert [float(each[-1]) for each in batch] == list(range(30))
-
-
-def test_labels_do_not_keep_pictures() -> None:
-    with bench(FakeDevice()) as one:
-        load = ValueLoad(lambda: {"image": torch.zeros(10_000), "label": torch.arange(4)}, 48)
-        one.submit(load)
-        labels = one.take(load)["label"]
-        one.device.finish()
-        one.transfers.sweep()
-        gc.collect()
-        assert wait_until(lambda: one.device.used == labels.nbytes)
-
-
 class Encoding(UserDict[str, Any]):
     """As transformers' BatchEncoding is."""
 
@@ -83,10 +63,6 @@ class Named(dict[str, Any]):
     def __init__(self, items: Any, name: str) -> None:
         super().__init__(items)
         self.name = name
-
-
-class Listed(list[Any]):
-    name = ""
 
 
 class Fixed(dict[str, Any]):
@@ -99,59 +75,13 @@ class Fixed(dict[str, Any]):
         raise RuntimeError("not to be changed")
 
 
-class Shallow(MutableMapping[str, Any]):
-    """A copy of it by ``copy.copy`` has the same items: a change of one is a change of the other."""
-
-    def __init__(self, items: Mapping[str, Any]) -> None:
-        self.items_of = dict(items)
-
-    def __getitem__(self, key: str) -> Any:
-        return self.items_of[key]
-
-    def __setitem__(self, key: str, item: Any) -> None:
-        self.items_of[key] = item
-
-    def __delitem__(self, key: str) -> None:
-        del self.items_of[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.items_of)
-
-    def __len__(self) -> int:
-        return len(self.items_of)
-
-
-class Closed(Sequence[Any]):
-    """Neither to be written to nor to be made of a list."""
-
-    def __init__(self, first: Any, second: Any) -> None:
-        self.both = first, second
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.both[index]
-
-    def __len__(self) -> int:
-        return 2
-
-
-def _listed() -> Listed:
-    found = Listed([torch.ones(3), "x"])
-    found.name = "a"
-    return found
-
-
 Pair = namedtuple("Pair", "x y")
 
 CONTAINERS: dict[str, Callable[[], Any]] = {
     "UserDict": lambda: Encoding(x=torch.ones(3), y="x"),
     "defaultdict": lambda: defaultdict(list, x=torch.ones(3), y="x"),
-    "OrderedDict": lambda: OrderedDict(x=torch.ones(3), y="x"),
     "subclass of dict": lambda: Named({"x": torch.ones(3), "y": "x"}, "a"),
     "dict that refuses changes": lambda: Fixed(x=torch.ones(3), y="x"),
-    "mapping that cannot be changed": lambda: MappingProxyType({"x": torch.ones(3), "y": "x"}),
-    "mapping whose copies share": lambda: Shallow({"x": torch.ones(3), "y": "x"}),
-    "UserList": lambda: UserList([torch.ones(3), "x"]),
-    "subclass of list": _listed,
     "named tuple": lambda: Pair(torch.ones(3), "x"),
 }
 
@@ -174,10 +104,6 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
         assert not one.device.owns(given[first]), "what was given has not changed"
 
 
-def test_a_sequence_that_cannot_be_made_anew_is_a_list() -> None:
-    assert mapped(Closed(torch.ones(1), "x"), lambda tensor: tensor + 1) == [torch.full((1,), 2.0), "x"]
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_left_to_pytorch() -> None:
     """Their bytes are not all there is to them."""
@@ -190,3 +116,83 @@ NO_TENSORS = (UserString("text"), bytearray(b"ab"), range(10**12), torch.Size([1
 def test_what_has_no_tensors_is_left_alone() -> None:
     for value, again in zip(NO_TENSORS, mapped(NO_TENSORS, copy.deepcopy), strict=True):
         assert again is value
+
+
+# --- values that travel through pinned memory together, and whoever sends them does not wait --------------------
+
+VALUES: list[Any] = [
+    np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::-1],
+    np.array(True),
+    np.zeros((0, 3), np.int64),
+    np.arange(5, dtype=np.int16),
+    np.array(7.0),
+]
+
+
+def alike(got: Any, wanted: Any) -> bool:
+    return got.shape == wanted.shape and np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_there_and_back(order: Any) -> None:
+    device = FakeDevice(order)
+    with device.running(device.stream()):
+        values = [value.copy() for value in VALUES]
+        tensors = Upload(device).bring(values)
+        for value in values:
+            value.fill(0)  # they may change at once
+        assert [tensor.numpy().dtype for tensor in tensors] == [value.dtype for value in VALUES]
+        download = Download(device, tensors)
+        event = device.event()
+        del tensors
+        event.synchronize()
+        arrays = download.arrays()
+    assert all(map(alike, arrays, VALUES)) and [one.dtype for one in arrays] == [one.dtype for one in VALUES]
+    assert all(one.base is None for one in arrays), "the pinned memory is free"
+    assert device.used == 0
+
+
+def test_what_a_sample_brings_is_one_copy_and_nobody_waits_for_it() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        Upload(device).bring(VALUES)
+        assert sum(isinstance(work, Copy) for work in stream.work) == 1 and stream.done == 0
+    assert device.waited == [], "it comes from pinned memory"
+
+
+def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        tensors = [device.empty(12).view(torch.float32).view(3) for _ in range(9)]
+        Download(device, tensors)
+        copies = [work for work in stream.work if isinstance(work, Copy)]
+        assert [len(work.targets) for work in copies] == [9, 1] and stream.done == 0, "laid side by side before"
+    assert device.waited == [], "it goes to pinned memory"
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
+def test_a_device_without_room_for_that_copies_them_one_by_one(order: Any) -> None:
+    device = FakeDevice(order, capacity=9 * 12)
+    with device.running(device.stream()):
+        tensors = Upload(device).bring([np.arange(3, dtype=np.int32)] * 6)
+        assert device.used > device.capacity // 2
+        download = Download(device, [*tensors, *tensors])
+        event = device.event()
+        event.synchronize()
+    assert all(value.tolist() == [0, 1, 2] for value in download.values()) and len(download.values()) == 12
+
+
+def test_no_more_is_under_way_than_may_be() -> None:
+    device = FakeDevice(LAZY_COPIES)
+    stream = device.stream()
+    with device.running(stream):
+        upload = Upload(device, ahead=100)
+        for _ in range(2):
+            upload.bring([np.zeros(50, np.uint8)])
+        assert stream.done == 0
+        upload.bring([np.zeros(50, np.uint8)])
+        assert stream.done == 1, "the first, and no more"
+        upload.bring([np.zeros(1000, np.uint8)])
+        assert stream.done == 3, "more than there may be: when it is alone"

@@ -18,7 +18,7 @@ FAULTS = (
         "window/assembly.py",
         "record.sources.get(serial) for serial",
         "record.sources[serial] for serial",
-        ("engine/test_assembly.py", "sources/test_read_ahead.py"),
+        ("engine/test_assembly.py",),
     ),
     Fault(
         "memory of a run that was given up is free while workers write",
@@ -39,7 +39,7 @@ FAULTS = (
         "memory/loads.py",
         "[self._on_device, self._slabs]",
         "[self._on_device]",
-        ("memory/test_transfers.py", "memory/test_in_flight_copies.py"),
+        ("memory/test_transfers.py", "memory/test_copies.py"),
     ),
     Fault(
         "a block that came back is given back twice",
@@ -81,7 +81,7 @@ FAULTS = (
         "lanes/store.py",
         "            for part, _ in parts:\n                handover.free(part)\n",
         "",
-        ("memory/test_shared.py",),
+        ("memory/test_shared.py", "memory/test_loans.py"),
     ),
     Fault(
         "a full ring loses what comes back",

@@ -33,14 +33,14 @@ FAULTS = (
         "sources/local.py",
         "if where is Where.UNCACHED else read_into",
         "if where is None else read_into",
-        ("sources/test_placing.py",),
+        ("sources/test_page_cache.py",),
     ),
     Fault(
         "a copy of another version of a URL is used from memory",
         "sources/source.py",
         "        if self.version:\n            return (*lies, str(self.version))\n",
         "",
-        ("sources/test_version.py",),
+        ("sources/test_reading.py",),
     ),
     Fault(
         "a read of an earlier run is told of a ticket with the same number",
@@ -145,14 +145,14 @@ FAULTS = (
         "sources/service.py",
         "            if live is not None and live.kept and live.block == gone.block:",
         "            if live is not None and live.kept and live.block != gone.block:",
-        ("sources/test_service_tiers.py",),
+        ("sources/test_service.py",),
     ),
     Fault(
         "what waits to be written to disk is freed when its sample is prepared",
         "sources/service.py",
         "        each.users += 1\n        if not self.disk.write",
         "        if not self.disk.write",
-        ("sources/test_service_tiers.py",),
+        ("sources/test_service.py",),
     ),
     Fault(
         "a copy on disk gets the version that the file has when it is written",
@@ -267,7 +267,7 @@ FAULTS = (
         "sources/parcels.py",
         "        if data == _ELSEWHERE:\n",
         "        if not data:\n",
-        ("sources/test_parcels.py", "contracts/test_cache_orders.py"),
+        ("sources/test_messages.py", "contracts/test_cache_orders.py"),
     ),
     Fault(
         "all URLs of a protocol are read from the first one's host",

@@ -18,7 +18,7 @@ _SAME = (
     "            return None\n"
 )
 _COMPLETIONS = ("memory/test_completions.py",)
-_BOARD = ("memory/test_board_order.py", "memory/test_status_board.py")
+_BOARD = ("memory/test_status_board.py",)
 
 FAULTS = (
     Fault(

@@ -75,6 +75,8 @@ def test_items_hold_what_the_document_says(tmp_path: Path) -> None:
     assert (first["image_id"], second["image_id"]) == (9, 70)
     assert first["declared"].tolist() == [20, 30]
     assert first["boxes"].tolist() == [[1, 1, 5, 5], [1, 1, 12.5, 9]]
+    assert second["boxes"].tolist() == [[0, 10.5, 10, 40]], "they end where their picture does"
+    assert data.classes == ["background", "bird", "dog"] and data.category_ids[1:] == [2, 5]
     assert first["labels"].tolist() == [2, 1] and second["labels"].tolist() == [1]
     assert first["rings"].tolist() == [[0, 4], [1, 4], [1, 3]]
     assert first["points"].reshape(-1).tolist() == [*SQUARE, *SQUARE, *TRIANGLE]
@@ -83,16 +85,6 @@ def test_items_hold_what_the_document_says(tmp_path: Path) -> None:
     assert list(dtypes.values()) == ["int32", "float32", "int64", "float32", "int32"]
     with pytest.raises(IndexError):
         data[2]
-
-
-def test_boxes_end_where_their_picture_does(tmp_path: Path) -> None:
-    assert opened(tmp_path, document())[1]["boxes"].tolist() == [[0, 10.5, 10, 40]]
-
-
-def test_labels_count_the_categories_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    data = opened(tmp_path, document())
-    assert data.classes == ["background", "bird", "dog"]
-    assert data.category_ids[1:] == [2, 5]
 
 
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
@@ -180,11 +172,8 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
 
 WRONG = {
     "not JSON": (b'{"images": [', "it is not JSON"),
-    "not text": (b"\xff\xfe\x00", "it is not JSON"),
     "a list": ([1, 2], "it must hold an object with images, annotations and categories"),
     "no images": (changed(lambda d: d.pop("images")), "it has no 'images'; COCO's detection annotations are in"),
-    "other annotations": (changed(lambda d: d.update(annotations={})), "no list of objects under 'annotations'"),
-    "no image at all": (changed(lambda d: d.update(images=[])), "lists no images"),
     "no size": (changed(lambda d: d["images"][2].pop("width")), "image 9 has no 'width'"),
     "no area": (changed(lambda d: d["images"][2].update(width=0)), "image 9 is declared to be 0 x 20 pixels"),
     "no int32": (changed(lambda d: d["images"][2].update(width=2**31)), "image 9 is declared to be 2147483648 x 20"),
@@ -192,10 +181,8 @@ WRONG = {
         changed(lambda d: d["annotations"][1].update(segmentation=[[0, 1e39, 10, 10, 10, 40]])),
         "image 70 has an object with a polygon whose points are beyond float32",
     ),
-    "odd name": (changed(lambda d: d["images"][0].update(file_name=3)), "image 70 has 3 as 'file_name', not a text"),
     "two images": (changed(lambda d: d["images"][0].update(id=9)), "two images have the id 9"),
     "two categories": (changed(lambda d: d["categories"][0].update(id=2)), "two categories have the same id"),
-    "no name": (changed(lambda d: d["categories"][0].pop("name")), "category 5 has no 'name'"),
     "unknown image": (
         changed(lambda d: d["annotations"][1].update(image_id=71)),
         "annotation 2 is of image 71, which is not among the images",
@@ -205,10 +192,7 @@ WRONG = {
         "annotation 2 is of category 1, which is not among the categories",
     ),
     "no category": (changed(lambda d: d["annotations"][1].pop("category_id")), "annotation 2 has no 'category_id'"),
-    "no id": (changed(lambda d: d["images"][0].pop("id")), "the image {.*} has no 'id'"),
     "no box": (changed(lambda d: d["annotations"][3].pop("bbox")), "annotation 4 has no 'bbox'"),
-    "short box": (changed(lambda d: d["annotations"][3].update(bbox=[1, 2])), "annotation 4 has a 'bbox' that is not"),
-    "box of text": (changed(lambda d: d["annotations"][3].update(bbox=[1, 2, 3, "4"])), "annotation 4 has a 'bbox'"),
     "box without end": (
         changed(lambda d: d["annotations"][3].update(bbox=[1, 2, 3, float("nan")])),
         "annotation 4 has a 'bbox'",
@@ -221,17 +205,8 @@ WRONG = {
         changed(lambda d: d["annotations"][0].update(iscrowd="no")),
         "annotation 1 has 'no' as 'iscrowd', not 0 or 1",
     ),
-    "list as crowd": (changed(lambda d: d["annotations"][0].update(iscrowd=[0])), "annotation 1 has .* as 'iscrowd'"),
     "odd polygon": (
         changed(lambda d: d["annotations"][0].update(segmentation=[[1, 2, 3, 4, 5, 6, 7]])),
-        "annotation 1 has a 'segmentation' that is not a list of polygons",
-    ),
-    "polygon of text": (
-        changed(lambda d: d["annotations"][0].update(segmentation=[["1", "2", "3", "4", "5", "6"]])),
-        "annotation 1 has a 'segmentation' that is not a list of polygons",
-    ),
-    "flat polygon": (
-        changed(lambda d: d["annotations"][0].update(segmentation=[1, 2, 3, 4, 5, 6])),
         "annotation 1 has a 'segmentation' that is not a list of polygons",
     ),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from minato_gpu import DataLoader
-from minato_gpu.cli import main
 from minato_gpu.samples import StageError, stream
 from pipelines import segmentation_3d, volume_stages, volumes
 from pipelines.example_volumes import write
@@ -98,15 +95,12 @@ LABELS[1:3, 2:4, 1:5] = 3
     [
         (LABELS - 1e-4, None),
         (LABELS.astype(np.float32) * np.float32(0.9999), None),
-        (LABELS.astype(">i8"), None),
         (LABELS > 0, None),
         (LABELS * 0.98823, None),  # 1 of a file of uint8 whose scale is 14 / 255
         (LABELS * 0.5, "1.5"),
         (LABELS.astype(np.int16) * 1000, "3000"),
         (LABELS.astype(np.int64) - 1, "-1"),
-        (LABELS * 100.0, "300.0"),
         (np.where(LABELS == 0, np.nan, LABELS), "nan"),
-        (np.where(LABELS == 0, np.inf, LABELS), "inf"),
         (LABELS.astype(np.complex64), "the type complex64"),
     ],
 )
@@ -121,13 +115,6 @@ def test_labels_are_those_of_the_file_or_refused(
         return
     with pytest.raises(StageError, match=rf"a_y\.npy' (has the label|holds values of) {re.escape(value)}[;,]"):
         pipeline.run(CaseFolder(tmp_path)[0], 0)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_what_is_not_finite_stays_as_it_is(dtype: type) -> None:
-    """float32 has it."""
-    image: Any = np.array([-np.inf, 1.0, np.nan], dtype)
-    assert np.array_equal(volume_stages.numbers(image, "x.npy", math.inf), image.astype(np.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -194,11 +181,6 @@ def test_both_lanes_give_the_same(tmp_path: Path, dtype: str) -> None:
         for batch, expected in zip(batches, runs[0], strict=True):
             assert batch["image"].shape == (2, 1, 16, 32, 24) and str(batch["image"].dtype) == f"torch.{dtype}"
             assert torch.equal(batch["image"], expected["image"]) and torch.equal(batch["label"], expected["label"])
-
-
-def test_the_implementations_are_compared_by_the_command() -> None:
-    result = CliRunner().invoke(main, ["check", "pipelines.segmentation_3d", "--json", "-"])
-    assert result.exit_code == 0, result.output
 
 
 def test_a_volume_that_claims_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,14 +284,8 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"patch": (0, 8, 8)},
-        {"patch": (8, 8)},
-        {"oversampling": 1.5},
-        {"flip": -0.1},
-        {"brightness": 1.0},
-        {"noise": -1.0},
-        {"probability": 2.0},
-        {"dtype": "int8"},
+        *({"patch": (0, 8, 8)}, {"patch": (8, 8)}, {"oversampling": 1.5}, {"flip": -0.1}),
+        *({"brightness": 1.0}, {"noise": -1.0}, {"probability": 2.0}, {"dtype": "int8"}),
     ],
 )
 def test_nonsense_is_refused(settings: dict[str, Any]) -> None:

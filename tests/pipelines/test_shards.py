@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu import DataLoader, read_bytes
 from minato_gpu.samples import StageError
 from pipelines import image_classification
 from pipelines.example_photographs import write
@@ -104,12 +104,6 @@ def test_a_shard_that_shrinks_later_fails_its_own_sample(tmp_path: Path) -> None
     assert caught.value.origin.path == f"{path}: a.jpg"
 
 
-def test_parts_of_files(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"0123456789")
-    assert bytes(read_bytes(Source(str(tmp_path / "file"), 3, 4, "part"))) == b"3456"
-    assert bytes(read_bytes(tmp_path / "file")) == b"0123456789"
-
-
 @pytest.mark.parametrize("linked", ["a.jpg", "a.cls"])
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 def test_a_link_is_no_photograph_and_no_label(tmp_path: Path, kind: bytes, linked: str) -> None:
@@ -158,7 +152,7 @@ def many(path: Path) -> tuple[bytearray, list[int]]:
     return bytearray(path.read_bytes()), [*begins, begins[-1] + 2 * tarfile.BLOCKSIZE]
 
 
-@pytest.mark.parametrize("member", [2, 11, 19])
+@pytest.mark.parametrize("member", [2, 19])
 def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path, member: int) -> None:
     data, begins = many(tmp_path / "one.tar")
     data[begins[member] + 10] ^= 1

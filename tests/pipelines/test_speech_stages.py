@@ -16,7 +16,8 @@ import scipy
 from minato_gpu import parity
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import stream
-from pipelines import speech_recognition, speech_resampling, speech_stages
+from pipelines import speech_recognition, speech_resampling, speech_stages, speech_steps
+from pipelines.speech_steps import Steps
 
 soundfile: Any = pytest.importorskip("soundfile")
 RATE = 16_000
@@ -159,20 +160,14 @@ class TestFilterBank:
         [
             (None, {}),
             ("preemphasis_filter", {"preemph_coeff": 0.95}),
-            ("preemphasis_filter", {"border": "clamp"}),
             ("spectrogram", {"window_fn": np.hamming(400).tolist()}),
-            ("spectrogram", {"window_fn": np.hanning(401)[:-1].tolist()}),
-            ("spectrogram", {"window_length": 320, "window_fn": np.hanning(320).tolist()}),
             ("spectrogram", {"window_step": 161}),
             ("spectrogram", {"nfft": 1024}),
-            ("spectrogram", {"power": 1}),
             ("spectrogram", {"center_windows": False}),
             ("spectrogram", {"reflect_padding": False}),
             ("mel_filter_bank", {"mel_formula": "htk"}),
-            ("mel_filter_bank", {"freq_high": 7600.0}),
             ("to_decibels", {"cutoff_db": -10.0}),
             ("normalize", {"axes": [0, 1]}),
-            ("normalize", {"ddof": 1}),
         ],
     )
     def test_dali_means_the_same_and_any_other_setting_is_caught(
@@ -236,13 +231,6 @@ class TestAugmentation:
         )
         assert (masked["features"] == 0).all()
 
-    def test_no_masks_no_change(self) -> None:
-        params = speech_stages.draw_masks(stream(0), {}, frequency_masks=0, time_masks=0)
-        features = {"features": np.ones((4, 9), np.float32)}
-        assert (
-            speech_stages.spec_augment(np, features, params, frequency_width=2, time_width=0.5)["features"] == 1
-        ).all()
-
     def test_splicing_stacks_neighbours_and_fills_up_the_end(self) -> None:
         features = np.array([[1, 2, 3, 4, 5], [10, 20, 30, 40, 50]], np.float32)
         spliced = speech_stages.splice_frames(np, {"features": features}, {}, splice=3)["features"]
@@ -251,3 +239,60 @@ class TestAugmentation:
         assert rows.tolist() == [[1, 10, 2, 20, 3, 30], [4, 40, 5, 50, 0, 0]] and rows.flags.c_contiguous
         same = speech_stages.splice_frames(np, {"features": features}, {}, splice=1)["features"]
         assert np.array_equal(same, features)
+
+
+# --- the light and the heavy step, against NumPy's eigenvectors -------------------------------------------------
+
+
+def rows(loudness: float) -> Any:
+    """Spliced frames in which all bands share as much loudness: float32 (40, 240)."""
+    rng = np.random.default_rng(0)
+    frames = rng.standard_normal((120, 80)) + loudness * rng.standard_normal((120, 1)) * np.linspace(0.5, 1, 80)
+    return frames.astype(np.float32).reshape(40, 240)
+
+
+def test_many_rounds_find_the_main_direction() -> None:
+    fields = {"features": rows(loudness=1.0)}
+    bands = fields["features"].reshape(-1, 80)
+    found = speech_steps.light(np, fields, {}, mels=80, rounds=500)
+    expected = np.cov(bands, rowvar=False, bias=True)
+    np.testing.assert_allclose(found["covariance"], expected, atol=1e-5)
+    main = np.linalg.eigh(expected)[1][:, -1]
+    np.testing.assert_allclose(found["direction"], main * np.sign(main.sum()), atol=1e-4)
+    assert found["direction"].dtype == np.float32
+
+
+def test_the_heavy_step_goes_on_where_the_light_one_ended_for_every_fifth() -> None:
+    steps = Steps(light_rounds=2, heavy_rounds=3)
+    # without a direction that stands out, so that every round still changes it
+    fields = {"features": rows(loudness=0.0)}
+    light = speech_steps.light(np, fields, {}, mels=80, rounds=2)
+    whole = speech_steps.light(np, fields, {}, mels=80, rounds=5)
+    assert not np.allclose(light["direction"], whole["direction"], atol=1e-4)
+    for index in range(12):
+        got = speech_steps.heavy(np, {**light, "index": index}, {}, steps=steps)["direction"]
+        expected = whole if index in (4, 9) else light
+        np.testing.assert_allclose(got, expected["direction"], atol=1e-6)
+        assert speech_steps.cost_features({"index": index}, steps=steps) == (float(index in (4, 9)),)
+
+
+def test_the_sign_and_silence() -> None:
+    matrix = np.diag([2.0, 1.0]).astype(np.float32)
+    start = np.array([-1, 0.1], np.float32)
+    np.testing.assert_allclose(speech_steps.power_iteration(np, matrix, start, 60), [1, 0], atol=1e-6)
+    for rounding in (0, 5e-4):  # of the band's mean
+        silence = {"features": np.full((4, 240), rounding, np.float32)}
+        silence["features"][:2] = 0  # masked
+        assert np.abs(speech_steps.light(np, silence, {}, mels=80, rounds=10)["direction"]).max() < 1e-6
+
+
+def test_rounds_are_measured() -> None:
+    one = speech_steps.rounds_for(1.0, trials=3, probe=200)
+    assert 1000 < one < 10_000_000
+    assert speech_steps.rounds_for(0.0, trials=1, probe=10) == 1
+
+
+@pytest.mark.parametrize("settings", [(-1, 0), (0, -1), (0, 0, 0)])
+def test_nonsense_is_refused(settings: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="rounds must be at least 0 and every at least 1"):
+        Steps(*settings)

@@ -1,16 +1,18 @@
-"""The service of the reader process on a bench: with a pool that a test finishes by hand."""
+"""The service of the reader process on a bench, with a pool and a disk that a test finishes by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import ASKED, Blocks, copy
-from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.sources.blocks import ASKED, Blocks, copy, space_of
+from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
+from minato_gpu.sources.placing import Placing, Where
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.source import Key, Source
 
-SIZE = 100
+PAGE, SIZE = 4096, 100
 
 
 class ByHand:
@@ -70,3 +72,70 @@ def content(path: str, nbytes: int) -> bytes:
 
 def key(path: str, length: int | None = None) -> Key:
     return path, 0, length
+
+
+class Written:
+    """A tier on disk that writes when the test says so. ``takes``: whether it has room."""
+
+    def __init__(self) -> None:
+        self.following = self
+        self.takes = True
+        self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self.late: set[tuple[int, int]] = set()  # samples and epochs after which they are not wanted soon
+        self.gone: list[str] = []
+
+    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
+        assert all(len(each) == 3 for each in keys)
+
+    def stays(self, sample: int, epoch: int) -> bool:
+        return (sample, epoch) not in self.late
+
+    def let_go(self, key: Key) -> None:
+        self.gone.append(key[0])
+
+    def write(self, key: Key, version: bytes, block: int, nbytes: int, written: Callable[[], None]) -> bool:
+        assert version == b"1"
+        if self.takes:
+            self.waiting.append((key[0], written))
+        return self.takes
+
+    def finish(self) -> None:
+        """What has waited longest is written."""
+        self.waiting.pop(0)[1]()
+
+
+class Kept(Bench):
+    """A bench with a tier in memory for ``pages`` copies, and one on disk."""
+
+    def __init__(self, pages: int, limit: int = 10**6, samples: int = 10) -> None:
+        self.memory = MemoryTier(pages * PAGE, samples)
+        super().__init__(limit, self.memory)
+        self.disk = Written()
+        self.service.disk = self.disk  # type: ignore[assignment]
+
+    def wanted(self, place: int, ticket: int, sample: int, *paths: str) -> None:
+        self.service.want(place, [(ticket, sample, tuple(key(path, SIZE) for path in paths))])
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory in use."""
+        return self.arena.allocated
+
+    def from_disk(self, number: int) -> None:
+        """The read of this number ends with a copy that the disk had."""
+        block, view = self.blocks.allocate(SIZE)
+        view[:] = content(self.pool.under_way.pop(number).path, SIZE)
+        self.service.done(number, block, SIZE, None, 0.01, on_disk=True)
+
+    def check(self) -> None:
+        """Nobody wants anything: what is kept is what is held."""
+        assert self.held == sum(space_of(copy.nbytes) for _, copy in self.memory.left()[1]) <= self.memory.budget
+        assert self.service.counts()["bytes_ahead"] == 0
+
+
+class Always(Placing):
+    """Reads files to one place."""
+
+    def __init__(self, there: Where) -> None:
+        super().__init__(None, lambda number: (NO_ITEM, 0), copies=False)
+        self._passes = there

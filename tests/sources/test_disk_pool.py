@@ -7,6 +7,7 @@ import os
 import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,10 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.records import Entry, Room
-from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.source import Source
-
-BUDGET = 8 << 20
+from minato_gpu.sources.source import Key, Source
 
 
 class FakeTier:
@@ -167,34 +165,6 @@ def source(file: Path) -> Source:
     return Source(str(file))
 
 
-def test_what_was_written_is_read_from_disk_the_next_time(tmp_path: Path, file: Path, source: Source) -> None:
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        first = await bench.read(0, b"content")
-        assert (first["error"], first["seconds"], first["version"]) == (None, 0.5, version_of(source))
-        assert "on_disk" not in first
-        assert await bench.write(source, first)
-        bench.pool.submit(1, source)
-        second = await bench.told.get()
-        assert (second["data"], second["error"], second["on_disk"]) == (b"content", None, True)
-        assert second["seconds"] > 0
-        assert "version" not in second, "it need not be written"
-        assert bench.pool.counts()["written"] == bench.pool.counts()["hits"] == 1
-
-    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
-
-
-@pytest.mark.parametrize("data", [b"", b"x", os.urandom(100_000)], ids=["empty", "a byte", "more"])
-def test_copies_of_any_size(tmp_path: Path, file: Path, source: Source, data: bytes) -> None:
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        assert await bench.write(source, await bench.read(0, data))
-        bench.pool.submit(1, source)
-        assert (await bench.told.get())["data"] == data
-
-    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
-
-
 @pytest.mark.parametrize("data", [b"", b"of /proc"])
 def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, source: Source, data: bytes) -> None:
     """It says that it has no bytes, and may have others at the same time."""
@@ -208,33 +178,8 @@ def test_of_a_file_that_does_not_tell_its_size_no_copy_is_kept(file: Path, sourc
     on_bench(FakeTier(), act)
 
 
-def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(
-    tmp_path: Path, file: Path, source: Source
-) -> None:
-    """Whatever became of it meanwhile: another version's bytes under the old one's name would be served for ever."""
-
-    async def act(bench: Bench) -> None:
-        before = version_of(source)
-        bench.pool.submit(0, source)
-        assert await bench.asked.get() == 0
-        bench.asked.put_nowait(0)
-        file.write_bytes(b"changed meanwhile")
-        found = await bench.read(0, b"changed meanwhile")
-        assert found["version"] == before != version_of(source)
-        assert await bench.write(source, found)
-        bench.pool.submit(1, source)
-        again = await bench.read(1, b"changed meanwhile")
-        assert again["version"] == version_of(source)
-        assert bench.pool.counts()["stale"] == 1
-
-    on_bench(DiskTier(tmp_path / "cache", BUDGET), act)
-
-
-@pytest.mark.parametrize("has_copy", [False, True])
-def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, has_copy: bool) -> None:
+def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) -> None:
     tier = FakeTier()
-    if has_copy:
-        tier.copies[name_of((source.path, 0, None))] = version_of(source), b"copy"
 
     async def act(bench: Bench) -> None:
         tier.may_find.clear()
@@ -243,44 +188,9 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source, ha
         assert bench.cancelled == []
         tier.may_find.set()
         found = await bench.told.get()
-        if has_copy:
-            assert found["data"] == b"copy", "it is there, and may be kept"
-        else:
-            assert isinstance(found["error"], CancelledError)
+        assert isinstance(found["error"], CancelledError)
         bench.pool.submit(1, source)
-        if has_copy:
-            assert (await bench.told.get())["data"] == b"copy"
-        else:
-            assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
-
-    on_bench(tier, act)
-
-
-def test_what_is_cancelled_after_that_is_the_pools_to_cancel(source: Source) -> None:
-    async def act(bench: Bench) -> None:
-        for number in range(2):
-            bench.pool.submit(number, source)
-            assert await bench.asked.get() == number
-        bench.pool.cancel(1)
-        assert bench.cancelled == [1]
-        bench.done(1, -1, 0, CancelledError(), 0.0)
-        assert isinstance((await bench.told.get())["error"], CancelledError)
-        bench.done(0, -1, 0, OSError("gone"), 0.0)
-        assert isinstance((await bench.told.get())["error"], OSError)
-
-    on_bench(FakeTier(), act)
-
-
-def test_a_damaged_copy_is_read_from_its_source(source: Source) -> None:
-    tier = FakeTier()
-    tier.copies[name_of((source.path, 0, None))] = version_of(source), b"damaged"
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        found = await bench.read(0, b"content")
-        assert found["version"] == version_of(source)
-        bench.blocks.free(found["block"])
-        assert bench.arena.allocated == 0, "the copy's block has been freed"
+        assert (await bench.read(1, b"read"))["data"] == b"read", "the next is not taken for cancelled"
 
     on_bench(tier, act)
 
@@ -293,59 +203,6 @@ def test_what_cannot_be_looked_for_is_read_and_not_written(tmp_path: Path, sourc
     async def act(bench: Bench) -> None:
         bench.pool.submit(0, source if tier.raises else Source(str(tmp_path / "missing")))
         assert (await bench.read(0, b"content"))["version"] is None
-
-    on_bench(tier, act)
-
-
-def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_pool, "_FULL_FOR", 3)
-    tier = FakeTier()
-    tier.has_room = False
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        found = await bench.read(0, b"content")
-        assert [await bench.write(source, found) for _ in range(9)] == [True, False, False, False] * 2 + [True]
-        tier.has_room = True
-        assert [await bench.write(source, found) for _ in range(6)] == [False] * 3 + [True] * 3
-
-    on_bench(tier, act)
-
-
-def test_a_full_tier_is_asked_again_as_an_epoch_begins(source: Source) -> None:
-    tier = FakeTier()
-    tier.has_room = False
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        found = await bench.read(0, b"content")
-        assert [await bench.write(source, found) for _ in range(3)] == [True, False, False]
-        bench.pool.begin(Begun(0, None, 1))
-        assert tier.may_write.is_set()
-        tier.may_write.clear()
-        written: asyncio.Queue[int] = asyncio.Queue()
-        assert bench.begin_write(source, found, lambda: written.put_nowait(0))
-        bench.pool.begin(Begun(0, None, 1))
-        tier.may_write.set()
-        await written.get()
-        assert await bench.write(source, found), "that it was full in the epoch before says nothing"
-        assert tier.told == ["begin", "begin"]
-
-    on_bench(tier, act)
-
-
-def test_uses_are_told_a_while_after_reads(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_pool, "_TELL_S", 0.0)
-    tier = FakeTier()
-    told = asyncio.Event()
-    monkeypatch.setattr(tier, "tell_uses", lambda: bench_loop[0].call_soon_threadsafe(told.set))
-    bench_loop: list[asyncio.AbstractEventLoop] = []
-
-    async def act(bench: Bench) -> None:
-        bench_loop.append(asyncio.get_running_loop())
-        bench.pool.submit(0, source)
-        await bench.read(0, b"content")
-        await told.wait()
 
     on_bench(tier, act)
 
@@ -383,22 +240,84 @@ def test_few_bytes_wait_to_be_written(source: Source, monkeypatch: pytest.Monkey
     on_bench(tier, act)
 
 
-def test_what_waits_is_written_before_the_end(source: Source) -> None:
+@pytest.mark.parametrize("epoch", [False, True])
+def test_a_full_tier_is_asked_again_after_a_while(source: Source, monkeypatch: pytest.MonkeyPatch, epoch: bool) -> None:
+    """Or as an epoch begins: that it was full in the one before says nothing, also where that is told late."""
+    monkeypatch.setattr(disk_pool, "_FULL_FOR", 3)
     tier = FakeTier()
+    tier.has_room = False
 
     async def act(bench: Bench) -> None:
         bench.pool.submit(0, source)
         found = await bench.read(0, b"content")
-        for _ in range(5):
-            assert bench.begin_write(source, found, lambda: None)
+        assert [await bench.write(source, found) for _ in range(5)] == [True, False, False, False, True]
+        if not epoch:
+            assert [await bench.write(source, found) for _ in range(4)] == [False, False, False, True]
+            return
+        bench.pool.begin(Begun(0, None, 1))
+        tier.may_write.clear()
+        written: asyncio.Queue[int] = asyncio.Queue()
+        assert bench.begin_write(source, found, lambda: written.put_nowait(0))
+        bench.pool.begin(Begun(0, None, 1))
+        tier.may_write.set()
+        await written.get()
+        assert await bench.write(source, found)
+        assert tier.told == ["begin", "begin"]
 
     on_bench(tier, act)
-    assert tier.writes == [b"content"] * 5
 
 
-def test_names_are_of_what_is_read_wherever_the_program_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Path, source: Source) -> None:
+    """Whatever became of it meanwhile: another version's bytes under the old one's name would be served for ever."""
+    tier = FakeTier()
+
+    async def act(bench: Bench) -> None:
+        before = version_of(source)
+        bench.pool.submit(0, source)
+        bench.asked.put_nowait(await bench.asked.get())
+        file.write_bytes(b"changed meanwhile")
+        found = await bench.read(0, b"changed meanwhile")
+        assert found["version"] == before != version_of(source)
+        assert await bench.write(source, found)
+        assert tier.copies == {name_of(source.key): (before, b"changed meanwhile")}
+
+    on_bench(tier, act)
+
+
+def removable(tier: FakeTier, bench: Bench) -> list[Key]:
+    """There are copies of five sources, and they may go."""
+    bench.following.may = lambda beside: True
+    keys: list[Key] = [(f"https://somewhere/{number}", 0, None) for number in range(5)]
+    tier.copies.update({name_of(key): (b"", b"copy") for key in keys})
+    return keys
+
+
+def test_what_goes_goes_before_what_comes_is_written(source: Source) -> None:
+    """So that there is room for it; and many go together."""
+    tier = FakeTier()
+
+    async def act(bench: Bench) -> None:
+        keys = removable(tier, bench)
+        tier.has_room = False
+        bench.pool.submit(9, source)
+        found = await bench.read(9, b"new")
+        tier.may_write.clear()
+        ended: asyncio.Queue[int] = asyncio.Queue()
+        for number in range(2):
+            assert bench.begin_write(source, found, partial(ended.put_nowait, number))
+            for key in keys[: 5 * number]:
+                bench.pool.let_go(key)
+        tier.may_write.set()
+        assert [await ended.get(), await ended.get()] == [0, 1]
+        assert tier.batches == [5]
+        assert tier.copies.keys() == {name_of(source.key)}
+
+    on_bench(tier, act)
+
+
+def test_names_and_versions(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are of what is read, wherever the program was started; a version is a file's size and time, and what is
+    declared."""
     monkeypatch.chdir(tmp_path)
     whole = name_of((str(tmp_path / "a"), 0, None))
     for path in ("a", "./a", f"file://{tmp_path}/a", "file://a"):
@@ -407,14 +326,17 @@ def test_names_are_of_what_is_read_wherever_the_program_was_started(
     assert name_of(Source("a").key) != whole
     others = [("s3://a", 0, None), ("s3://a", 0, 1), ("s3://a", 1, None), ("s3://b", 0, None), ("\udc80", 0, None)]
     assert len({name_of(each) for each in others}) == len(others)
-
-
-def test_versions(file: Path) -> None:
     source = Source(str(file))
     before = version_of(source)
     assert version_of(Source(f"file://{file}")) == before
+    assert version_of(Source(str(file), version="tag")) == before + b"tag"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
     assert version_of(source) != before
-    assert version_of(Source("https://somewhere/1.jpg")) == b""
+    plain, tagged = Source("s3://a/1", 2, 3, "one"), Source("s3://a/1", 2, 3, version="tag")
+    assert plain != tagged and plain.key != tagged.key
+    assert name_of(plain.key) == name_of(tagged.key), "the new copy takes the old one's place"
+    assert (version_of(plain), version_of(tagged)) == (b"", b"tag")
+    long = [version_of(Source("s3://a", version=letter * 5000)) for letter in "ab"]
+    assert long[0] != long[1] and all(len(each) == 16 for each in long)
     with pytest.raises(FileNotFoundError):
         version_of(Source(f"{file}.missing"))

@@ -1,18 +1,25 @@
-"""Fields in the tier in memory, with reads that a test finishes by hand."""
+"""Fields that are kept in memory: what is kept, with reads that a test finishes by hand; of which samples; and how they
+come from workers."""
 
 from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from socket import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.sources.blocks import ASKED, space_of
+from minato_gpu.sources.blocks import ASKED, HEAD, space_of
 from minato_gpu.sources.field_keeping import LEARNED, FieldKeeping
-from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.source import FIELDS, fields_key
-from tests.sources.by_hand import SIZE, content
-from tests.sources.test_service_tiers import PAGE, Kept
+from minato_gpu.sources.field_transfer import pair, receive, send
+from minato_gpu.sources.memory_tier import Begun, MemoryTier
+from minato_gpu.sources.source import FIELDS
+from tests.sources.by_hand import PAGE, SIZE, Kept, content
 from tests.support.examples import half
+from tests.support.leaks import open_links
 
 MS = 1e-3
 
@@ -67,22 +74,6 @@ def test_fields_that_were_asked_for_are_there_the_next_time() -> None:
     bench.check()
 
 
-def test_of_a_sample_with_two_sources_both_are_saved() -> None:
-    bench = Fields(8)
-    bench.learn()
-    bench.wanted(0, 0, 3, "a", "b")
-    bench.finish(0)
-    bench.finish(1)
-    assert bench.asked(0) == [3]
-    bench.send(3)
-    bench.service.release([0])
-    bench.wanted(1, 1, 3, "a", "b")
-    assert len(bench.told[1]) == 1 and not bench.pool.under_way
-    assert bench.memory.counts()["hits"] == 2
-    bench.service.release([1])
-    bench.check()
-
-
 def test_raw_bytes_make_room_for_the_fields_of_their_sample() -> None:
     bench = Fields(4)
     bench.keeping.wants = lambda sample: False  # type: ignore[method-assign]
@@ -98,55 +89,6 @@ def test_raw_bytes_make_room_for_the_fields_of_their_sample() -> None:
     assert bench.memory.counts()["copies"] == bench.memory.counts()["fields"] == 1
     assert bench.got(1)[:2] == [content("a", SIZE), content("b", SIZE)], "still in use"
     bench.service.release([1])
-    bench.check()
-
-
-def test_where_reading_is_what_takes_time_raw_bytes_take_their_place() -> None:
-    bench = Fields(4, samples=4)
-    bench.learn()
-    for sample in range(4):
-        bench.wanted(sample, sample, sample, f"{sample}")
-        bench.finish(sample)
-        bench.send(sample)
-        bench.service.release([sample])
-    assert bench.memory.counts()["fields"] == 4
-    bench.rate = 1.0
-    for _ in range(1000):
-        bench.keeping.observe(40 * PAGE, 0.0, 4 * MS)  # fields have become large, and save nothing more
-    bench.service.begin(Begun(1, None, 1))
-    assert bench.memory.counts()["fields"] == 0
-    for sample in range(4):
-        bench.wanted(4 + sample, 4 + sample, sample, f"{sample}")
-        bench.finish(4 + sample)
-        assert not bench.asked(4 + sample)
-        bench.service.release([4 + sample])
-    assert bench.memory.counts()["copies"] == 4
-    bench.check()
-
-
-def test_fields_for_which_there_is_no_room_are_not_kept() -> None:
-    bench = Fields(1)
-    bench.learn()
-    bench.wanted(0, 0, 1, "a")
-    bench.finish(0)
-    bench.service.release([0])
-    bench.send(1)
-    bench.send(2)
-    bench.send(3, nbytes=10 * PAGE)
-    assert bench.memory.counts()["copies"] == 1 and bench.memory.holds(fields_key(1))
-    bench.send(1)
-    bench.check()
-
-
-def test_of_a_sample_that_is_no_sample_nothing_is_kept() -> None:
-    bench = Fields(4)
-    bench.learn()
-    bench.wanted(0, 0, -1, "a")
-    bench.finish(0)
-    assert not bench.asked(0)
-    bench.service.release([0])
-    for sample in (-1, 10):
-        bench.send(sample % 256 if sample < 0 else sample)
     bench.check()
 
 
@@ -187,3 +129,116 @@ def test_any_course(rate: float, data: st.DataObject) -> None:
     for number in sorted(bench.pool.under_way):
         bench.finish(number)
     bench.check()
+
+
+# --- of which samples ------------------------------------------------------------------------------------------
+
+RAW = 4096 - HEAD
+FIELD = space_of(3 * 4096 - HEAD)
+
+
+def keeping(budget: int, read_s: float = 0.0, workers: int = 2, memory: MemoryTier | None = None) -> FieldKeeping:
+    memory = memory or MemoryTier(budget, 1000)
+    return FieldKeeping(memory, 1000, workers, lambda: RAW / read_s if read_s else 0.0)
+
+
+def learned(
+    budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: MemoryTier | None = None
+) -> FieldKeeping:
+    choice = keeping(budget, read_s, memory=memory)
+    for _ in range(LEARNED):
+        choice.observe(3 * 4096 - HEAD, saved_s, 4 * MS)
+    return choice
+
+
+def test_as_many_are_fields_as_the_shares_say() -> None:
+    choice = learned(1000 * FIELD // 3, 4 * MS)
+    choice.choose(RAW)
+    assert choice.shares is not None
+    fields, raw = choice.shares
+    assert 0 < fields < raw
+    wanted = sum(choice.wants(sample) for sample in range(1000)) / 1000
+    assert wanted == pytest.approx(fields / (fields + raw), abs=0.01)
+    assert "reading takes 4.00 ms a sample, preparing 2.00, of which fields save 1.50" in choice.why()
+
+
+@pytest.mark.parametrize(
+    ("read_s", "keeps_raw", "all_or_none"), [(0.0, True, True), (0.0, False, True), (0.1, True, False)]
+)
+def test_what_bounds_the_epoch_decides(read_s: float, keeps_raw: bool, all_or_none: bool) -> None:
+    """Room for some 30 samples of either kind."""
+    memory = MemoryTier(10 * FIELD, 1000)
+    memory.off_for_files = "" if keeps_raw else "off for files"
+    choice = learned(10 * FIELD, read_s, 1e-6 if read_s else 3 * MS, memory)
+    choice.choose(RAW)
+    assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
+
+
+# --- on their way from workers ---------------------------------------------------------------------------------
+
+
+Ends = tuple[socket, socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = pair()
+    yield made
+    for end in made:
+        end.close()
+
+
+def open_files() -> int:
+    return sum("minato-fields" in link for link in open_links())
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_they_arrive_whole(ends: Ends, count: int) -> None:
+    parts = [bytes([number % 256]) * (number % 300) for number in range(count)]
+    assert open_files() == 0
+    assert receive(ends[0]) is None
+    assert send(ends[1], 7, [memoryview(part) if len(part) % 2 else part for part in parts], 0.25, 0.5)
+    found = receive(ends[0])
+    assert found is not None
+    assert found[:3] == (7, 0.25, 0.5)
+    data = bytearray(found.nbytes)
+    found.fill(memoryview(data))
+    os.close(found.file)
+    assert data == b"".join(parts)
+    assert open_files() == 0
+
+
+def test_nobody_waits_for_room(ends: Ends) -> None:
+    assert open_files() == 0
+    sent = [send(ends[1], number, [b"abc"], 0.0, 0.0) for number in range(1000)]
+    assert sent.index(False) < 100
+    assert sent == sorted(sent, reverse=True)
+    got = 0
+    while (found := receive(ends[0])) is not None:
+        assert found.sample == got
+        os.close(found.file)
+        got += 1
+    assert got == sum(sent)
+    assert send(ends[1], 1, [b"abc"], 0.0, 0.0), "there is room again"
+    assert open_files() == 0
+
+
+def test_where_descriptors_are_short_they_are_not_kept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert send(ends[1], 1, [b"abc"], 0.0, 0.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert not send(ends[1], 1, [b"abc"], 0.0, 0.0)
+        found = receive(ends[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found is not None and (found.file, found.nbytes) == (-1, 0)
+
+
+def test_the_end_of_either_side(ends: Ends) -> None:
+    ends[0].close()
+    assert not send(ends[1], 1, [b"abc"], 0.0, 0.0)
+    others = pair()
+    others[1].close()
+    with pytest.raises(ConnectionError), others[0]:
+        receive(others[0])

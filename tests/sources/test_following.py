@@ -10,12 +10,11 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching.choice import reach
-from minato_gpu.caching.orders import Orders, Part
+from minato_gpu.caching.orders import Part
 from minato_gpu.sampling.look_ahead import DistributedOrders
 from minato_gpu.sources.disk.records import Room
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.source import Key
 from tests.caching.model import Listed
 
 SAMPLES, RANKS, PAGE = 400, 4, 4096
@@ -31,14 +30,10 @@ def part_of(begun: Begun) -> Part:
     return begun.orders.part(begun.epoch)
 
 
-def following(*beside: Part | None, begun: Begun | None = None, room: Room = QUARTER, memory: int = 0) -> Following:
-    made = Following(SAMPLES, memory)
-    made.begin(begun or begun_first(), beside, room)
+def following(*beside: Part | None, of: Begun | None = None, room: Room = QUARTER) -> Following:
+    made = Following(SAMPLES)
+    made.begin(of or begun(), beside, room)
     return made
-
-
-def begun_first() -> Begun:
-    return begun()
 
 
 def staying(made: Following, epoch: int = 0) -> set[int]:
@@ -77,22 +72,14 @@ def test_of_ranks_on_one_directory_what_any_of_them_reads_stays() -> None:
     assert not made.may([other, third]), "who has come since reads something else"
 
 
-def test_ranks_that_read_the_whole_set_together_keep_what_came_first() -> None:
-    made = following(*(part_of(begun(rank=rank)) for rank in (1, 2, 3)))
-    assert staying(made) == {*range(SAMPLES)}
-    assert made.why.startswith("minio: one reader of the whole set")
-    assert not made.may([])
-
-
 @pytest.mark.parametrize(
     "other",
     [
         None,
         part_of(begun(rank=1, seed=1)),
-        part_of(begun(rank=1, ranks=2)),
         part_of(begun(rank=1, epoch=2)),
     ],
-    ids=["unknown", "another seed", "other ranks", "two epochs ahead"],
+    ids=["unknown", "another seed", "two epochs ahead"],
 )
 def test_beside_another_run_nothing_goes(other: Part | None) -> None:
     made = following(other)
@@ -110,18 +97,9 @@ def test_orders_that_are_not_known_and_draws_with_replacement() -> None:
         (Begun(0, Listed(((0,),)), 4), "minio: the order of epochs to come is not known"),
         (Begun(0, begun().orders, 4, once=False), "minio: keys may come twice"),
     ):
-        made = following(begun=known)
+        made = following(of=known)
         assert staying(made) == {*range(SAMPLES)}
         assert made.why.startswith(why) and not made.may([])
-
-
-def test_orders_of_no_rank_are_followed_where_nobody_is_beside() -> None:
-    orders: Orders = Listed(tuple(tuple(range(epoch, SAMPLES, 4)) for epoch in range(8)))
-    made = following(begun=Begun(0, orders, 4))
-    assert staying(made) == {*range(1, SAMPLES, 4), *range(2, SAMPLES, 4), *range(3, 3 + 4 * 89, 4)}
-    assert made.part is None and made.may([])
-    made.begin(Begun(0, orders, 4), [part_of(begun())], QUARTER)
-    assert staying(made) == {*range(SAMPLES)}
 
 
 def test_until_sizes_are_known_all_stays() -> None:
@@ -135,29 +113,6 @@ def test_until_sizes_are_known_all_stays() -> None:
     for _ in range(112):
         made.read(3 * PAGE)
     assert staying(made) == coming([0], reach(4, 0.25 * 128 / (16 + 3 * 112))), "it is looked again"
-
-
-def test_sizes_are_those_of_what_was_read_or_else_of_what_is_there() -> None:
-    made = following(room=Room(SAMPLES * PAGE // 4, 50, 100 * PAGE))
-    assert staying(made) == coming([0], reach(4, 0.125))
-    for _ in range(50):
-        made.read(PAGE)
-    made.begin(begun(1), [], Room(SAMPLES * PAGE // 4, 50, 100 * PAGE))
-    assert staying(made, 1) == coming([0], reach(4, 0.25), first=2)
-
-
-def test_samples_of_several_sources_and_memory_beside_the_disk() -> None:
-    keys: tuple[Key, ...] = ("a", 0, None), ("b", 0, None)
-    made = following(room=Room(SAMPLES * PAGE // 4, 0, 0), memory=SAMPLES * PAGE // 4)
-    made.wanted(0, keys)
-    for _ in range(16):
-        made.read(PAGE)
-    assert staying(made) == coming([0], reach(4, 0.25))
-
-
-def test_room_for_the_whole_set() -> None:
-    made = following(room=QUARTER._replace(nbytes=SAMPLES * PAGE))
-    assert made.why == "minio: there is room for the whole set" and staying(made) == {*range(SAMPLES)}
 
 
 def test_of_sources_that_samples_have_in_common_nothing_goes() -> None:

@@ -1,7 +1,8 @@
-"""Second requests follow what they bring, and stop where the storage says that it is asked too much."""
+"""Second requests follow what they bring, and stop where the storage is asked too much; one timer says who is late."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.sources.hedging import Hedging, is_final, is_refusal
+from minato_gpu.sources.overdue import Overdue
+from tests.sources.virtual import run
 
 _REQUESTS = 4000
 
@@ -25,12 +28,9 @@ def second_requests(*, won: bool) -> int:
     return sent
 
 
-def test_as_many_as_are_allowed_where_they_are_answered_first() -> None:
-    assert 0.045 * _REQUESTS <= second_requests(won=True) <= 0.055 * _REQUESTS
-
-
-def test_a_fifth_of_them_where_they_never_are() -> None:
+def test_as_many_as_are_allowed_where_they_are_answered_first_and_a_fifth_where_they_never_are() -> None:
     """A storage that only queues answers the first request first."""
+    assert 0.045 * _REQUESTS <= second_requests(won=True) <= 0.055 * _REQUESTS
     assert 0.01 * _REQUESTS <= second_requests(won=False) <= 0.011 * _REQUESTS + 16
 
 
@@ -65,12 +65,9 @@ _BOTO = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPStatusCode": 5
     [
         (OSError(errno.EBUSY, "Please reduce your request rate."), True, False),
         (_with(Exception("aiohttp"), status=429), True, False),
-        (_with(Exception("gcsfs"), code=429), True, False),
         (_with(Exception("adlfs"), status_code=503), True, False),
         (_with(Exception("requests"), response=SimpleNamespace(status_code=503)), True, False),
-        (_with(Exception("botocore"), response=_BOTO), True, False),
         (_from(_with(Exception("botocore"), response=_BOTO)), True, False),
-        (_with(Exception("botocore"), response={}), False, False),
         (_with(Exception("gcsfs"), code="conflict"), False, False),
         (_with(Exception("adlfs"), status_code=404), False, True),
         (OSError(errno.EIO, "broken"), False, False),
@@ -97,14 +94,6 @@ def test_what_could_not_be_asked_again_at_once_is_as_soon_as_may_be_the_first_ne
         found += [] if asked is None else [asked]
         hedging.finished(1000 + number, 0.05)
     assert found == [8, 9]
-
-
-def test_nothing_is_slow_before_something_is_known() -> None:
-    hedging, patience = Hedging(), []
-    for number in range(32):
-        hedging.finished(number, 0.05)
-        patience.append(hedging.patience_s)
-    assert patience[:-1] == [None] * 31 and (patience[-1] or 0.0) > 0.05
 
 
 def test_what_is_not_slow_any_more_is_not_asked_again() -> None:
@@ -141,3 +130,46 @@ def test_a_second_request_that_takes_long_as_well_is_followed_by_a_third() -> No
     assert [hedging.next(now) for now in (0.1, 0.12, 0.16, 0.2, 0.3)] == [100, None, None, 100, 100]
     hedging.finished(100, 0.3)
     assert hedging.next(1.0) is None
+
+
+# --- the timer, on a virtual clock -----------------------------------------------------------------------------
+
+
+def test_each_is_due_at_its_time_and_only_those_that_still_wait() -> None:
+    async def main() -> list[tuple[str, float]]:
+        loop, acted = asyncio.get_running_loop(), list[tuple[str, float]]()
+        begin = loop.time()
+        overdue = Overdue[str](lambda: 10.0, lambda each: acted.append((each, round(loop.time() - begin, 2))))
+        for at, each in enumerate("abcd"):
+            overdue.add(each, loop.time())
+            if at == 2:
+                overdue.remove("a")
+            await asyncio.sleep(1.0)
+        overdue.remove("c")
+        await asyncio.sleep(20.0)
+        overdue.add("e", loop.time())
+        await asyncio.sleep(20.0)
+        return acted
+
+    assert run(main()) == [("b", 11.0), ("d", 13.0), ("e", 34.0)]
+
+
+def test_nobody_is_due_before_it_is_known_when() -> None:
+    async def main() -> list[str]:
+        loop, acted = asyncio.get_running_loop(), list[str]()
+        after: list[float | None] = [None]
+        overdue = Overdue[str](lambda: after[0], acted.append)
+        overdue.add("a", loop.time())
+        await asyncio.sleep(5.0)
+        overdue.add("b", loop.time())
+        assert acted == []
+        after[0] = 3.0
+        overdue.look()
+        assert acted == ["a"]
+        await asyncio.sleep(4.0)
+        overdue.add("c", loop.time())
+        overdue.close()
+        await asyncio.sleep(4.0)
+        return acted
+
+    assert run(main()) == ["a", "b"]

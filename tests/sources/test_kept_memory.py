@@ -7,10 +7,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 
-from minato_gpu.sources.blocks import Blocks, copy, space_of
+from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.kept_memory import KeptMemory, Table
 from minato_gpu.sources.memory_tier import Copy
 from minato_gpu.sources.source import fields_key
@@ -99,57 +98,19 @@ def test_it_is_lent_to_one_at_a_time() -> None:
     check_scenario(scenario)
 
 
-def test_there_is_address_space_for_twice_the_budget() -> None:
-    kept = KeptMemory(1 << 36)
+def killed(kept: KeptMemory) -> None:
+    """A reader process that is killed."""
     arena = kept.lend()
     assert arena is not None
-    assert arena.capacity >= 2 << 36
-    assert memory_of(arena.fd) == 0
-    arena.close()
-
-
-def keep(kept: KeptMemory, number: int, *, leave: bool) -> None:
-    """What a reader process does: twenty blocks, of which the even ones are left to the next."""
-    arena = kept.lend()
-    assert arena is not None
-    blocks, copies = Blocks(arena), []
-    for item in range(20):
-        block, view = blocks.allocate(10_000)
-        view[:] = bytes([number + item]) * 10_000
-        copies.append((item, Copy((f"{item}", 0, None), block, 10_000, blocks.publish(block), 1.0)))
-    if leave:
-        kept.table.leave((1, copies[::2], ()))
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_blocks_outlive_the_process_that_wrote_them() -> None:
-    kept = KeptMemory(1 << 20)
-    assert in_child(lambda: keep(kept, 1, leave=True)) == 0
-    left = kept.table.take()
-    arena = kept.lend()
-    assert left is not None
-    assert arena is not None
-    for item, each in left[1]:
-        found = copy(arena, each.block, each.nbytes, each.stamp)
-        assert found is not None
-        assert np.all(found == 1 + item)
-    spaces = [(each.block, space_of(each.nbytes)) for _, each in left[1]]
-    arena.occupy(spaces)
-    arena.forsake(spaces)
-    assert memory_of(arena.fd) == sum(space for _, space in spaces) == 10 * 12288
     blocks = Blocks(arena)
-    others = [blocks.allocate(10_000)[0] for _ in range(20)]
-    assert not {each.block for _, each in left[1]} & set(others)
-    for _, each in left[1]:
-        blocks.free(each.block)
-    assert arena.allocated == 20 * 12288
-    arena.close()
+    for _ in range(20):
+        blocks.allocate(10_000)[1][:] = bytes(10_000)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_of_a_process_that_was_killed_nothing_is_left() -> None:
     kept = KeptMemory(1 << 20)
-    assert in_child(lambda: keep(kept, 1, leave=False)) == -signal.SIGKILL
+    assert in_child(lambda: killed(kept)) == -signal.SIGKILL
     arena = kept.lend()
     assert arena is not None
     assert memory_of(arena.fd) > 0

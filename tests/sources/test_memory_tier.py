@@ -98,51 +98,12 @@ def epoch(books: Books, number: int, order: Integers, orders: Shares | None, par
     return float(np.mean(found))
 
 
-def test_what_came_first_stays_and_is_hit_in_every_later_epoch() -> None:
-    books, order = Books(10 * PAGE, 40), np.random.default_rng(1)
-    assert [epoch(books, number, order.permutation(40), None) for number in range(3)] == [0.0, 0.25, 0.25]
-    counts = books.tier.counts()
-    assert (counts["hits"], counts["misses"], counts["evicted"], counts["policy"]) == (20, 100, 0, "minio")
-    assert counts["hit_bytes"] == 20 * SIZE
-
-
-def test_the_budget_is_one_of_memory_with_what_blocks_are_rounded_up_by() -> None:
-    books = Books(4 * PAGE - 1, 10)
-    assert epoch(books, 0, np.arange(10), None) == 0.0
-    assert len(books.kept) == 3
-    assert books.tier.counts()["bytes"] == 3 * PAGE
-
-
-def test_what_is_no_whole_number_of_the_data_set_is_not_kept() -> None:
-    books = Books(100 * PAGE, 4)
-    for sample in (-1, 4, 10**12):
-        assert list(books.tier.items(sample, 2)) == [NO_ITEM, NO_ITEM]
-    assert books.tier.offer(NO_ITEM, Copy(key("a"), 0, SIZE, 7, 1.0), 0) == (False, [])
-
-
-def test_parts_of_a_sample_are_items_of_their_own() -> None:
-    books = Books(100 * PAGE, 5)
-    assert list(books.tier.items(3, 2)) == [3, 8]
-    assert list(books.tier.items(4, 1)) == [4]
-    assert list(books.tier.items(1, 4)) == [1, 6, NO_ITEM, NO_ITEM], "the first sample had two"
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_first_sample_without_sources(shards: int) -> None:
+def test_a_first_sample_without_sources() -> None:
     """It tells nothing of how many there are of each."""
     books = Books(100 * PAGE, 6)
-    books.tier.begin(Begun(0, Shares(6, shards), shards))
+    books.tier.begin(Begun(0, Shares(6, 2), 2))
     assert list(books.tier.items(0, 0)) == []
     assert [books.read(each, (key(each), key(-each))) for each in (1, 2, 1)] == [[False] * 2, [False] * 2, [True] * 2]
-
-
-def test_a_sample_whose_source_changes() -> None:
-    books = Books(100 * PAGE, 2)
-    assert books.read(0, (key("old"),)) == [False]
-    assert books.read(0, (key("new"),)) == [False]
-    assert [copy.key for copy in books.kept.values()] == [key("new")]
-    assert books.read(0, (key("new"),)) == [True]
-    assert books.tier.counts()["evicted"] == 0
 
 
 def test_samples_that_have_a_source_in_common_have_one_copy_of_it() -> None:
@@ -153,16 +114,7 @@ def test_samples_that_have_a_source_in_common_have_one_copy_of_it() -> None:
     assert not books.offered(4, key("shard"), now), "two reads of it were under way"
 
 
-def test_a_source_that_is_read_twice_at_a_time_is_kept_once() -> None:
-    """A run that was given up had begun to read it, and the next does so again."""
-    books = Books(100 * PAGE, 2)
-    first, second = books.tier.access(0, key("a"))[0], books.tier.access(0, key("a"))[0]
-    assert books.offered(0, key("a"), first)
-    assert books.offered(0, key("a"), second)
-    assert list(books.kept) == [1]
-
-
-@pytest.mark.parametrize(("shards", "least"), [(2, 0.45), (4, 0.5)])
+@pytest.mark.parametrize(("shards", "least"), [(4, 0.5)])
 def test_a_share_of_shuffles_that_are_known_has_more_hits_than_what_came_first(shards: int, least: float) -> None:
     orders = Shares(400, shards)
     books = Books(100 * PAGE, 400)
@@ -205,25 +157,8 @@ def test_what_was_missed_before_the_policy_changed_is_not_taken_for_over() -> No
     assert {copy.key for copy in books.kept.values()} == {key(2), key(0)}, "1 is needed last"
 
 
-def test_positions_count_what_samples_of_fewer_sources_lack() -> None:
-    """Else the uses that are known would be told apart from those that are over ever less."""
-    orders = Shares(100, 2)
-    books = Books(10 * PAGE, 100)
-    books.tier.begin(Begun(0, orders, 2))
-    books.read(int(orders.order(0)[0]), (key("a"), key("b")))
-    for each in orders.order(0)[1:].tolist():
-        books.read(each, (key(each),))
-    assert books.tier.access(0, key("next"))[0] == 100
-
-
-def test_orders_of_other_samples_than_the_data_set_had_are_not_known() -> None:
-    books = Books(10 * PAGE, 50)
-    assert OfItems(Shares(60, 1), 50, 1).order(0) is None
-    hits = [epoch(books, number, Shares(60, 2).order(number), Shares(60, 2)) for number in range(3)]
-    assert hits[0] == 0.0
-
-
 def test_orders_of_items_follow_those_of_samples() -> None:
+    assert OfItems(Shares(60, 1), 50, 1).order(0) is None, "of another data set"
     orders = OfItems(Shares(5, 1), 5, 2)
     assert orders.order(3) is not None
     assert np.array_equal(orders.order(3), [each for at in Shares(5, 1).order(3) for each in (at, at + 5)])  # type: ignore[arg-type]
@@ -232,44 +167,13 @@ def test_orders_of_items_follow_those_of_samples() -> None:
     assert orders not in (OfItems(Shares(5, 1), 5, 1), OfItems(Shares(6, 1), 5, 2), "another")
 
 
-def test_unlike_items_stay_by_what_they_save() -> None:
-    books = Books(20 * PAGE, 200)
-    dear = set(range(0, 200, 10))
-    for number in range(3):
-        books.tier.begin(Begun(number, None, 1))
-        for each in np.random.default_rng(number).permutation(200).tolist():
-            books.read(each, (key(each),), cost=50.0 if each in dear else 1.0)
-    assert books.tier.counts()["policy"] == "next-use"
-    assert {copy.key for copy in books.kept.values()} == {key(each) for each in dear}
-
-
-@pytest.mark.parametrize("budget", [30, 12])
-def test_what_one_process_leaves_the_next_takes_up(budget: int) -> None:
-    books = Books(30 * PAGE, 40)
-    for number in range(2):
-        epoch(books, number, np.arange(0, 15), None, parts=2)
-    parts, copies, _ = books.tier.left()
-    after = Books(budget * PAGE, 40)
-    after.tier.take_up(parts, copies)
-    after.kept = {copy.block: copy for _, copy in after.tier.left()[1]}
-    after.check()
-    assert len(after.kept) == budget and {*after.kept.values()} <= {copy for _, copy in copies}
-    hits = [after.read(each, (key((each, 0)), key((each, 1)))) for each in range(15)]
-    assert np.sum(hits) == budget
-
-
-def test_copies_of_samples_that_there_are_no_longer_are_refused() -> None:
-    books = Books(30 * PAGE, 10)
-    epoch(books, 0, np.arange(10), None)
-    after = MemoryTier(30 * PAGE, 6)
-    after.take_up(*books.tier.left())
-    assert {copy.key for _, copy in after.left()[1]} == {key((each, 0)) for each in range(6)}
-
-
 def test_a_process_knows_sizes_by_what_it_takes_up() -> None:
     """Or each that begins with an epoch would think that half of the set fits, and that all are alike."""
     books = Books(100 * PAGE, 40)
     epoch(books, 0, np.arange(40), None)
+    after = MemoryTier(100 * PAGE, 6)
+    after.take_up(*books.tier.left())
+    assert {copy.key for _, copy in after.left()[1]} == {key((each, 0)) for each in range(6)}, "of no other samples"
     after = MemoryTier(100 * PAGE, 40)
     after.take_up(*books.tier.left())
     after.begin(Begun(1, Shares(40, 2), 2))

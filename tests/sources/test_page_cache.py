@@ -1,21 +1,27 @@
-"""Files that are brought into the page cache: workers read them from there, and nothing else where they have gone."""
+"""Where files are read to: into the page cache, where workers read them, or past it; and what it has after that."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.page_cache import cached_pages, evict
-from minato_gpu import Source, read_bytes
+from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources import page_cache
+from minato_gpu.sources import page_cache, placing
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
+from minato_gpu.sources.disk.filesystem import Uncached
+from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
 from minato_gpu.sources.page_cache import PageCache, bring_in, read
+from minato_gpu.sources.placing import LOOKED, Placing, Where
 from minato_gpu.sources.reading import AT_HAND
 
+FILES, NBYTES = 24, 9000
 CONTENT = os.urandom(50_000)
 
 
@@ -116,3 +122,130 @@ def test_a_worker_reads_storage_where_it_has_gone(path: Path) -> None:
         AT_HAND.put(())
         AT_HAND.arena, AT_HAND.direct, AT_HAND.direct_s = None, 0, 0.0
         arena.close()
+
+
+# --- where a file is read to -----------------------------------------------------------------------------------
+
+
+def why_off(files: int, cached: int | None, nbytes: int = 1000) -> str:
+    """Why memory keeps no files after so many of these have been looked at."""
+    memory = MemoryTier(3 * 4096, 100)
+    decide = Placing(memory, lambda item: (item, 1), copies=False)
+    for _ in range(files):
+        assert decide.is_open
+        decide.had(nbytes, cached)
+    assert decide.is_open == (0 < files < LOOKED and cached is not None)
+    decide.where(0)
+    return memory.off_for_files
+
+
+def test_the_page_cache_suffices_where_it_has_nearly_all_of_enough_files() -> None:
+    assert "had 95% of the first 256" in why_off(LOOKED, 950)
+    assert why_off(LOOKED, 4096), "whole pages are told"
+    assert not why_off(LOOKED, 949)
+    assert not why_off(LOOKED - 1, 1000), "these are too few to know"
+    assert not why_off(1, None)
+    assert not why_off(LOOKED, 0, nbytes=0)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    memory = MemoryTier(3 * 4096, 100)
+    expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
+    monkeypatch.setattr(placing, "say_once", said.append)
+    decide = Placing(memory, expected, copies=copies)
+    passes = Where.BLOCK if copies else Where.PAGE_CACHE
+    assert Placing(None, expected, copies=copies).where(0) is passes
+    memory.items(0, 1)
+    assert decide.where(0) is Where.UNCACHED
+    assert decide.where(1) is passes
+    assert decide.where(2) is passes, "there is no room for it"
+    for _ in range(LOOKED):
+        decide.had(1, 1)
+    assert [decide.where(0) for _ in range(2)] == [passes] * 2
+    assert len(said) == 1 and str(memory.counts()["why"]) == memory.off_for_files
+    assert memory.off_for_files in said[0]
+
+
+def pages(paths: list[Path], *, out: bool = False) -> int | None:
+    """How many the page cache has; None where that is not told. ``out``: after they have been thrown out."""
+    total = 0
+    for path in paths:
+        with path.open("r+b") as file:
+            if out:
+                os.fsync(file.fileno())
+                evict(file.fileno())
+            found = cached_pages(file.fileno())
+        if found is None:
+            return None
+        total += found
+    return total
+
+
+class Files:
+    def __init__(self, root: Path) -> None:
+        self.paths = [root / f"{number}" for number in range(FILES)]
+        for number, path in enumerate(self.paths):
+            path.write_bytes(bytes([number]) * NBYTES)
+
+    def __len__(self) -> int:
+        return FILES
+
+    def source(self, key: int) -> Source:
+        return Source(str(self.paths[key]))
+
+    def __getitem__(self, key: int) -> int:
+        return int(read_bytes(self.source(key))[-1])
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("warm", [False, True])
+def test_no_byte_twice(tmp_path: Path, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What memory keeps the page cache has not; and where it has all of the first files, memory keeps no more."""
+    monkeypatch.setattr(placing, "LOOKED", 8)
+    files: Any = Files(tmp_path)
+    if pages(files.paths, out=not warm) is None:
+        pytest.skip("this kernel does not tell what the page cache has")
+    loader: Any = DataLoader(files, 4, num_workers=1, cache="4MB")
+    for _ in range(2):
+        assert [int(value) for batch in loader for value in batch] == list(range(FILES))
+    found = loader.stats()["cache"]["memory"]
+    if warm:
+        assert found["why"].startswith("off for files: the page cache had") and found["copies"] < FILES
+    else:
+        assert (found["copies"], found["hits"]) == (FILES, FILES)
+        assert pages(files.paths) == 0
+
+
+# --- reading and writing past it -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    """A file of 64 MB to be, on a disk whose page cache can be looked at."""
+    made = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    os.pwrite(made, bytes(4096), 0)
+    os.fdatasync(made)
+    evict(made)
+    if cached_pages(made) != 0:
+        pytest.skip("this kernel has no cachestat, or temporary files are in memory")
+    yield made
+    os.close(made)
+
+
+@pytest.mark.parametrize("dontcache", [True, False], ids=["by the kernel", "by hand"])
+def test_what_is_read_and_written_past_it_does_not_fill_it(fd: int, dontcache: bool) -> None:
+    size, uncached = 1 << 20, Uncached(dontcache)
+    data = memoryview(os.urandom(size))
+    for number in range(64):
+        uncached.write(fd, data, number * size)
+    os.fdatasync(fd)  # what the kernel gives back by itself, it gives back once it has been written
+    pages = 64 * size // os.sysconf("SC_PAGESIZE")
+    assert (cached_pages(fd) or 0) < pages // 4
+    evict(fd)
+    into = memoryview(bytearray(size))
+    for number in range(64):
+        assert uncached.read(fd, into, number * size) == size and into == data
+    assert (cached_pages(fd) or 0) < pages // 16
+    assert uncached.read(fd, into, 64 * size - 5000) == 5000 and uncached.read(fd, into, 64 * size) == 0

@@ -1,12 +1,13 @@
-"""What a read costs, fitted to those that were made."""
+"""What a read costs, fitted to those that were made, and what the storage gives, measured while it is waited for."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from minato_gpu.sources.rate import StorageRate
 from minato_gpu.sources.read_costs import ReadCosts
 
 
@@ -26,12 +27,8 @@ def test_a_latency_and_a_rate_are_found() -> None:
     assert costs.compared(10**6) / costs.compared(1000) == pytest.approx(0.22 / 0.0202, rel=0.2)
 
 
-def test_nothing_is_known_before_the_first() -> None:
-    assert ReadCosts().seconds(10**6) == 0.0
-    assert ReadCosts().compared(10**6) == 1.0, "a cost of nothing would be worth nothing"
-
-
 def test_of_one_size_all_cost_the_same() -> None:
+    assert ReadCosts().seconds(10**6) == 0.0 and ReadCosts().compared(10**6) == 1.0, "before anything is known"
     costs = fitted([3000] * 50, np.random.default_rng(1).exponential(0.01, 50).tolist())
     assert costs.seconds(3000) == costs.seconds(10**6) == pytest.approx(0.01, rel=0.5)
     assert costs.compared(3000) == 1.0
@@ -48,18 +45,9 @@ def test_a_storage_that_becomes_ten_times_faster_makes_old_and_new_reads_compare
     assert (costs.compared(10**5), costs.compared(10**6)) == pytest.approx(before, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "seconds"),
-    [([0, 0, 0], [0.1, 0.2, 0.3]), ([10, 1000], [0.5, 0.1]), ([10, 1000, 10**6], [0.0, 0.0, 5.0]), ([5], [0.0])],
-    ids=["empty files", "larger ones are faster", "small ones take no time", "no time at all"],
-)
-def test_nothing_costs_less_than_nothing(nbytes: list[int], seconds: list[float]) -> None:
-    costs = fitted(nbytes, seconds)
-    for each in (0, 1, 10**3, 10**9):
-        assert costs.seconds(each) >= 0.0
-        assert costs.compared(each) >= 0.0
-
-
+@example([(0, 0.1), (0, 0.3)], 5)
+@example([(10, 0.5), (1000, 0.1)], 10**9)  # larger ones are faster
+@example([(10, 0.0), (1000, 0.0), (10**6, 5.0)], 1)
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.floats(0, 1e4)), min_size=1, max_size=50), st.integers(0, 2**40))
 def test_any_reads(reads: list[tuple[int, float]], nbytes: int) -> None:
     costs = fitted([each for each, _ in reads], [took for _, took in reads])
@@ -67,3 +55,24 @@ def test_any_reads(reads: list[tuple[int, float]], nbytes: int) -> None:
     assert np.isfinite(costs.compared(nbytes))
     assert min(costs.seconds(nbytes), costs.compared(nbytes)) >= 0.0
     assert costs.seconds(nbytes) <= costs.seconds(2 * nbytes + 1) * (1 + 1e-9) + 1e-12, "more never costs less"
+
+
+def test_only_stretches_count_in_which_too_little_was_there() -> None:
+    rate = StorageRate()
+    for at in range(100):
+        rate.finished(0.01 * at, 1, behind=False)
+    assert rate.bytes_per_s == 0.0
+    for at in range(100, 200):
+        rate.finished(0.01 * at, 1000, behind=True)
+    assert 99_000 < rate.bytes_per_s < 101_000
+    for at in range(200, 1000):
+        rate.finished(0.01 * at, 1, behind=at % 5 > 0)  # never for long
+    assert 99_000 < rate.bytes_per_s < 101_000
+
+
+def test_a_slow_start_is_no_matter() -> None:
+    rate, now = StorageRate(), 0.0
+    for number in range(400):
+        now += 0.1 if number < 100 else 0.01
+        rate.finished(now, 1000, behind=True)
+    assert 99_000 < rate.bytes_per_s < 101_000

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +14,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+from fsspec.utils import infer_storage_options
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from minato_gpu import DataLoader, Source, read_bytes
@@ -18,6 +24,9 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks, copy
 from minato_gpu.sources.declared import source_of
 from minato_gpu.sources.reading import AT_HAND, Place
+from minato_gpu.sources.remote import RemoteReads
+from tests.sources.ranges import CONTENT, PARTS
+from tests.support import programs
 
 
 @pytest.fixture
@@ -57,18 +66,6 @@ def test_what_lies_ready_is_copied_and_else_storage_is_read(tmp_path: Path, aren
     assert at_hand.direct_s > 0
 
 
-def test_a_block_that_is_not_complete_is_none(arena: Arena) -> None:
-    blocks = Blocks(arena)
-    block, view = blocks.allocate(4)
-    view[:] = b"data"
-    assert copy(arena, block, 4, 1) is None
-    stamp = blocks.publish(block)
-    found = copy(arena, block, 4, stamp)
-    assert found is not None
-    assert found.tobytes() == b"data"
-    assert copy(arena, block, 4, stamp + 1) is None
-
-
 def test_a_block_that_is_given_to_something_else_meanwhile(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = Blocks(arena)
     block, view = blocks.allocate(4)
@@ -92,8 +89,9 @@ def test_urls_and_parts_of_them(tmp_path: Path) -> None:
     assert read_bytes(Source("memory://bucket/object")).tobytes() == b"0123456789"
     assert read_bytes(Source("memory://bucket/object", 3, 4)).tobytes() == b"3456"
     assert read_bytes(Source("memory://bucket/object", 7)).tobytes() == b"789"
-    with pytest.raises(EOFError, match=r"object\[8:12\] ends 2 bytes too early"):
-        read_bytes(Source("memory://bucket/object", 8, 4))
+    for read in (read_bytes, lambda source: asyncio.run(RemoteReads().read(source))):
+        with pytest.raises(EOFError, match=r"object\[8:12\] ends 2 bytes too early"):
+            read(Source("memory://bucket/object", 8, 4))
     with pytest.raises(FileNotFoundError):
         read_bytes(Source("memory://bucket/other"))
     (tmp_path / "file").write_bytes(b"0123456789")
@@ -209,9 +207,138 @@ def test_an_attribute_that_raises_declares_nothing_and_is_said(caplog: pytest.Lo
     assert [batch.tolist() for batch in DataLoader(Connected(), 2, num_workers=1)] == [[0, 1], [2]]
 
 
-def test_descriptors_are_closed(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"123")
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(20):
-        read_bytes(tmp_path / "file")
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+# --- parts of URLs, by who reads ahead and by workers ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, dict[str, list[str]]]:
+    pytest.importorskip("aiohttp")
+    found: dict[str, dict[str, list[str]]] = json.loads(programs.run("tests.sources.ranges"))
+    return found
+
+
+EXPECTED = [CONTENT[begin : None if length is None else begin + length].decode() for begin, length in PARTS]
+
+
+@pytest.mark.parametrize("who", ["ahead", "by worker"])
+def test_parts_are_what_is_declared(said: dict[str, dict[str, list[str]]], who: str) -> None:
+    """Also none of it, which is no range that a server knows."""
+    assert said["ranges"][who] == EXPECTED
+
+
+@pytest.mark.parametrize("who", ["ahead", "by worker"])
+def test_a_server_that_knows_no_ranges_gives_no_other_bytes(said: dict[str, dict[str, list[str]]], who: str) -> None:
+    for (begin, length), found, expected in zip(PARTS, said["whole"][who], EXPECTED, strict=True):
+        if length != 0 and (begin, length) not in ((0, None), (0, len(CONTENT))):
+            assert found.startswith("UnsupportedOperation: http://127.0.0.1:"), (begin, length, found)
+            assert "]: the server does not send parts, but all of it; declare a source without" in found
+        else:
+            assert found == expected
+
+
+def test_no_storage_is_asked_for_none_of_its_bytes() -> None:
+    """Those that are asked by ranges know none that is empty."""
+    source = Source("memory://absent/file", 0, 0)
+    assert asyncio.run(RemoteReads().read(source)) == b""
+    assert read_bytes(source).tobytes() == b""
+
+
+class _OfHost(AbstractFileSystem):  # type: ignore[misc]
+    """A file holds the host that its file system was made for, as of sftp, ftp, smb, webhdfs."""
+
+    def __init__(self, host: str = "none", **more: Any) -> None:
+        super().__init__(**more)
+        self.host = host
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(infer_storage_options(path)["path"])
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        return {"host": infer_storage_options(path)["host"]}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self.host.encode()[start:end]
+
+
+class _AsyncOfHost(_OfHost, AsyncFileSystem):  # type: ignore[misc]
+    """As abfs."""
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self.host.encode()[start:end]
+
+
+@pytest.mark.parametrize("kind", [_OfHost, _AsyncOfHost])
+def test_urls_of_several_hosts_are_each_read_from_their_own(kind: type[_OfHost]) -> None:
+    """Also with a new session."""
+    fsspec.register_implementation("hosts", kind, clobber=True)
+    sources = [Source(f"hosts://{host}/1.bin", 0, len(host)) for host in ("alpha", "beta", "alpha")]
+
+    async def read() -> list[bytes]:
+        remote = RemoteReads()
+        first = await asyncio.gather(*map(remote.read, sources))
+        remote.renew(sources[1])
+        again = await remote.read(sources[1])
+        await remote.close()
+        return [*first, again]
+
+    assert asyncio.run(read()) == [b"alpha", b"beta", b"alpha", b"beta"]
+
+
+def test_a_chained_url_is_read_from_the_file_system_that_it_names(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
+            archive.writestr("a.txt", name)
+    sources = [Source(f"zip://a.txt::file://{tmp_path}/{name}.zip") for name in ("one", "other")]
+
+    async def read() -> list[bytes]:
+        return await asyncio.gather(*map(RemoteReads().read, sources))
+
+    assert asyncio.run(read()) == [b"one", b"other"]
+
+
+# --- versions of URLs ------------------------------------------------------------------------------------------
+
+
+class Urls:
+    """The first byte of each object, read through fsspec."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.version = root, "first"
+
+    def __len__(self) -> int:
+        return 6
+
+    def source(self, key: int) -> Source:
+        return Source(f"local://{self.root}/{key}", version=self.version)
+
+    def __getitem__(self, key: int) -> int:
+        return int(read_bytes(self.source(key))[0])
+
+    def write(self, value: int) -> None:
+        for key in range(len(self)):
+            (self.root / f"{key}").write_bytes(bytes([value]) * 5000)
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+def test_copies_of_another_version_are_not_used(tmp_path: Path, tier: str) -> None:
+    (tmp_path / "objects").mkdir()
+    urls = Urls(tmp_path / "objects")
+    where: dict[str, Any] = {} if tier == "memory" else {"cache_dir": tmp_path / "cache"}
+    loader: Any = DataLoader(urls, 2, num_workers=1, cache="8MB", **where)  # type: ignore[arg-type]
+
+    def epoch() -> set[int]:
+        return {int(value) for batch in loader for value in batch}
+
+    urls.write(1)
+    assert epoch() == {1}
+    urls.write(2)
+    assert epoch() == {1}, "what lies at a URL is taken to stay as it is"
+    assert loader.stats()["cache"][tier]["hits"] == len(urls)
+    urls.version = "second"
+    assert epoch() == {2}
+    assert loader.stats()["reads"]["by_workers"] == 0
+    assert epoch() == {2}
+    assert loader.stats()["cache"][tier]["hits"] == len(urls)

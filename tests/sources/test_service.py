@@ -1,15 +1,18 @@
-"""What the reader process does between the loader and the pool, with a pool that a test finishes by hand."""
+"""What the reader process does between the loader and the pool: what is told, what stays for later epochs and what is
+written to disk, with a pool and a disk that a test finishes by hand."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import copy
-from tests.sources.by_hand import SIZE, Bench, content, key
+from minato_gpu.sources.memory_tier import Begun
+from tests.sources.by_hand import PAGE, SIZE, Bench, Kept, content, key
 from tests.support.examples import half
 
 
@@ -77,7 +80,6 @@ def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
     assert list(bench.pool.under_way) == [4, 5], "two more, beside the one that is there"
     bench.service.release([0])
     assert list(bench.pool.under_way) == [4, 5, 6, 7]
-    bench.arena.close()
 
 
 def test_what_is_wanted_again_much_later_does_not_stay_until_then() -> None:
@@ -95,7 +97,6 @@ def test_what_is_wanted_again_much_later_does_not_stay_until_then() -> None:
         bench.service.release([number])
     assert bench.service.counts()["reads"] == 30
     assert bench.arena.allocated == 0
-    bench.arena.close()
 
 
 def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
@@ -113,47 +114,207 @@ def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
     assert bench.arena.allocated == 0
 
 
+# --- what is kept ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_is_there_for_who_wants_it_next() -> None:
+    bench = Kept(2)
+    bench.want(0, [(number, (key("abc"[number]),)) for number in range(3)])
+    for number in range(3):
+        bench.finish(number)
+    assert bench.held == 3 * PAGE
+    bench.service.release(range(3))
+    bench.check()
+    assert bench.held == 2 * PAGE
+    bench.service.want(3, [(10 + number, number, (key("abc"[number]),)) for number in range(3)])
+    assert list(bench.told) == [0, 1, 2, 10, 11], "two at once"
+    assert (bench.got(10), bench.got(11)) == ([content("a", SIZE)], [content("b", SIZE)])
+    assert [source.path for source in bench.pool.under_way.values()] == ["c"]
+    bench.service.drop()
+    bench.finish(min(bench.pool.under_way))
+    bench.check()
+    counts = bench.service.counts()
+    assert (counts["reads"], counts["memory"]["hits"], counts["memory"]["misses"]) == (4, 2, 4)
+
+
+def test_a_copy_that_goes_while_it_is_in_use_stays_until_it_is_released() -> None:
+    """The data set has another source for the sample than it had."""
+    bench = Kept(1)
+    bench.wanted(0, 0, 5, "a")
+    bench.finish(0)
+    bench.service.release([0])
+    bench.wanted(1, 1, 5, "a")
+    bench.wanted(2, 2, 5, "b")
+    bench.finish(min(bench.pool.under_way))
+    assert bench.held == 2 * PAGE
+    assert (bench.got(1), bench.got(2)) == ([content("a", SIZE)], [content("b", SIZE)])
+    assert bench.service.counts()["bytes_ahead"] == SIZE, "one of them is not the tier's any more"
+    bench.service.release([1])
+    assert bench.got(1) == [None]
+    assert bench.got(2) == [content("b", SIZE)]
+    bench.service.release([2])
+    bench.check()
+
+
+def test_two_reads_of_one_source_at_a_time() -> None:
+    """The first is one of a run that was given up; whichever comes last is kept, while both may be in use."""
+    for order in ((0, 1), (1, 0)):
+        bench = Kept(1)
+        bench.wanted(0, 0, 0, "a")
+        bench.service.drop()
+        bench.wanted(0, 1, 0, "a")
+        for number in order:
+            bench.finish(number)
+            if 1 in bench.told:
+                assert bench.got(1) == [content("a", SIZE)]
+        bench.service.release([1])
+        bench.check()
+
+
+def test_what_memory_does_not_keep_is_written_and_stays_until_then() -> None:
+    bench = Kept(1)
+    for number, path in enumerate("abc"):
+        bench.wanted(0, number, number, path)
+    for number in range(3):
+        bench.finish(number, version=b"1")
+    assert [path for path, _ in bench.disk.waiting] == ["b", "c"]
+    bench.service.release(range(3))
+    assert bench.held == 3 * PAGE
+    bench.wanted(1, 3, 1, "b")
+    assert bench.got(3) == [content("b", SIZE)], "it is there yet"
+    bench.disk.finish()
+    assert bench.got(3) == [content("b", SIZE)]
+    bench.service.drop()
+    bench.disk.finish()
+    bench.check()
+
+
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("in_use", [True, False])
+def test_what_memory_lets_go_of_is_written(in_use: bool, takes: bool) -> None:
+    """And stays until then, counted as read ahead."""
+    bench = Kept(1)
+    bench.wanted(0, 0, 5, "a")
+    bench.finish(0, version=b"1")
+    bench.disk.takes = takes
+    if not in_use:
+        bench.service.release([0])
+    bench.service._gone(bench.memory.shrink(False, 0))
+    assert [path for path, _ in bench.disk.waiting] == ["a"] * takes
+    assert bench.service.counts()["bytes_ahead"] == SIZE * (takes or in_use)
+    assert bench.held == PAGE * (takes or in_use)
+    if in_use:
+        assert bench.got(0) == [content("a", SIZE)]
+        bench.service.release([0])
+    if takes:
+        assert bench.held == PAGE
+        bench.disk.finish()
+    bench.check()
+
+
+def test_copies_that_come_from_disk_are_no_reads_but_are_kept_and_not_written_again() -> None:
+    bench = Kept(1)
+    bench.wanted(0, 0, 0, "a")
+    bench.from_disk(0)
+    bench.service.release([0])
+    bench.check()
+    assert (bench.service.counts()["reads"], bench.memory.counts()["copies"]) == (0, 1)
+    assert [copy.cost for _, copy in bench.memory.left()[1]] == [1.0], "it is worth as much as any other"
+    bench.service._gone(bench.memory.shrink(False, 0))
+    assert bench.disk.waiting == []
+    bench.check()
+
+
+def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
+    bench = Kept(0)
+    bench.disk.late = {(1, 5), (2, 4)}
+    bench.service.begin(Begun(5, None, 1))
+    for ticket, sample in enumerate((1, 2)):
+        bench.wanted(0, ticket, sample, f"{sample}")
+    bench.service.begin(Begun(6, None, 1))
+    bench.wanted(1, 2, 1, "other")
+    for number in range(3):
+        bench.from_disk(number)
+    assert bench.disk.gone == ["1"], "each counts for the epoch that it was wanted in"
+    bench.service.drop()
+    bench.check()
+
+
+def test_a_copy_on_disk_that_nobody_wants_any_more_stays() -> None:
+    """What was read ahead for an epoch that has been left is read again."""
+    bench = Kept(0)
+    bench.disk.late = {(1, 0)}
+    bench.wanted(0, 0, 1, "a")
+    bench.service.drop()
+    bench.from_disk(0)
+    assert bench.disk.gone == []
+    bench.check()
+
+
+def test_of_what_memory_has_the_copy_on_disk_goes_all_the_same() -> None:
+    bench = Kept(1)
+    bench.wanted(0, 0, 1, "a")
+    bench.finish(0, version=b"1")
+    bench.service.release([0])
+    bench.disk.late = {(1, 1)}
+    bench.service.begin(Begun(1, None, 1))
+    bench.wanted(0, 1, 1, "a")
+    assert bench.got(1) == [content("a", SIZE)]
+    assert bench.disk.gone == ["a"]
+    bench.service.drop()
+    bench.check()
+
+
+class _Shares:
+    """Orders of two shares; one for all, so that they are equal."""
+
+    def order(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.random.default_rng(epoch).permutation(6)[:3]
+
+
 @half()
 @given(st.data())
 def test_any_course(data: st.DataObject) -> None:
-    """Every ticket is told once, with its bytes; in the end no memory is in use; the limit holds."""
-    limit = data.draw(st.sampled_from([SIZE, 4 * SIZE, 100 * SIZE]))
-    bench = Bench(limit)
-    sources, waiting, wanted, next_ticket = dict[int, list[str]](), set[int](), set[int](), 0
-    for _ in range(data.draw(st.integers(1, 40))):
-        step = data.draw(st.sampled_from(["want", "finish", "release", "drop"]))
+    """With tiers too every ticket is told once, with its bytes; in the end no memory is held but what is kept."""
+    orders = _Shares()
+    bench = Kept(data.draw(st.integers(0, 4)), data.draw(st.sampled_from([SIZE, 100 * SIZE])), 6)
+    wanted: dict[int, tuple[str, ...]] = {}
+    tickets = epochs = 0
+    for _ in range(data.draw(st.integers(1, 50))):
+        step = data.draw(st.sampled_from(["want", "want", "finish", "finish", "release", "written", "begin", "drop"]))
         if step == "want":
-            size = data.draw(st.integers(1, 3))
-            tickets = []
-            for number in range(next_ticket, next_ticket + size):
-                paths = data.draw(st.lists(st.sampled_from("abcdef"), max_size=2, unique=True))
-                sources[number] = paths
-                tickets.append((number, tuple(key(path, SIZE) for path in paths)))
-            bench.want(next_ticket, tickets)
-            wanted.update(range(next_ticket, next_ticket + size))
-            next_ticket += size
+            paths = tuple(data.draw(st.lists(st.sampled_from("abcdef"), max_size=2, unique=True)))
+            bench.wanted(tickets, tickets, data.draw(st.integers(-1, 6)), *paths)
+            wanted[tickets] = paths
+            tickets += 1
         elif step == "finish" and bench.pool.under_way:
             number = data.draw(st.sampled_from(sorted(bench.pool.under_way)))
-            bench.finish(number, error=OSError() if data.draw(st.integers(0, 4)) == 0 else None)
-        elif step == "release" and (there := sorted(wanted & bench.told.keys())):
+            error = OSError() if data.draw(st.integers(0, 6)) == 0 else None
+            bench.finish(number, error=error, version=data.draw(st.sampled_from([None, b"1"])))
+        elif step == "release" and (there := sorted(wanted.keys() & bench.told.keys())):
             number = data.draw(st.sampled_from(there))
-            found = {place[3] for place in bench.told[number]}
-            assert found <= set(sources[number])
+            assert {place[3] for place in bench.told[number]} <= set(wanted.pop(number))
             assert bench.got(number) == [content(place[3], SIZE) for place in bench.told[number]]
             bench.service.release([number])
-            wanted.discard(number)
+        elif step == "written" and bench.disk.waiting:
+            bench.disk.finish()
+        elif step == "begin":
+            epochs += 1
+            bench.service.begin(Begun(epochs, data.draw(st.sampled_from([None, orders])), 2))
+            bench.disk.takes = data.draw(st.booleans())
         elif step == "drop":
             bench.service.drop()
             wanted.clear()
-        waiting = wanted - bench.told.keys()
-    while waiting:
-        bench.finish(min(bench.pool.under_way))
-        waiting = wanted - bench.told.keys()
-        bench.service.release(sorted(wanted & bench.told.keys()))
-        wanted -= bench.told.keys()
-    bench.service.release(sorted(wanted))
+    bench.service.release(sorted(bench.told))
+    while not wanted.keys() <= bench.told.keys():
+        if bench.pool.under_way:
+            bench.finish(min(bench.pool.under_way), version=b"1")
+        else:
+            bench.disk.finish()  # what waits to be written counts as read ahead
+        bench.service.release(sorted(bench.told))
+    bench.service.drop()
     while bench.pool.under_way:
-        bench.finish(min(bench.pool.under_way))
-    assert bench.arena.allocated == 0
-    assert bench.service.counts()["bytes_ahead"] == 0
-    bench.arena.close()
+        bench.finish(min(bench.pool.under_way), version=b"1")
+    while bench.disk.waiting:
+        bench.disk.finish()
+    bench.check()

@@ -6,8 +6,8 @@ next has it checked (rebuild.py) and begins anew where it must. Either is a miss
 
 Who writes holds a lock of the kernel's (flock) around LMDB's own, for which then nobody waits. LMDB's is a robust mutex
 in shared memory: who unlocks it wakes one of those that wait. If that one is killed before it runs, and another has
-come in between, nobody wakes the rest, and they sleep until somebody waits again (tests/sources/disk/test_turns.py).
-The kernel wakes all that wait for a lock of its own.
+come in between, nobody wakes the rest, and they sleep until somebody waits again. The kernel wakes all that wait for a
+lock of its own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,171 @@
+"""What loader and reader process say to each other: when, what together, and messages of any size."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minato_gpu.sources.parcels import LARGEST, Parcels
+from minato_gpu.sources.service import Wanted
+from minato_gpu.sources.telling import LATER_S, PLENTY, SOON_S, Telling
+from minato_gpu.sources.unsaid import TOGETHER, Unsaid
+
+PLACE = (4096, 100, 7, "a", 0, None)
+
+
+# --- when the reader process tells what has come ---------------------------------------------------------------
+
+
+def told(*tickets: int, known: int) -> tuple[Telling, list[float | None]]:
+    """One that has told ``known`` tickets already, and what it says of each of these."""
+    telling = Telling()
+    return telling, [telling.add((ticket, (PLACE,)), known + at + 1) for at, ticket in enumerate(tickets)]
+
+
+@pytest.mark.parametrize(
+    ("tickets", "known", "delays"),
+    [
+        ((0, 1), 0, [SOON_S, None]),  # at first
+        ((900, 901, 902), 900, [LATER_S, None, None]),  # plenty is known
+        # one that comes late, which batches in order may be held up by
+        ((900, 901, 901 - PLENTY, 901 - PLENTY - 1, 902), 900, [LATER_S, None, None, SOON_S, None]),
+    ],
+)
+def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[float | None]) -> None:
+    assert told(*tickets, known=known)[1] == delays
+
+
+def test_a_loader_that_needs_what_has_come_does_not_wait_for_more_to_come() -> None:
+    """Such as that for the last samples of an epoch."""
+    telling, delays = told(900, 901, 902, known=900)
+    assert delays == [LATER_S, None, None]
+    assert telling.look(700) is None
+    assert telling.look(3 + PLENTY - 1) == SOON_S
+    assert telling.look(3) is None, "that is known"
+    telling.take()
+    assert telling.look(0) is None, "nothing is left to be told"
+
+
+# --- what the loader says together -----------------------------------------------------------------------------
+
+
+def tickets(begin: int, count: int) -> list[Wanted]:
+    return [(number, number, (("a", number, 10),)) for number in range(begin, begin + count)]
+
+
+def place(nbytes: int) -> tuple[int, int, int, str, int, int | None]:
+    return 4096, nbytes, 7, "a", 0, None
+
+
+def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
+    unsaid = Unsaid()
+    unsaid.want(0, [])
+    assert not unsaid.is_due(0, missing=5) and unsaid.take() == ([], [])
+    unsaid.want(1000, tickets(1000, 4))
+    assert not unsaid.is_due(0, missing=0)
+    assert unsaid.is_due(500, missing=0)
+    unsaid = Unsaid()
+    unsaid.release(0, [place(10)])
+    assert not unsaid.is_due(500, missing=0)
+    assert unsaid.is_due(500, missing=1)
+
+
+def test_many_are_due() -> None:
+    wanted, released = Unsaid(), Unsaid()
+    for number in range(TOGETHER):
+        assert not wanted.is_due(0, missing=0)
+        assert not released.is_due(0, missing=0)
+        wanted.want(1000, tickets(1000 + number, 1))
+        released.release(number, [place(10)])
+    assert wanted.is_due(0, missing=0)
+    assert released.is_due(0, missing=0)
+
+
+def test_much_memory_is_given_back_soon() -> None:
+    unsaid = Unsaid()
+    unsaid.release(0, [place(3 << 20)])
+    assert not unsaid.is_due(0, missing=0)
+    unsaid.release(1, [place(1 << 20)])
+    assert unsaid.is_due(0, missing=0)
+
+
+def test_all_is_said_once_in_order() -> None:
+    unsaid = Unsaid()
+    unsaid.want(0, tickets(0, 300))
+    unsaid.want(300, tickets(300, 5))
+    for number in range(3):
+        unsaid.release(number, [])
+    assert unsaid.take() == ([0, 1, 2], [(0, tickets(0, 300)), (300, tickets(300, 5))])
+    assert not unsaid.is_due(400, missing=1), "nothing is left"
+    assert unsaid.take() == ([], [])
+
+
+# --- messages --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setblocking(False)
+    with pair[0], pair[1]:
+        yield pair
+
+
+def descriptors() -> list[str]:
+    """Those that are open, but for the one that it takes to look."""
+    return sorted(each.name for each in Path("/proc/self/fd").iterdir())
+
+
+def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    sent = [b"x", bytes(LARGEST - 99), os.urandom(LARGEST), ("between", 1), os.urandom(3 << 20)]
+    before = descriptors()
+    for each in sent:
+        here.put(each)
+    assert here.flush()
+    assert there.receive() == sent
+    assert descriptors() == before
+    assert there.receive() == []
+    here.put("last")
+    assert here.flush()
+    ends[0].close()
+    assert there.receive() == ["last"]
+    with pytest.raises(ConnectionError):
+        there.receive()
+
+
+@pytest.mark.parametrize("size", [LARGEST - 99, LARGEST])
+def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.socket], size: int) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    sent = 0
+    before = descriptors()
+    while here.flush():
+        here.put(bytes(size))
+        sent += 1
+    assert not here.flush()
+    assert descriptors() == before
+    got = there.receive()
+    assert len(got) == sent - 1
+    assert here.flush()
+    assert got + there.receive() == [bytes(size)] * sent
+
+
+def test_where_descriptors_are_short_it_ends(ends: tuple[socket.socket, socket.socket]) -> None:
+    here, there = Parcels(ends[0]), Parcels(ends[1])
+    for each in ("before", bytes(LARGEST)):
+        here.put(each)
+    assert here.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert there.receive() == ["before"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(ConnectionError):
+        there.receive()
