@@ -3,6 +3,7 @@ large messages; what workers write to shared memory, in which order, and what th
 
 from __future__ import annotations
 
+import resource
 import threading
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import Bench, job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
 from tests.memory.watched import Event, fenced, watch
+from tests.support import leaks
 from tests.support.leaks import threads_since
 from tests.support.waiting import wait_until
 
@@ -281,3 +283,22 @@ def test_a_task_begins_with_nothing_started(links: WorkerChannels) -> None:
     begun = events[: events.index(("write", row + CHUNK))]
     for word in (STARTED, STAGE, RUN):
         assert ("write", row + word) in begun
+
+
+def _channels() -> WorkerChannels:
+    return WorkerChannels(3, addressed=True, arenas=True, active=1)
+
+
+def test_where_descriptors_run_out_none_stays_open() -> None:
+    """Whichever is the first that cannot be had."""
+    _channels().close()  # what is made once is there
+    before, failed = sorted(leaks.open_links()), 0
+    for limit in range(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0]):
+        try:
+            with leaks.descriptors_below(limit):
+                _channels().close()
+            break
+        except OSError:
+            failed += 1
+        assert sorted(leaks.open_links()) == before
+    assert failed > 20, failed  # so many there are, at least

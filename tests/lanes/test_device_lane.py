@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.lanes.base import Local
+from minato_gpu.lanes.base import Local, Resident
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.device_output import DeviceOutput
@@ -24,10 +24,11 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.memory.device_budget import DeviceBudget
 from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.loads import rows_bytes
 from minato_gpu.memory.transfers import Transfers
 from minato_gpu.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
-from tests.lanes.device_bench import Bench, add, bench, double, pipeline
+from tests.lanes.device_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline
 from tests.lanes.harness import open_links, piece, task
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
 from tests.support.fake_work import Copy
@@ -330,3 +331,23 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
         assert device.used == 0
         transfers.close()
         host.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 20])
+def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_beyond(room: int) -> None:
+    """The room beside a batch, of which the next one may need all: in the account, and on the device."""
+    device = FakeDevice(LAZY_COPIES)
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    with bench(device, limit=rows_bytes(layout, ROWS) + room * SAMPLE_BYTES) as one:
+        for chunk in (1, 2):
+            one.send(*range(20, 20 + ROWS), chunk=chunk)
+        assert one.reported(2)
+        items = [item for report in one.reports for item in report.items or [None] * report.done]
+        assert sum(isinstance(item, Resident) for item in items) == room and len(items) == 2 * ROWS
+        assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS - room
+        del items
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0

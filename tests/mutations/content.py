@@ -75,6 +75,6 @@ FAULTS = (
         "sampling/speculation.py",
         "        self._ahead = False\n        self._set(self._states)\n",
         "        self._ahead = False\n",
-        ("sampling/test_sources.py", "contracts/test_content.py"),
+        ("sampling/test_sampling.py", "contracts/test_content.py"),
     ),
 )

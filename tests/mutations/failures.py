@@ -156,7 +156,7 @@ FAULTS = (
         "inline.py",
         "                self.log.lost(1, stream.size - 1)\n",
         "                self.log.lost(1, 0)\n",
-        ("observe/test_streams.py",),
+        ("observe/test_counters.py",),
         "7806559",
     ),
     Fault(
@@ -171,6 +171,6 @@ FAULTS = (
         "faults/deferred.py",
         "error, self.kept = self.kept, None",
         "error = self.kept",
-        ("faults/test_deferred.py",),
+        ("engine/test_faults.py",),
     ),
 )

@@ -81,7 +81,7 @@ FAULTS = (
         "lanes/store.py",
         "            for part, _ in parts:\n                handover.free(part)\n",
         "",
-        ("memory/test_shared.py", "memory/test_loans.py"),
+        ("memory/test_loans.py",),
     ),
     Fault(
         "a full ring loses what comes back",
@@ -141,7 +141,7 @@ FAULTS = (
         "lanes/worker_channels.py",
         "            undo.callback(memory.close)\n",
         "",
-        ("lanes/test_worker_channels.py",),
+        ("lanes/test_cpu.py",),
         "e1ac803",
     ),
     Fault(

@@ -274,7 +274,7 @@ FAULTS = (
         "sources/remote.py",
         'return f"{_protocol(source)} {sorted(kind._get_kwargs_from_urls(source.path).items())}"',
         "return _protocol(source)",
-        ("sources/test_remote.py",),
+        ("sources/test_reading.py",),
         "4803bf7",
     ),
     Fault(

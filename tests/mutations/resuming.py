@@ -208,6 +208,6 @@ FAULTS = (
         "window/records.py",
         "None if self.occurrences is None else self.occurrences[lo:hi]",
         "None if self.occurrences is None else self.occurrences[: hi - lo]",
-        ("window/test_assembly.py",),
+        ("engine/test_assembly.py",),
     ),
 )

@@ -261,11 +261,4 @@ FAULTS = (
         ("lanes/test_cpu.py",),
         "e118d72",
     ),
-    Fault(
-        "batches of streams come one batch later than max_lateness",
-        "scheduling/stream_scheduler.py",
-        "turn > self._order - self._lateness else None",
-        "turn >= self._order - self._lateness else None",
-        ("scheduling/test_stream_scheduler.py", "contracts/test_lateness.py"),
-    ),
 )

@@ -73,7 +73,7 @@ FAULTS = (
         "memory/device_budget.py",
         "max(0, self.limit - self.aside - sum(held.values()))",
         "max(0, self.limit - sum(held.values()))",
-        ("lanes/test_device_budget.py",),
+        ("lanes/test_device_lane.py",),
     ),
     Fault(
         "the second of NumPy's pair of normal numbers is not in a state",

@@ -269,11 +269,11 @@ class _AsyncOfHost(_OfHost, AsyncFileSystem):  # type: ignore[misc]
         return self.host.encode()[start:end]
 
 
-@pytest.mark.parametrize("kind", [_OfHost, _AsyncOfHost])
-def test_urls_of_several_hosts_are_each_read_from_their_own(kind: type[_OfHost]) -> None:
-    """Also with a new session."""
-    fsspec.register_implementation("hosts", kind, clobber=True)
-    sources = [Source(f"hosts://{host}/1.bin", 0, len(host)) for host in ("alpha", "beta", "alpha")]
+@pytest.mark.parametrize(("protocol", "kind"), [("hosts", _OfHost), ("asynchosts", _AsyncOfHost)])
+def test_urls_of_several_hosts_are_each_read_from_their_own(protocol: str, kind: type[_OfHost]) -> None:
+    """Also with a new session. (The class of a protocol is looked up once in a process: each kind has its own.)"""
+    fsspec.register_implementation(protocol, kind, clobber=True)
+    sources = [Source(f"{protocol}://{host}/1.bin", 0, len(host)) for host in ("alpha", "beta", "alpha")]
 
     async def read() -> list[bytes]:
         remote = RemoteReads()
