@@ -4,8 +4,9 @@ PyTorch's."""
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,20 @@ from tests.contracts.cases import VALUES, Case, promised_by_pytorch, table
 from tests.contracts.material import written
 from tests.contracts.oracle import Drawn, differences, draws, reference
 from tests.contracts.run import Outcome, run
+from tests.leaks import assert_no_leaks, take_snapshot
 
 _PYTORCH = torch.utils.data.DataLoader
+_LIBRARIES = ("file",)  # descriptors that libraries open for good when they are first used
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks() -> Iterator[None]:
+    """As for all contracts, and no descriptor of memory, of a process, a pipe or a socket is left open."""
+    before = take_snapshot()
+    for kind in _LIBRARIES:
+        before.descriptors[kind] = sys.maxsize
+    yield
+    assert_no_leaks(before)
 
 
 @pytest.mark.parametrize("case", table(), ids=str)
