@@ -90,6 +90,11 @@ def _ragged(key: int) -> Any:
     return key, torch.full((1 + key % 5,), key), drawn()
 
 
+def _closure(key: int) -> Any:
+    numbers = _numbers(key)
+    return lambda: numbers
+
+
 def _read_ragged(batch: Any) -> Iterable[Sample]:
     return (Sample(key, tuple(tensor.tolist()), tuple(numbers)) for key, tensor, numbers in batch)
 
@@ -164,6 +169,7 @@ KINDS = {
     "many at once": Kind(_rows, _read_rows, lambda key: ({float(key)}, _square(key))),
     "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2))),
     "ragged": Kind(_ragged, _read_ragged, lambda key: (key,) * (1 + key % 5), joins=False),
+    "closures": Kind(_closure, _read_numbers, _square),
     "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
     "pipeline": Kind(int, _read_pipeline, lambda key: 1),
     "files": Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key))),

@@ -152,7 +152,8 @@ _OF_SAMPLE: dict[str, tuple[type[Exception], str]] = {
 def _error(case: Case, part: Part, error: Raised) -> Iterator[str]:
     """It is of the due kind, says what was raised, and where."""
     kind, text = _RAISED.get(case.fault, _OF_SAMPLE[case.error])
-    kind = minato_gpu.TooManyFailures if case.fault == "too many" else kind
+    if case.fault == "too many":
+        kind, text = minato_gpu.TooManyFailures, f"max_failures={ALLOWED}"
     texts = [text]
     if part.stats and (case.raises or case.fault == "hung") and not (case.streams and case.workers == 0):
         texts.append(f"epoch {part.step.epoch}")
@@ -210,8 +211,9 @@ def _content(case: Case, part: Part) -> Iterator[str]:
 
 
 def _repeated(case: Case, outcome: Outcome) -> Iterator[str]:
-    """What a worker that died or hung had begun is counted, and nothing else."""
-    if case.replaces and case.interruption == "none" and case.ranks == 1:
+    """What a worker that died or hung had begun is counted, and nothing else; but where the first samples are prepared
+    once more, as it turns out that only the worker that joins them can have them."""
+    if case.replaces and case.interruption == "none" and case.ranks == 1 and case.data != "closures":
         stats = [part.stats for part in outcome.parts]
         again = outcome.begun - sum(each["samples_delivered"] for each in stats)
         yield from same("samples_repeated", sum(each["samples_repeated"] for each in stats), again)

@@ -22,6 +22,7 @@ from tests.contracts.material import collate_of, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
+_LITTLE = 10 * 4096  # a cache for ten files
 _NO_SAMPLES = ("start raises", "sampler raises", "collate raises")  # faults that are no sample's, so not left out
 _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
 
@@ -89,7 +90,7 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
                 break
             if step.then.startswith("save"):
                 loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
-    outcome.begun = 0 if case.streams else data.begun.value
+    outcome.begun = 0 if case.streams else data.begun.stat().st_size
     outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
     return outcome
 
@@ -169,10 +170,9 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     if case.data == "pipeline":
         more["pipeline"] = PIPELINE
         more["lanes"] = ("cpu", "device") if case.lanes == "both" else (case.lanes,)
-    if case.cache == "memory":
-        more["cache"] = 1 << 20
-    elif case.cache == "disk":
-        more.update(cache=8 << 20, cache_dir=folder / "cache")
+    if case.cache != "none":
+        more["cache"] = {"memory": 1 << 20, "little": _LITTLE, "both": {"memory": _LITTLE, "disk": 8 << 20}}[case.cache]
+        more["cache_dir"] = folder / "cache" if case.cache == "both" else None
     return more
 
 

@@ -9,23 +9,73 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
 
 from minato_gpu import DataLoader
+from tests.contracts.cases import Case
 from tests.contracts.datasets import Made, Streams
-from tests.contracts.resuming import generator, values
-from tests.contracts.test_resume_stream_epochs import Counts
-from tests.contracts.test_resume_stream_owners import Own
-from tests.contracts.test_resume_streams import StatefulIterator
+from tests.contracts.material import StatefulIterator
 
 torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader")
 
 Make = Callable[[], Any]
 _SIZES = [11, 9]
+
+
+class Counts(Streams):
+    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.epoch = self.at = 0
+
+    @property
+    def worker(self) -> int:
+        info = get_worker_info()
+        return 0 if info is None else info.id
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, self.epoch, self.at - 1])
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class Own(Counts):
+    """Its own iterator, which begins anew with ``iter()``."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.epoch = -1
+
+    def __iter__(self) -> Any:
+        self.epoch, self.at = self.epoch + 1, 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == self.sizes[self.worker]:
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([self.worker, self.epoch, self.at - 1])
+
+
+def values(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+def _iterator(_: list[int]) -> Any:
+    return StatefulIterator(Case())
 
 
 def _map(sizes: list[int]) -> Any:
@@ -38,7 +88,7 @@ _KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "single samples": (_map, {"shuffle": True, "batch_size": None}),
     "stream": (Streams, {}),
     "stream with a state": (Counts, {}),
-    "iterator with a state": (StatefulIterator, {}),
+    "iterator with a state": (_iterator, {}),
     "its own iterator": (Own, {}),
 }
 _WORKERS = {"num_workers": 2, "snapshot_every_n_steps": 3}
@@ -127,7 +177,7 @@ def left_by_break(make: Make, epochs: list[Any]) -> None:
     for _ in loader:
         break
     state = loader.state_dict()
-    if not isinstance(loader.dataset, Counts):  # which goes on where it is
+    if type(loader.dataset) is not Counts:  # which goes on where it is
         assert len(values(loader)) == len(epochs[0])
     assert epochs[0][:1] + values(_resumed(make, state)) == epochs[0]
 
@@ -240,7 +290,9 @@ def test_as_documented(row: Callable[[Make, list[Any]], None], loader: str, kind
     sizes = _SIZES if arguments else [sum(_SIZES)]
 
     def make() -> Any:
-        return loader_class(dataset(sizes), **{"batch_size": 2, "generator": generator(), **arguments, **more})
+        return loader_class(
+            dataset(sizes), **{"batch_size": 2, "generator": torch.Generator().manual_seed(17), **arguments, **more}
+        )
 
     whole = make()
     row(make, [values(whole) for _ in range(3)])
