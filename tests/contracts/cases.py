@@ -300,7 +300,7 @@ def promised_by_pytorch(case: Case) -> bool:
 
 
 @functools.cache
-def table(walk: int = 8_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
+def table(walk: int = 20_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
     """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have, which
     are 98 of 100 of the legal ones (``test_table``).
     ``where``: only such.

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, Mode
-from tests.contracts.test_bad_samples import BAD, GOOD, broken, numbers
+from tests.contracts.test_bad_samples import BAD, GOOD, numbers
 from tests.raising import error_of
 
 _FORK = multiprocessing.get_context("fork")
@@ -179,21 +179,6 @@ def test_errors_without_workers_keep_their_cause_and_may_refuse_notes() -> None:
     with pytest.raises(_Frozen) as caught:
         list(DataLoader(Made(4, make), 2, num_workers=0))
     assert caught.value.code == 0 and isinstance(caught.value.__cause__, KeyError)
-
-
-@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
-def test_samples_that_a_collate_function_makes_sendable_are_fine(mode: Mode) -> None:
-    """And what really fails among them is left out, though one worker must prepare each batch."""
-
-    def make(index: int) -> Any:
-        return broken(index), lambda: index
-
-    def collate(samples: list[Any]) -> Any:
-        return [int(value) + 100 * function() for value, function in samples]
-
-    loader = mode.loader(Made(40, make), 4, num_workers=2, on_error="skip", collate_fn=collate)
-    assert sorted(numbers(loader)) == [101 * index for index in GOOD]
-    assert loader.stats()["samples_failed"] == 4
 
 
 @pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)

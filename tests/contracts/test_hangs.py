@@ -33,7 +33,6 @@ _FORK = multiprocessing.get_context("fork")
 _LOOK = Watchdog.look
 _DEVICE = -1  # in place of a worker's number
 _ages = _FORK.RawArray("b", 3)  # for which workers time passes, and the device lane
-_looks = _FORK.RawValue("i", 0)  # of watchdogs for which time stands
 
 
 @pytest.fixture(autouse=True)
@@ -114,46 +113,11 @@ def test_what_is_not_replaced_is_an_error(arguments: dict[str, Any]) -> None:
     assert "has hung" in text and "stuck_in_here" in text and "It was not replaced" in text
 
 
-@pytest.fixture
-def _all_are_slow(monkeypatch: pytest.MonkeyPatch, _time_passes_for_who_waits: None) -> None:
-    """Whenever the watchdog looks, all have been at their samples for nine tenths of the limit: time stands there."""
-
-    def looked(watchdog: Watchdog, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        begun, limit = 100.0, watchdog._limit
-        at = begun + 0.9 * limit
-        found = _LOOK(watchdog, at, {lane: [replace(each, since=begun) for each in told[lane]] for lane in told})
-        watchdog._due = now + watchdog.next_look(at) - at
-        _looks.value += 1
-        return found
-
-    monkeypatch.setattr(Watchdog, "look", looked)
-
-
-def _slow() -> None:
-    """Be at a sample while the watchdog looks some times: a worker that hangs is found at the second look."""
-    before = _looks.value
-    assert wait_until(lambda: _looks.value >= before + 3)
-
-
-@pytest.mark.usefixtures("_all_are_slow")
-def test_slow_is_not_hung() -> None:
-    """A limit that no sample reaches changes nothing, however long the epoch takes."""
-
-    def slowly(key: int) -> torch.Tensor:
-        if key % 8 == 5:
-            _slow()
-        return torch.tensor(key)
-
-    loader = DataLoader(Made(64, slowly), 2, num_workers=2, on_worker_death="replace", hang_timeout=0.04)
-    assert [key for batch in loader for key in batch.tolist()] == list(range(64))
-    assert loader.stats()["workers"] == {"died": 0, "hung": 0, "replaced": 0}
-
-
 class _Stuck:
-    """A device function that waits, in a thread of this process, for a gate; the CPU's does not. Or it is slow."""
+    """A device function that waits, in a thread of this process, for a gate; the CPU's does not."""
 
-    def __init__(self, at: int, *, slow_at: int = -1) -> None:
-        self.at, self.slow_at = at, slow_at
+    def __init__(self, at: int) -> None:
+        self.at = at
         self.gate = threading.Event()
         self.begun = 0
 
@@ -162,8 +126,6 @@ class _Stuck:
         if x == self.at:
             _ages[_DEVICE] = 1
             self.gate.wait()
-        if x == self.slow_at:
-            _slow()
 
     def pipeline(self, *, fails: bool = False) -> Pipeline:
         """Two stages, the second of which waits; with ``fails`` its CPU implementation, after the device's failed."""
@@ -223,12 +185,6 @@ def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
     assert lane.close(0.0)
     engine.pump.lanes["cpu"].close(0.0)
     engine._links.close()
-
-
-@pytest.mark.usefixtures("_all_are_slow")
-def test_a_device_lane_that_is_slow_does_not_hang() -> None:
-    stuck = _Stuck(-1, slow_at=9)
-    assert len(list(stuck.loader(hang_timeout=0.04))) == 4 and stuck.begun == 16
 
 
 # --- a batch that does not come in time --------------------------------------------------------------------------
@@ -299,42 +255,3 @@ def test_a_worker_that_cannot_answer() -> None:
     assert wait_until(lambda: pid.value and psutil.Process(pid.value).status() == psutil.STATUS_STOPPED)
     text = str(error_of(RuntimeError, next, iterator))
     assert text.endswith("Worker 0 is at:\n  (it does not answer)")
-
-
-_could_run = stacks._could_run
-
-
-def _goes_on(pid: int) -> bool:
-    """In place of ``_could_run``: what was stopped, instead of having no core, goes on."""
-    if psutil.Process(pid).status() != psutil.STATUS_STOPPED:
-        return _could_run(pid)
-    os.kill(pid, signal.SIGCONT)
-    return True
-
-
-def test_a_worker_that_loses_its_core_while_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest is waited for; here it stops in the middle of its answer, and goes on when it is looked at."""
-    ours, theirs = socket.socketpair()
-    gate, listens = _FORK.Event(), _FORK.Event()
-
-    def answer(number: int, frame: Any) -> None:
-        theirs.send(b"the beginning")
-        os.kill(os.getpid(), signal.SIGSTOP)
-        theirs.send(b" and the end")
-
-    def waits() -> None:
-        signal.signal(stacks.SIGNAL, answer)
-        listens.set()
-        gate.wait()
-
-    process = _FORK.Process(target=waits)
-    process.start()
-    assert process.pid is not None and listens.wait(20)
-    monkeypatch.setattr(stacks, "_could_run", _goes_on)
-    try:
-        assert stacks.of_process(process.pid, ours) == "the beginning and the end"
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
-        theirs.close()

@@ -15,13 +15,9 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from minato_gpu import DataLoader, Pipeline, Stage, merge_state_dicts
+from minato_gpu import merge_state_dicts
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
-from tests.numbers import PIPELINE, Numbers
-from tests.test_device_batches import Fake, fake
-
-__all__ = ["fake"]
 
 _SAMPLES, _BATCH, _RANKS = 120, 4, 2
 _BATCHES = 15
@@ -129,32 +125,6 @@ def test_nothing_left_to_repeat(mode: Mode, workers: int) -> None:
         list(_loader(mode, workers, make=_gone_below(40), length=40))
 
 
-@pytest.mark.parametrize("lanes", [["cpu"], ["device"], ["cpu", "device"]], ids="+".join)
-def test_on_a_device(fake: Fake, lanes: list[str]) -> None:
-    def read(fields: Any, params: Any) -> Any:
-        if fields["n"] in range(16, 24):
-            raise ValueError("cannot be read")
-        return PIPELINE.stages[0].cpu(fields, params)
-
-    stages = (Stage("read", ("n",), PIPELINE.stages[0].writes, cpu=read), *PIPELINE.stages[1:])
-    pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
-    device = fake()
-    data = Numbers()
-    sampler: DistributedSampler[int] = DistributedSampler(data, 2, 0, shuffle=False)
-    loader = DataLoader(
-        data, 4, sampler=sampler, num_workers=2, device="cuda", pipeline=pipeline, lanes=lanes, on_error="skip"
-    )
-    seen: list[Any] = []
-    for batch in loader:
-        for name in ("label", "x"):
-            device.read(batch[name], lambda tensor: seen.append(tensor.clone()))
-    device.finish()
-    labels, images = seen[::2], seen[1::2]
-    assert len(labels) == len(loader) and labels[2].tolist() == [14]
-    assert torch.allclose(images[2][0], images[1][3], atol=1e-6)
-    assert loader.stats()["samples_padded"] == 1
-
-
 def test_a_survivor_that_kills_when_it_is_repeated() -> None:
     """That batch cannot be made; the others can."""
     seen = multiprocessing.get_context("fork").Value("i", 0, lock=False)
@@ -217,16 +187,3 @@ def test_ranks_that_are_merged_go_on() -> None:
     resumed.load_state_dict(merge_state_dicts(states))
     batches = _indices(resumed)
     assert len(batches) == _BATCHES - 4 and batches[0] == batches[1] == [30]
-
-
-def test_a_damaged_survivor_is_refused() -> None:
-    loader = _loader(IN_ORDER, 2)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict()
-    assert state["progress"]["survivor"] == {"position": 11, "key": 22, "occurrence": 0}
-    for damage in (3, {"position": -1, "key": 1, "occurrence": 0}, {"position": 1, "key": {}, "occurrence": 0}):
-        bad = {**state, "progress": {**state["progress"], "survivor": damage}}
-        with pytest.raises(ValueError, match="state"):
-            _loader(IN_ORDER, 2).load_state_dict(bad)

@@ -51,7 +51,7 @@ def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> N
 @pytest.mark.on_request  # two seconds, of a walk that changes only with the table
 def test_nearly_every_pair_of_values_occurs() -> None:
     """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
-    tried, longer = _pairs(table()), _pairs(table(4 * 8_000))
+    tried, longer = _pairs(table()), _pairs(table(4 * 20_000))
     assert len(tried & longer) > 0.97 * len(longer)
     assert {value for pair in tried for value in pair} == {(name, each) for name in VALUES for each in VALUES[name]}
     assert all(eval(str(case)) == case for case in table())

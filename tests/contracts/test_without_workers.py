@@ -18,7 +18,6 @@ from tests.raising import error_of, text_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torch.utils.data.datapipes.map import SequenceWrapper
 
 
 def _broken(index: int) -> int:
@@ -85,12 +84,6 @@ def test_a_second_try_says_nothing_of_the_first() -> None:
         next(iter(DataLoader(Made(4, fails), 2, on_error="retry")))
     assert caught.value.__context__ is None
     assert tries == [0, 0]
-
-
-def test_samples_of_a_map_pipe_are_left_out() -> None:
-    loader = DataLoader(SequenceWrapper(range(12)).map(_broken), 4, on_error="skip")
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-    assert loader.stats()["samples_failed"] == 1
 
 
 def test_samples_are_prepared_by_the_caller_when_their_batch_is_asked_for() -> None:
