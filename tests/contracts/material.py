@@ -6,7 +6,6 @@ A fault that is to strike once strikes once, whichever worker it strikes: its co
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import os
 import random
 import signal
@@ -26,10 +25,10 @@ BROKEN = f"sample {BAD} is broken"
 NO_START = "no disk for this worker"
 GONE = "gone.bin"
 NO_KEYS = "the index server is away"
+_ALWAYS = 1 << 30
 _TIMES = {"retry": 1, "killed once": 1, "hung once": 1}
 _NEVER = ("none", "collate raises", "start raises", "sampler raises")
 _SLOW = 200_000  # steps of work, some milliseconds: what other samples overtake
-_FORK = multiprocessing.get_context("fork")
 
 
 class Data:
@@ -37,16 +36,13 @@ class Data:
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
-        self.begun = folder / "begun"  # a byte for each sample that was asked for
-        self.begun.touch()
-        self.left = _FORK.Value("q", _TIMES.get(case.fault, 1 << 30), lock=False) if case.fault not in _NEVER else None
+        self.begun, self.struck = folder / "begun", folder / "struck"  # a byte for each sample asked for, each fault
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, key: Any) -> Any:
-        with self.begun.open("ab", buffering=0) as file:
-            file.write(b".")
+        _count(self.begun)
         if self.case.data == "pipeline":  # whose first stage calls it
             return {"n": int(key), "make": self.sample, "path": f"/of/{key}"}
         return self.sample(int(key))
@@ -54,14 +50,26 @@ class Data:
     def sample(self, key: int) -> Any:
         """The sample, or what happens instead."""
         assert sum(range(_SLOW if key % 7 == 3 else 100)) > 0
-        if key == BAD and self.left is not None and self.left.value and self.case.error != "no file":
-            self.left.value -= 1
-            return happen(self.case)
-        return self.make(key)
+        if key != BAD or self.case.fault in _NEVER or self.case.error == "no file":
+            return self.make(key)
+        if counted(self.struck) >= _TIMES.get(self.case.fault, _ALWAYS):
+            return self.make(key)
+        _count(self.struck)
+        return happen(self.case)
 
     def make(self, key: int) -> Any:
         """The sample where nothing happens to it."""
         return KINDS[self.case.data].make(key)
+
+
+def _count(file: Path) -> None:
+    with file.open("ab", buffering=0) as opened:
+        opened.write(b".")
+
+
+def counted(file: Path) -> int:
+    """How often something has happened, in whichever process."""
+    return file.stat().st_size if file.exists() else 0
 
 
 def happen(case: Case) -> Any:

@@ -226,9 +226,8 @@ def reference(case: Case) -> tuple[Case, Any] | None:
     if case.interruption == "two at once" and case.stay == "persistent":
         return None
     if case.data == "pipeline" or (case.workers > 0 and case.kind == "process" and not case.streams):
-        names = ("data", "sampler", "stay", "epochs", "collate")
-        names += ("batch", "drop_last") if case.collate == "draws" else ()
-        keeps = {name: getattr(case, name) for name in names}
+        of_batches = ("batch", "drop_last") if case.collate == "draws" else ()
+        keeps = {name: getattr(case, name) for name in ("data", "sampler", "stay", "epochs", "collate", *of_batches)}
         if case.sampler == "listed":
             keeps["sampler"] = "plainly listed"
         return Case(**keeps, workers=1), minato_gpu.DataLoader
@@ -238,13 +237,14 @@ def reference(case: Case) -> tuple[Case, Any] | None:
 
 
 def draws(case: Case, outcome: Outcome) -> Drawn:
-    """What each sample has drawn, by epoch and key, and by epoch and -1 what was drawn for each batch. Raises
-    AssertionError where two have drawn the same."""
+    """What each sample has drawn, by epoch and key, and by epoch and -1 what was drawn for each batch, but in threads
+    or by the caller for a pipeline. Raises AssertionError where two have drawn the same."""
     found: Drawn = defaultdict(list)
+    joined = case.kind == "process" and (case.workers > 0 or case.data != "pipeline")
     for part in outcome.parts:
         for sample in (sample for batch in part.batches for sample in batch):
             found[part.step.epoch, sample.key].append(sample.drawn)
-        if case.collate == "draws":
+        if case.collate == "draws" and joined:
             found[part.step.epoch, -1] += part.joined
     every = [each for several in found.values() for each in several]
     assert len({*every}) == len(every), f"{case}: samples, or batches, have drawn the same"

@@ -42,7 +42,7 @@ def test_this_loader(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loader_class", [_PYTORCH], ids=["PyTorch's"])
-@pytest.mark.parametrize("case", table(1_500, promised_by_pytorch), ids=str)
+@pytest.mark.parametrize("case", table(4_000, promised_by_pytorch), ids=str)
 def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
     """The oracle is not this loader's own."""
     _check(case, differences(case, _run(case, tmp_path, loader_class)))
