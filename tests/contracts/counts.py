@@ -95,7 +95,10 @@ def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part], new: set[i
             yield from same("reads, of what no epoch before had", reads["reads"], len(new))
     workers = [tuple(each["workers"][name] for name in ("died", "hung", "replaced")) for each in every]
     if case.interruption == "none" and case.fault.endswith(" twice"):
-        died = 2 * bad if case.fault == "killed twice" else 0
-        yield from same("workers that died, hung, and were replaced", workers, [(died, 2 * bad - died, 2 * bad)])
+        more = bad if case.data == "many at once" else 0  # of samples that were fetched together nobody is blamed
+        name = "died" if case.fault == "killed twice" else "hung"
+        counts = every[0]["workers"]
+        if not 2 * bad <= counts[name] == counts["replaced"] <= 2 * bad + more:
+            yield f"workers: {counts}, should be {2 * bad} that {name} and were replaced"
     if not case.replaces:
         yield from same("workers that died, hung, and were replaced", workers, [(0, 0, 0)] * len(every))

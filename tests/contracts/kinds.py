@@ -65,11 +65,12 @@ def _numbers(key: int) -> Any:
 
 
 def _rows(key: int) -> Any:
-    return torch.cat([_numbers(key), torch.full((ROW_BYTES // 8 - 5,), key, dtype=torch.float64)])
+    """Draws nothing: samples that draw are asked for one by one."""
+    return torch.cat([of_stream(key), torch.full((ROW_BYTES // 8 - 2,), key, dtype=torch.float64)])
 
 
 def _read_rows(batch: Any) -> Iterable[Sample]:
-    return (Sample(int(row[0]), ({*row[5:]}, row[1]), tuple(row[2:5])) for row in batch.tolist())
+    return (Sample(int(row[0]), ({*row[2:]}, row[1]), ()) for row in batch.tolist())
 
 
 def _read_numbers(batch: Any) -> Iterable[Sample]:

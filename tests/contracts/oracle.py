@@ -220,10 +220,10 @@ def _repeated(case: Case, outcome: Outcome) -> Iterator[str]:
 
 
 def reference(case: Case) -> tuple[Case, Any] | None:
-    """A case, and the class of its loader, whose samples draw what this one's must; None where that is not promised: in
-    threads, of streams, without workers but where PyTorch's loader draws the same, and of a second iterator that has
-    workers of its own, as the first one's persist."""
-    if case.interruption == "two at once" and case.stay == "persistent":
+    """A case, and the class of its loader, whose samples draw what this one's must; None where nothing is drawn ("many
+    at once") or that is not promised: in threads, of streams, without workers but where PyTorch's loader draws the
+    same, and of a second iterator that has workers of its own, as the first one's persist."""
+    if case.data == "many at once" or (case.interruption == "two at once" and case.stay == "persistent"):
         return None
     if case.data == "pipeline" or (case.workers > 0 and case.kind == "process" and not case.streams):
         of_batches = ("batch", "drop_last") if case.collate == "draws" else ()

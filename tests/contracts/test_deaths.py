@@ -76,6 +76,18 @@ def test_it_raises_when_its_batch_is_due_and_the_consumer_goes_on() -> None:
     assert _keys(iterator) == list(range(20, 40))
 
 
+class _Many(Made):
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return [self.make(key) for key in keys]
+
+
+def test_the_one_of_many_is_found() -> None:
+    """Those that were fetched together with it are not blamed; the first of a worker are asked for one by one."""
+    loader = _loader(_Many(60, _deadly(9).make), 8, on_error="skip")
+    assert _keys(loader) == [key for key in range(60) if key != 17]
+    assert 2 <= loader.stats()["workers"]["died"] <= 3 and loader.stats()["failures"][0]["index"] == "17"
+
+
 class _Own(BaseException):
     """Like ``SystemExit``, no error that anybody handles who handles errors."""
 
