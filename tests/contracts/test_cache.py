@@ -278,3 +278,34 @@ def test_memory_of_the_budget_and_no_more(folder: Path) -> None:
     loader = loader_of(Files(folder), PAGE - 1)
     rows(loader)
     assert of_tier(loader)["copies"] == 0 == kept_bytes(loader)
+
+
+def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
+    """It would write where the parent's reader process has its copies, and take the table away from it."""
+    loader = loader_of(Files(folder), 10**6)
+    rows(loader)
+    told, tell = os.pipe()
+    ask, asked = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(asked)
+            iterator = iter(loader)
+            got = [next(iterator)]
+            os.write(tell, b"begun")
+            os.read(ask, 1)  # until the parent has closed its end, whatever has become of it
+            got += list(iterator)
+            os._exit(sorted(plain(rows(got))) != sums(folder) or of_tier(loader)["hits"] != 0)
+        finally:
+            os._exit(9)
+    try:
+        assert os.read(told, 5) == b"begun"
+        for _ in range(2):
+            assert _whole(loader) == sums(folder)
+            assert read(loader) == 0
+    finally:
+        os.close(asked)
+        code = os.waitpid(child, 0)[1]
+        for each in (told, tell, ask):
+            os.close(each)
+    assert code == 0

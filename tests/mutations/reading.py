@@ -181,7 +181,7 @@ FAULTS = (
         "session.py",
         "self.engine = self.ahead = self._user = self._kept_memory = None",
         "self.engine = self.ahead = self._user = None",
-        ("contracts/test_ends.py",),
+        ("contracts/test_cache.py",),
     ),
     Fault(
         "memory is given back while copies of it are written to disk",
