@@ -53,7 +53,7 @@ def test_nearly_every_pair_of_values_occurs() -> None:
     """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
     tried, longer = _pairs(table()), _pairs(table(4 * 20_000))
     assert len(tried & longer) > 0.97 * len(longer)
-    assert {value for pair in tried for value in pair} == {(name, each) for name in VALUES for each in VALUES[name]}
+    assert {value for pair in tried for value in pair} >= {(name, each) for name in VALUES for each in VALUES[name]}
     assert all(eval(str(case)) == case for case in table())
 
 
