@@ -17,15 +17,17 @@ from typing import Any
 from tests.support.covering import pairwise
 
 SAMPLES = 30
-BAD = 7  # the key whose sample raises, or kills its worker
+BAD = 7  # the key whose sample raises, hangs, or kills its worker
 LISTED = (7, 7, 3, 12, 7, 29, 0, 1, 2, 3, 3, 28, 14, 15, 16, 17, 4, 5, 6, 21, 22, 23, 24, 25, 11, 10)  # some twice
+DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
+HANG_S = 2.0  # the limit for a sample, which takes milliseconds
 STREAMS = (14, 5, 9)  # samples of each worker's stream
 STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "data": (
-        *("numbers", "mapping", "ragged", "objects", "many at once", "pipeline", "files"),
+        *("numbers", "mapping", "ragged", "objects", "closures", "many at once", "pipeline", "files"),
         *("stream", "stateful stream", "stateful iterator"),
     ),
     "sampler": (
@@ -38,14 +40,19 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "workers": (2, 0, 1, 3),
     "kind": ("process", "thread"),
     "stay": ("an epoch", "persistent", "epochs"),
+    "most": (None, 4),
+    "start": ("plain", "seeds"),
     "lanes": ("cpu", "device", "both"),
-    "cache": ("none", "memory", "disk"),
+    "collate": ("usual", "own", "draws"),
+    "cache": ("none", "memory", "little", "both"),
+    "budget": (None, 1, 40_000),
     "fault": (
         *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
-        *("killed once", "killed twice", "killed"),
+        *("killed once", "killed twice", "killed", "collate raises", "start raises", "sampler raises"),
     ),
-    "interruption": ("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between"),
-    "epochs": (2, 1, 3),
+    "error": ("ValueError", "StopIteration", "local", "unsendable", "no file"),
+    "interruption": ("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between", "two at once"),
+    "epochs": (2, 1),
     "ranks": (1, 2),
 }
 
@@ -62,9 +69,15 @@ class Case:
     workers: int = 2
     kind: str = "process"  # of workers
     stay: str = "an epoch"  # how long workers stay; "epochs": the number of epochs is declared
+    context: str = "fork"  # how worker processes start
+    most: int | None = None  # max_workers
+    start: str = "plain"  # what worker_init_fn does
     lanes: str = "cpu"
+    collate: str = "usual"  # "own" stacks tensors as a user would; "draws" draws numbers for each batch
     cache: str = "none"  # where the bytes of "files" are kept
+    budget: int | None = None  # host_memory_budget
     fault: str = "none"  # of the sample of key BAD, and what the loader is to do about it
+    error: str = "ValueError"  # what that sample raises, or that it cannot be pickled, or that it has no file
     interruption: str = "none"  # of the first epoch
     epochs: int = 2
     ranks: int = 1
@@ -82,29 +95,30 @@ class Case:
 
     @property
     def replaces(self) -> bool:
-        """Whether workers that die are replaced."""
-        return self.fault in ("killed once", "killed twice")
+        """Whether workers that die or hang are replaced."""
+        return self.fault.endswith((" once", " twice"))
 
     @property
     def fails(self) -> bool:
         """Whether the sample of BAD is never had."""
-        return self.fault not in ("none", "retry", "killed once")
+        return self.fault not in ("none", "retry", "killed once", "hung once", "start raises", "sampler raises")
 
     @property
     def raises(self) -> bool:
         """Whether a batch with that sample is an error, after which others come."""
-        return self.fault in ("raise", "handler raises")
+        return self.fault in ("raise", "handler raises", "collate raises")
 
     @property
     def ends_early(self) -> bool:
         """Whether the first error ends the run."""
-        return self.fault in ("too many", "killed")
+        return self.fault in ("too many", "killed", "hung", "start raises", "sampler raises")
 
 
 @dataclass(frozen=True)
 class Step:
     """A part of an epoch: ``take`` batches (None: all that are left), then "go on", "leave" the epoch, or "save" and
-    go on with another loader; with "save ahead" the last batch counts as not delivered."""
+    go on with another loader; with "save ahead" the last batch counts as not delivered. "at once": the next step's
+    batches are taken in turn with this one's, from another iterator."""
 
     epoch: int
     take: int | None = None
@@ -122,6 +136,7 @@ def steps(case: Case) -> list[Step]:
         "ahead": [Step(0, 3, "save ahead"), Step(0)],
         "elsewhere": [Step(0, 2, "save"), Step(0)],
         "between": [Step(0, None, "save")],
+        "two at once": [Step(0, None, "at once")],
     }[case.interruption]
     return first + [Step(epoch) for epoch in range(1, case.epochs)]
 
@@ -133,12 +148,19 @@ def elsewhere(case: Case) -> Case:
     return dataclasses.replace(case, workers=case.workers % 3 + 1, ranks=1, cache="none")
 
 
+_AT_STARTS = ("start raises", "collate raises")
 Rule = tuple[str, Callable[[Case], bool]]
 RULES: tuple[Rule, ...] = (
     ("Streams have no sampler, and only streams have none.", lambda c: c.streams != (c.sampler == "none")),
     (
-        "A stream belongs to its worker: it has one lane, one rank, and dies with its worker.",
-        lambda c: c.streams and (c.ranks > 1 or c.fault != "none"),
+        "A stream belongs to its worker: it has one lane, one rank, and dies with its worker; nothing is left out.",
+        lambda c: (
+            c.streams and (c.ranks > 1 or c.most is not None or c.fault not in ("none", "raise", "killed", *_AT_STARTS))
+        ),
+    ),
+    (
+        "Whether a stream that has raised can be resumed depends on what it is.",
+        lambda c: c.streams and c.fault != "none" and c.interruption != "none",
     ),
     (
         "get_worker_info() knows one worker to a process: threads cannot share a stream.",
@@ -150,8 +172,16 @@ RULES: tuple[Rule, ...] = (
     ),
     ("Without workers there is no kind of worker.", lambda c: c.workers == 0 and c.kind == "thread"),
     (
-        "Without workers nothing is overtaken, nothing stays, and nobody dies.",
-        lambda c: c.workers == 0 and (c.lateness > 0 or c.stay == "persistent" or "killed" in c.fault),
+        "Without workers nothing is overtaken, nothing stays, and nobody starts or dies.",
+        lambda c: (
+            c.workers == 0
+            and (
+                (c.lateness, c.most, c.start) != (0, None, "plain")
+                or c.stay == "persistent"
+                or "killed" in c.fault
+                or c.fault == "start raises"
+            )
+        ),
     ),
     (
         "The device lane and the reader need workers; so does a resume with another number of them.",
@@ -160,6 +190,29 @@ RULES: tuple[Rule, ...] = (
     ("Only pipelines have device stages.", lambda c: c.lanes != "cpu" and c.data != "pipeline"),
     ("Only files can be cached.", lambda c: c.cache != "none" and c.data != "files"),
     ("A thread that dies takes the program with it.", lambda c: "killed" in c.fault and c.kind == "thread"),
+    (
+        "Only what is prepared in another process need be pickled.",
+        lambda c: c.error == "unsendable" and (c.workers == 0 or c.kind == "thread" or c.data == "pipeline"),
+    ),
+    (
+        "A sample that cannot be pickled is of use to a user's own function, or it cannot be joined.",
+        lambda c: c.error == "unsendable" and (c.collate != "usual" or c.data == "closures"),
+    ),
+    ("Only files can be gone.", lambda c: c.error == "no file" and c.data != "files"),
+    (
+        "What a sample raises matters where it raises.",
+        lambda c: (
+            c.error != "ValueError"
+            and (c.streams or c.fault not in ("raise", "skip", "handler skips", "handler raises", "too many"))
+        ),
+    ),
+    ("What is drawn for a batch is a rank's own.", lambda c: c.collate == "draws" and c.ranks > 1),
+    ("A batch is made where there are batches.", lambda c: c.collate != "usual" and (c.batch is None or c.streams)),
+    (
+        "A list of samples is a user's own way to make a batch already.",
+        lambda c: c.collate == "own" and c.data in ("ragged", "objects", "closures"),
+    ),
+    ("Samples that are single are made into no batch.", lambda c: c.fault == "collate raises" and c.batch is None),
     ("Ranks share out what a DistributedSampler yields.", lambda c: c.ranks > 1 and c.sampler != "distributed"),
     ("Batches of a user's own have their own sizes.", lambda c: c.sampler == "batches" and c.batch != 4),
     (
@@ -172,11 +225,27 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "A worker that dies ends the run, and nobody knows how many batches before it was due.",
-        lambda c: c.fault == "killed" and (c.interruption != "none" or c.epochs > 1 or c.ranks > 1),
+        lambda c: (
+            c.fault in ("killed", "start raises", "sampler raises")
+            and (c.interruption != "none" or c.epochs > 1 or c.ranks > 1)
+        ),
+    ),
+    ("Only a user's own sampler raises.", lambda c: c.fault == "sampler raises" and c.sampler != "listed"),
+    (
+        "An epoch that is left, or saved after its end, or run beside another, has a next one.",
+        lambda c: c.interruption in ("left", "between", "two at once") and c.epochs == 1,
     ),
     (
-        "An epoch that is left, or saved after its end, has a next one.",
-        lambda c: c.interruption in ("left", "between") and c.epochs == 1,
+        "Iterators share a state, a generator, the epochs declared, and what stats() describes.",
+        lambda c: (
+            c.interruption == "two at once"
+            and (
+                c.sampler not in ("sequential", "listed", "batches", "none")
+                or c.data.startswith("stateful")
+                or c.fault not in ("none", "raise", "skip", "retry")
+                or c.stay == "epochs"
+            )
+        ),
     ),
     (
         "How far a state or a generator has moved in an epoch that is left depends on how far it was read ahead.",
@@ -197,14 +266,23 @@ ROOTS: dict[Case, str] = {
     Case(data="stream", sampler="none"): "sampler",
     Case(fault="too many"): "fault",
     Case(fault="killed", epochs=1): "fault",
+    Case(fault="start raises", epochs=1): "fault",
+    Case(sampler="listed", fault="sampler raises", epochs=1): "fault",
+    Case(fault="skip", error="local"): "error",
+    Case(data="stream", sampler="none", fault="raise"): "fault",
     Case(sampler="batches"): "sampler",
     Case(sampler="distributed", ranks=2): "ranks",
     Case(workers=0): "workers",
 }
 """Legal cases of every sort, and the factor that makes each of them a sort."""
 
-KNOWN: tuple[Case, ...] = ()
-"""Counter-examples of the past, each with a word on what went wrong."""
+KNOWN: tuple[Case, ...] = (
+    Case(fault="hung once"),  # what takes seconds has few cases
+    Case(data="pipeline", lateness=8, workers=3, fault="hung twice", epochs=1),
+    Case(data="many at once", fault="hung", epochs=1),
+    Case(data="files", context="forkserver", sampler="shuffle=True", start="seeds", cache="both"),
+)
+"""Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
 
 
 def legal(case: Case) -> bool:
@@ -215,13 +293,14 @@ def legal(case: Case) -> bool:
 def promised_by_pytorch(case: Case) -> bool:
     """Whether PyTorch's own loader promises the same, but for what samples draw. (Of a worker that was killed it tells
     by a RuntimeError, or by what reading from it raises.)"""
-    happens = case.fault in ("none", "raise") and case.interruption in ("none", "left")
-    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs"
-    return happens and theirs and case.data != "pipeline" and case.cache == "none"
+    happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
+    goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
+    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
+    return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 
 @functools.cache
-def table(walk: int = 8_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
+def table(walk: int = 20_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
     """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have, which
     are 98 of 100 of the legal ones (``test_table``).
     ``where``: only such.

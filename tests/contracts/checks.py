@@ -1,4 +1,4 @@
-"""Checks of a recorded delivery against the sampler's order. Pure; ``test_checks`` shows that they can fail."""
+"""Checks of a recorded delivery against the sampler's order. Pure."""
 
 from __future__ import annotations
 

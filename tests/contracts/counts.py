@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.contracts.cases import BAD, Case
+from tests.contracts.cases import BAD, Case, Step, elsewhere
+from tests.contracts.kinds import ROW_BYTES
 from tests.contracts.orders import Keys
 from tests.contracts.run import Part, Raised
 
@@ -14,6 +15,22 @@ def same(what: str, got: Any, due: Any) -> Iterator[str]:
     """Says it where the two differ."""
     if got != due:
         yield f"{what}: {got}, should be {due}"
+
+
+def plain(text: str) -> str:
+    """The text, with integers of NumPy as others."""
+    return text.replace(f"np.int64({BAD})", str(BAD))
+
+
+def named(case: Case, error: str) -> bool:
+    """Whether it is the name of what the sample of BAD raises."""
+    due = {"killed twice": ("KilledWorkers",), "hung twice": ("WorkerHung",)}.get(case.fault)
+    kinds = {
+        "local": ("Local",),
+        "unsendable": ("AttributeError", "PicklingError", "TypeError"),
+        "no file": ("FileNotFoundError",),
+    }
+    return error in (due or kinds.get(case.error, (case.error,)))
 
 
 def counts_of_part(case: Case, part: Part) -> Iterator[str]:
@@ -29,20 +46,36 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
         yield from same("samples_repeated", stats["samples_repeated"], 0)
     if stats["lateness"]["max"] > case.lateness:
         yield f"lateness is said to be {stats['lateness']['max']}"
-    error = "KilledWorkers" if case.fault == "killed twice" else "ValueError"
+    stage = "read" if case.data == "pipeline" else "send" if case.error == "unsendable" else None
+    path = f"/of/{BAD}" if case.data == "pipeline" and not case.replaces else None
     for failure in stats["failures"]:
-        told = {name: failure[name] for name in ("epoch", "index", "lane", "error")}
-        yield from same("failure", told, {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "error": error})
+        told = {name: failure[name] for name in ("epoch", "index", "lane", "stage", "path")}
+        told["index"] = plain(told["index"])
+        due = {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "stage": stage, "path": path}
+        yield from same("failure", told, due)
+        if not named(case, failure["error"]):
+            yield f"the error is named {failure['error']}"
+    yield from _memory(case, part)
     done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
     if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
         yield from same("samples delivered, failed and skipped", done, stats["samples_expected"])
-    if case.fault == "none" == case.interruption:
+    if case.fault == "none" == case.interruption and case.data != "closures":  # a lane does not know of what is joined
         prepared = sum(lane["samples"] for lane in stats["lanes"].values())
         yield from same("samples of all lanes", prepared, stats["samples_delivered"])
 
 
-def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
-    """``stats()`` of the parts of an epoch, which come to its end."""
+def _memory(case: Case, part: Part) -> Iterator[str]:
+    """The budget, or the one batch that must be whole to be delivered, and a sample per worker; 5 % for wrapping."""
+    workers = max(case.workers, elsewhere(case).workers, case.most or 1)
+    most = 1.05 * (max(case.budget or 0, (case.batch or 1) * ROW_BYTES) + workers * ROW_BYTES)
+    if case.data == "many at once" and case.budget is not None and part.stats["bytes_in_flight_peak"] > most:
+        yield f"bytes in flight, at most {most}: {part.stats['bytes_in_flight_peak']}"
+    if part.step == Step(part.step.epoch) and case.stay != "epochs" and not (case.ends_early and part.errors):
+        yield from same("bytes in flight at the end", part.stats["bytes_in_flight"], 0)
+
+
+def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part], new: set[int]) -> Iterator[str]:
+    """``stats()`` of the parts of an epoch, which come to its end. ``new``: the keys that no epoch before had."""
     every = [part.stats for part in parts if part.stats]
     ended = case.ends_early and parts[-1].errors
     if not every or parts[-1].step.then == "leave" or ended:
@@ -55,10 +88,17 @@ def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterato
         yield from same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
     if not case.streams and case.sampler != "batches":
         yield from same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
-    if case.cache == "memory" and case.stay == "an epoch" and case.fault == case.interruption == "none":
-        yield from same("failed reads", [each["reads"]["failed"] for each in every], [0])
-    if case.interruption == "none" and case.fault == "killed twice":
-        died = [(each["workers"]["died"], each["workers"]["replaced"]) for each in every]
-        yield from same("workers that died and were replaced", died, [(2 * bad, 2 * bad)])
+    if case.cache != "none" and case.stay == "an epoch" and case.fault == case.interruption == "none":
+        reads = parts[0].stats["reads"]
+        yield from same("reads that failed, and reads by workers", (reads["failed"], reads["by_workers"]), (0, 0))
+        if case.cache != "little":
+            yield from same("reads, of what no epoch before had", reads["reads"], len(new))
+    workers = [tuple(each["workers"][name] for name in ("died", "hung", "replaced")) for each in every]
+    if case.interruption == "none" and case.fault.endswith(" twice"):
+        more = bad if case.data == "many at once" else 0  # of samples that were fetched together nobody is blamed
+        name = "died" if case.fault == "killed twice" else "hung"
+        counts = every[0]["workers"]
+        if not 2 * bad <= counts[name] == counts["replaced"] <= 2 * bad + more:
+            yield f"workers: {counts}, should be {2 * bad} that {name} and were replaced"
     if not case.replaces:
-        yield from same("workers that died", [each["workers"]["died"] for each in every], [0] * len(every))
+        yield from same("workers that died, hung, and were replaced", workers, [(0, 0, 0)] * len(every))

@@ -15,6 +15,7 @@ import torch
 from minato_gpu import Field, Pipeline, Stage
 from minato_gpu.pipeline import TorchFunction
 
+ROW_BYTES = 8_000
 _X = Field(np.float32, (5,))
 
 
@@ -63,6 +64,15 @@ def _numbers(key: int) -> Any:
     return torch.tensor([key, key * key, *drawn()], dtype=torch.float64)
 
 
+def _rows(key: int) -> Any:
+    """Draws nothing: samples that draw are asked for one by one."""
+    return torch.cat([of_stream(key), torch.full((ROW_BYTES // 8 - 2,), key, dtype=torch.float64)])
+
+
+def _read_rows(batch: Any) -> Iterable[Sample]:
+    return (Sample(int(row[0]), ({*row[2:]}, row[1]), ()) for row in batch.tolist())
+
+
 def _read_numbers(batch: Any) -> Iterable[Sample]:
     return (Sample(int(row[0]), row[1], tuple(row[2:])) for row in batch.tolist())
 
@@ -79,6 +89,11 @@ def _read_mapping(batch: Any) -> Iterable[Sample]:
 
 def _ragged(key: int) -> Any:
     return key, torch.full((1 + key % 5,), key), drawn()
+
+
+def _closure(key: int) -> Any:
+    numbers = _numbers(key)
+    return lambda: numbers
 
 
 def _read_ragged(batch: Any) -> Iterable[Sample]:
@@ -122,7 +137,8 @@ def of_stream(key: int) -> Any:
 
 
 def _read_fields(fields: Any, params: Any) -> Any:
-    return {"x": np.full(5, fields["n"], np.float32), "label": fields["n"]}
+    n = fields["make"](fields["n"])
+    return {"x": np.full(5, n, np.float32), "label": n}
 
 
 def _draw(rng: np.random.Generator, meta: Any) -> Any:
@@ -139,7 +155,7 @@ def _shift_on_device(fields: Any, params: Any) -> Any:
 
 PIPELINE = Pipeline(
     (
-        Stage("read", ("n",), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
+        Stage("read", ("n", "make"), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
         Stage("shift", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
         Stage("again", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
     ),
@@ -151,11 +167,12 @@ _NUMBERS = Kind(_numbers, _read_numbers, _square)
 _STREAM = Kind(of_stream, _read_numbers, _square)
 KINDS = {
     "numbers": _NUMBERS,
-    "many at once": _NUMBERS,
+    "many at once": Kind(_rows, _read_rows, lambda key: ({float(key)}, _square(key))),
     "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2))),
     "ragged": Kind(_ragged, _read_ragged, lambda key: (key,) * (1 + key % 5), joins=False),
+    "closures": Kind(_closure, _read_numbers, _square),
     "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
-    "pipeline": Kind(lambda key: {"n": key}, _read_pipeline, lambda key: 1),
+    "pipeline": Kind(int, _read_pipeline, lambda key: 1),
     "files": Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key))),
     "stream": _STREAM,
     "stateful stream": _STREAM,

@@ -5,47 +5,91 @@ A fault that is to strike once strikes once, whichever worker it strikes: its co
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import os
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from minato_gpu import Source, read_bytes
 from tests.contracts.cases import BAD, SAMPLES, STREAM_OF, STREAMS, Case
-from tests.contracts.kinds import KINDS, Sample, file_of, file_sample, of_stream
+from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample, of_stream
 
 BROKEN = f"sample {BAD} is broken"
-_TIMES = {"none": 0, "retry": 1, "killed once": 1}
+NO_START = "no disk for this worker"
+GONE = "gone.bin"
+NO_KEYS = "the index server is away"
+_ALWAYS = 1 << 30
+_TIMES = {"retry": 1, "killed once": 1, "hung once": 1}
+_NEVER = ("none", "collate raises", "start raises", "sampler raises")
 _SLOW = 200_000  # steps of work, some milliseconds: what other samples overtake
-_FORK = multiprocessing.get_context("fork")
 
 
 class Data:
     """Sample ``key`` is the one that its kind makes, but that of BAD, to which the case's fault happens."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.left = _FORK.Value("q", _TIMES.get(case.fault, 1 << 30), lock=False)
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.begun, self.struck = folder / "begun", folder / "struck"  # a byte for each sample asked for, each fault
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, key: Any) -> Any:
-        assert sum(range(_SLOW if int(key) % 7 == 3 else 100)) > 0
-        if int(key) == BAD and self.left.value:
-            self.left.value -= 1
-            if self.case.fault.startswith("killed"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError(BROKEN)
-        return self.make(int(key))
+        _count(self.begun)
+        if self.case.data == "pipeline":  # whose first stage calls it
+            return {"n": int(key), "make": self.sample, "path": f"/of/{key}"}
+        return self.sample(int(key))
+
+    def sample(self, key: int) -> Any:
+        """The sample, or what happens instead."""
+        assert sum(range(_SLOW if key % 7 == 3 else 100)) > 0
+        if key != BAD or self.case.fault in _NEVER or self.case.error == "no file":
+            return self.make(key)
+        if counted(self.struck) >= _TIMES.get(self.case.fault, _ALWAYS):
+            return self.make(key)
+        _count(self.struck)
+        return happen(self.case)
 
     def make(self, key: int) -> Any:
         """The sample where nothing happens to it."""
         return KINDS[self.case.data].make(key)
+
+
+def _count(file: Path) -> None:
+    with file.open("ab", buffering=0) as opened:
+        opened.write(b".")
+
+
+def counted(file: Path) -> int:
+    """How often something has happened, in whichever process."""
+    return file.stat().st_size if file.exists() else 0
+
+
+def happen(case: Case) -> Any:
+    """What is wrong with a sample: it kills or stops its worker, raises, or is one that cannot be pickled."""
+
+    class Local(Exception):
+        """Cannot be pickled."""
+
+    if case.fault.startswith("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if case.fault.startswith("hung"):
+        _hangs_in_here()
+    if case.error == "unsendable":
+        return lambda: BAD
+    raise {"StopIteration": StopIteration, "local": Local}.get(case.error, ValueError)(BROKEN)
+
+
+def _hangs_in_here() -> None:
+    while True:
+        signal.pause()
 
 
 class ManyAtOnce(Data):
@@ -58,12 +102,9 @@ class ManyAtOnce(Data):
 class Files(Data):
     """Samples whose bytes lie in files."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
-        super().__init__(case)
-        self.folder = folder
-
     def source(self, key: Any) -> Source:
-        return Source(str(self.folder / f"{int(key)}.bin"))
+        gone = self.case.error == "no file" and int(key) == BAD
+        return Source(str(self.folder / (GONE if gone else f"{int(key)}.bin")))
 
     def make(self, key: int) -> Any:
         return file_sample(key, bytes(read_bytes(self.source(key)).data))
@@ -79,15 +120,24 @@ def written(folder: Path) -> Path:
 class Stream(IterableDataset[Any]):
     """Worker ``w`` yields ``STREAMS[w]`` samples; it is read again after a resume."""
 
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
     def __iter__(self) -> Iterator[Any]:
         worker = _worker()
-        return (_of_stream(worker, number) for number in range(STREAMS[worker]))
+        return (self.sample(worker, number) for number in range(STREAMS[worker]))
+
+    def sample(self, worker: int, number: int) -> Any:
+        """One sample, or what happens instead."""
+        key = worker * STREAM_OF + number
+        return happen(self.case) if key == BAD and self.case.fault in ("raise", "killed") else of_stream(key)
 
 
-class StatefulStream(IterableDataset[Any]):
+class StatefulStream(Stream):
     """The data set has a state."""
 
-    def __init__(self) -> None:
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
         self.loaded = self.at = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -95,7 +145,7 @@ class StatefulStream(IterableDataset[Any]):
         self.at, self.loaded = self.loaded, 0
         while self.at < STREAMS[worker]:
             self.at += 1
-            yield _of_stream(worker, self.at - 1)
+            yield self.sample(worker, self.at - 1)
         self.at = 0
 
     def state_dict(self) -> dict[str, int]:
@@ -109,12 +159,12 @@ class StatefulIterator(Stream):
     """Its iterator has the state."""
 
     def __iter__(self) -> Any:
-        return _StreamIterator()
+        return _StreamIterator(self)
 
 
 class _StreamIterator:
-    def __init__(self) -> None:
-        self.worker, self.at = _worker(), 0
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.worker, self.at = stream, _worker(), 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -123,7 +173,7 @@ class _StreamIterator:
         if self.at == STREAMS[self.worker]:
             raise StopIteration
         self.at += 1
-        return _of_stream(self.worker, self.at - 1)
+        return self.stream.sample(self.worker, self.at - 1)
 
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
@@ -137,10 +187,6 @@ def _worker() -> int:
     return 0 if info is None else info.id
 
 
-def _of_stream(worker: int, number: int) -> Any:
-    return of_stream(worker * STREAM_OF + number)
-
-
 def data_of(case: Case, folder: Path) -> Any:
     """The case's data set."""
     streams: dict[str, Any] = {
@@ -149,24 +195,69 @@ def data_of(case: Case, folder: Path) -> Any:
         "stateful iterator": StatefulIterator,
     }
     if case.streams:
-        return streams[case.data]()
+        return streams[case.data](case)
     if case.data == "files":
         return Files(case, folder)
-    return ManyAtOnce(case) if case.data == "many at once" else Data(case)
+    return (ManyAtOnce if case.data == "many at once" else Data)(case, folder)
 
 
 def collate_of(case: Case) -> Any:
     """The case's ``collate_fn``: None for PyTorch's."""
-    return None if KINDS[case.data].joins else _as_it_is
+    usual = None if KINDS[case.data].joins else _as_it_is
+    if case.data == "closures":
+        usual = _called
+    if case.collate == "own":
+        usual = _stacks
+    elif case.collate == "draws":
+        usual = functools.partial(_draws, usual or default_collate)
+    return functools.partial(_refuses, case, usual or default_collate) if case.fault == "collate raises" else usual
 
 
 def _as_it_is(samples: Any) -> Any:
     return samples
 
 
-def samples_of(case: Case, batch: Any) -> tuple[Sample, ...]:
-    """The samples of a batch; without batches, of one sample."""
-    kind = KINDS[case.data]
+def _called(samples: Any) -> Any:
+    """Makes a batch of what cannot be pickled."""
+    return default_collate([sample() for sample in samples]) if isinstance(samples, list) else samples()
+
+
+def _stacks(samples: list[Any]) -> Any:
+    return torch.stack(samples) if isinstance(samples[0], torch.Tensor) else default_collate(samples)
+
+
+def _draws(collate: Any, samples: list[Any]) -> Any:
+    return collate(samples), drawn()
+
+
+def _refuses(case: Case, collate: Any, samples: list[Any]) -> Any:
+    batch = collate(samples)
+    if BAD in (sample.key for sample in samples_of(case, batch)[0]):
+        raise ArithmeticError(BROKEN)
+    return batch
+
+
+def start_of(case: Case) -> Any:
+    """The case's ``worker_init_fn``."""
+    return _cannot if case.fault == "start raises" else _seeds if case.start == "seeds" else None
+
+
+def _cannot(worker: int) -> None:
+    raise OSError(NO_START)
+
+
+def _seeds(worker: int) -> None:
+    """What it seeds is not what samples draw from."""
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def samples_of(case: Case, batch: Any) -> tuple[tuple[Sample, ...], tuple[float, ...]]:
+    """The samples of a batch, without batches of one sample; and what its ``collate_fn`` has drawn."""
+    kind, numbers = KINDS[case.data], ()
+    if case.collate == "draws":
+        batch, numbers = batch
     if case.batch is None:
         batch = default_collate([batch]) if kind.joins else [batch]
-    return tuple(kind.read(batch))
+    return tuple(kind.read(batch)), tuple(numbers)

@@ -16,9 +16,9 @@ import torch.utils.data
 
 import minato_gpu
 from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewhere, steps
-from tests.contracts.counts import counts_of_epoch, counts_of_part, same
+from tests.contracts.counts import counts_of_epoch, counts_of_part, named, plain, same
 from tests.contracts.kinds import KINDS
-from tests.contracts.material import BROKEN
+from tests.contracts.material import BROKEN, GONE, NO_KEYS, NO_START
 from tests.contracts.orders import Keys, orders
 from tests.contracts.run import Outcome, Part, Raised
 
@@ -29,11 +29,14 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     """What is not as it must be. ``drawn``: what samples draw, where that is promised."""
     found = [f"it warned: {warning}" for warning in outcome.warnings]
     for rank in range(case.ranks):
+        seen: set[int] = set()
         for epoch, order in enumerate(orders(case, rank)):
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
             if not parts or (case.ranks > 1 and case.interruption == "elsewhere"):  # of these see _shared
                 continue
-            wrong = (*_epoch(case, order, parts), *counts_of_epoch(case, order, parts))
+            new = {key for batch in order for key in batch} - seen
+            seen |= new
+            wrong = (*_epoch(case, order, parts), *counts_of_epoch(case, order, parts, new))
             found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
     if case.ranks > 1 and case.interruption == "elsewhere":
         found += _shared(case, outcome)
@@ -43,10 +46,11 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
     if not (case.ends_early and outcome.parts[-1].errors):
         found += same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += _drawn(case, outcome, drawn) if drawn is not None else []
+    found += _repeated(case, outcome)
     if case.fault.startswith("handler"):
         failed = sum(len(part.errors) if case.raises else part.stats["samples_failed"] for part in outcome.parts)
-        told = [(bad.index, bad.error, BROKEN in bad.traceback) for bad in outcome.asked]
-        found += same("what on_error was asked about", told, [(BAD, "ValueError", True)] * failed)
+        told = [(bad.index, named(case, bad.error), _OF_SAMPLE[case.error][1] in f"{bad}") for bad in outcome.asked]
+        found += same("what on_error was asked about", told, [(BAD, True, True)] * failed)
     return found
 
 
@@ -60,18 +64,22 @@ def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
         if before.got and isinstance(before.got[-1], Raised):  # is tried again: the consumer had not gone on
             yield from same("what came again", _keys(after)[:1], [_ERROR])
             got.remove(_ERROR)
-    for error in (error for part in parts for error in part.errors):
-        yield from _error(case, error)
+    for part in parts:
+        for error in part.errors:
+            yield from _error(case, part, error)
+    if case.fault == "start raises":
+        yield from same("what came", got, [_ERROR])
+        return
     due = _due(case, order)
     ended = case.ends_early and _ERROR in got
     whole = parts[-1].step.then != "leave"
-    if whole and case.ends_early and _ERROR in due:
+    if whole and case.ends_early and (_ERROR in due or case.fault == "sampler raises"):
         yield from same("how it ended", got[-1:], [_ERROR])
     if not whole and not ended:
         yield from same("how much came", len(got), parts[-1].step.take)
     if case.lateness > 0:
         yield from _overtaken(case, order, due, got, whole=whole and not ended)
-    elif case.fault == "killed" and ended:  # at once, whatever lies ready
+    elif case.fault in ("killed", "hung", "sampler raises") and ended:  # at once, whatever lies ready
         yield from same("batches", got[:-1], due[: len(got) - 1])
     else:
         yield from same("batches", got, due if whole else due[: len(got)])
@@ -92,7 +100,8 @@ def _due(case: Case, order: list[Keys]) -> list[Keys]:
     for batch in order:
         good = [key for key in batch if key != BAD]
         failed += len(batch) - len(good)
-        if good != batch and (case.raises or case.fault == "killed" or (case.fault == "too many" and failed > ALLOWED)):
+        enough = ALLOWED if case.fault == "too many" else 0
+        if good != batch and (case.raises or case.ends_early) and failed > enough:
             found.append(_ERROR)
             if case.ends_early:
                 break
@@ -124,19 +133,37 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
         yield from _lateness(case, order, got)
 
 
-_KINDS: dict[str, tuple[type[Exception], str]] = {
-    "raise": (ValueError, BROKEN),
-    "handler raises": (ValueError, BROKEN),
-    "too many": (minato_gpu.TooManyFailures, BROKEN),
+_RAISED: dict[str, tuple[type[Exception], str]] = {
+    "collate raises": (ArithmeticError, BROKEN),
+    "start raises": (OSError, NO_START),
+    "sampler raises": (OSError, NO_KEYS),
     "killed": (RuntimeError, "DataLoader worker (pid"),
+    "hung": (minato_gpu.WorkerHung, "_hangs_in_here"),
+}
+_OF_SAMPLE: dict[str, tuple[type[Exception], str]] = {
+    "ValueError": (ValueError, BROKEN),
+    "StopIteration": (RuntimeError, BROKEN),
+    "local": (Exception, BROKEN),
+    "unsendable": (Exception, "'send'"),
+    "no file": (FileNotFoundError, GONE),
 }
 
 
-def _error(case: Case, error: Raised) -> Iterator[str]:
-    """It is of the due kind and names the sample, or the worker."""
-    kind, text = _KINDS.get(case.fault, (None, ""))
-    if kind is None or not issubclass(error.kind, kind) or text not in error.text:
-        yield f"{error}, should be {kind and kind.__name__} that says {text!r}"
+def _error(case: Case, part: Part, error: Raised) -> Iterator[str]:
+    """It is of the due kind, says what was raised, and where."""
+    kind, text = _RAISED.get(case.fault, _OF_SAMPLE[case.error])
+    if case.fault == "too many":
+        kind, text = minato_gpu.TooManyFailures, f"max_failures={ALLOWED}"
+    texts = [text]
+    if part.stats and (case.raises or case.fault == "hung") and not (case.streams and case.workers == 0):
+        texts.append(f"epoch {part.step.epoch}")
+        together = case.data == "many at once" and case.workers == 0
+        if not case.streams and not together and case.fault != "collate raises":
+            texts += [f"index {BAD}", "lane cpu"]
+            texts += [f"path '/of/{BAD}'", "stage 'read'"] if case.data == "pipeline" and case.raises else []
+    missing = [each for each in texts if each not in plain(error.text)]
+    if case.fault in ("none", "skip", "retry") or case.replaces or not issubclass(error.kind, kind) or missing:
+        yield f"{error}, should be {kind.__name__} that says {missing}"
 
 
 def _each_in_order(got: list[Keys]) -> Iterator[str]:
@@ -162,14 +189,16 @@ def _lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
 
 
 def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
-    """All ranks together, before and after another number of them."""
-    for epoch, order in enumerate(orders(elsewhere(case), 0)):
+    """All ranks together, before and after another number of them: a batch that raised and the end of an epoch may be
+    lost, where that is asked for."""
+    for epoch, order in enumerate(orders(dataclasses.replace(elsewhere(case), drop_last=False), 0)):
         parts = [part for part in outcome.parts if part.step.epoch == epoch]
         got = Counter(sample.key for part in parts for batch in part.batches for sample in batch)
         due = Counter(key for batch in order for key in batch)
-        bad = {BAD} if case.raises else set()
-        if not case.drop_last and not bad:
-            yield from same(f"samples of epoch {epoch} on all ranks", sorted(got.elements()), sorted(due.elements()))
+        size = case.batch or 1
+        lost = sum(len(part.errors) for part in parts) * size + (size - 1 if case.drop_last else 0)
+        if got - due or (due - got).total() > lost:
+            yield f"samples of epoch {epoch} on all ranks: too often {got - due}, missing {due - got}"
 
 
 # --- what the samples are ----------------------------------------------------------------------------------
@@ -181,30 +210,52 @@ def _content(case: Case, part: Part) -> Iterator[str]:
             yield from same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
 
 
+def _repeated(case: Case, outcome: Outcome) -> Iterator[str]:
+    """What a worker that died or hung had begun is counted, and nothing else; but where the first samples are prepared
+    once more, as it turns out that only the worker that joins them can have them."""
+    if case.replaces and case.interruption == "none" and case.ranks == 1 and case.data != "closures":
+        stats = [part.stats for part in outcome.parts]
+        again = outcome.begun - sum(each["samples_delivered"] for each in stats)
+        yield from same("samples_repeated", sum(each["samples_repeated"] for each in stats), again)
+
+
 def reference(case: Case) -> tuple[Case, Any] | None:
-    """A case, and the class of its loader, whose samples draw what this one's must; None where that is not promised: in
-    threads, of streams, and without workers but where PyTorch's loader draws the same."""
+    """A case, and the class of its loader, whose samples draw what this one's must; None where nothing is drawn ("many
+    at once") or that is not promised: in threads, of streams, without workers but where PyTorch's loader draws the
+    same, and of a second iterator that has workers of its own, as the first one's persist."""
+    if case.data == "many at once" or (case.interruption == "two at once" and case.stay == "persistent"):
+        return None
     if case.data == "pipeline" or (case.workers > 0 and case.kind == "process" and not case.streams):
-        keeps = {name: getattr(case, name) for name in ("data", "sampler", "stay", "epochs")}
+        of_batches = ("batch", "drop_last") if case.collate == "draws" else ()
+        keeps = {name: getattr(case, name) for name in ("data", "sampler", "stay", "epochs", "collate", *of_batches)}
+        if case.sampler == "listed":
+            keeps["sampler"] = "plainly listed"
         return Case(**keeps, workers=1), minato_gpu.DataLoader
     if case.workers == 0 and not case.streams and case.fault == case.interruption == "none":
-        return dataclasses.replace(case, stay="an epoch"), torch.utils.data.DataLoader
+        return dataclasses.replace(case, stay="an epoch", budget=None), torch.utils.data.DataLoader
     return None
 
 
 def draws(case: Case, outcome: Outcome) -> Drawn:
-    """What each sample has drawn, by epoch and key. Raises AssertionError where two have drawn the same."""
+    """What each sample has drawn, by epoch and key, and by epoch and -1 what was drawn for each batch, but in threads
+    or by the caller for a pipeline. Raises AssertionError where two have drawn the same."""
     found: Drawn = defaultdict(list)
+    joined = case.kind == "process" and (case.workers > 0 or case.data != "pipeline")
     for part in outcome.parts:
         for sample in (sample for batch in part.batches for sample in batch):
             found[part.step.epoch, sample.key].append(sample.drawn)
+        if case.collate == "draws" and joined:
+            found[part.step.epoch, -1] += part.joined
     every = [each for several in found.values() for each in several]
-    assert len({*every}) == len(every), f"{case}: samples have drawn the same"
+    assert len({*every}) == len(every), f"{case}: samples, or batches, have drawn the same"
     return found
 
 
 def _drawn(case: Case, outcome: Outcome, due: Drawn) -> Iterator[str]:
+    in_order = case.lateness == 0 and not case.fails
     for where, several in draws(case, outcome).items():
+        if where[1] == -1 and not in_order:  # batches of other samples
+            continue
         missing = Counter(several) - Counter(due[where])
-        if missing or (case.lateness == 0 and not case.fails and several != due[where][: len(several)]):
+        if missing or (in_order and several != due[where][: len(several)]):
             yield f"sample {where[1]} of epoch {where[0]} has drawn {several}, should be {due[where]}"

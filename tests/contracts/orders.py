@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from tests.contracts.cases import LISTED, SAMPLES, STREAM_OF, STREAMS, Case
+from tests.contracts.cases import BAD, DRAWN, LISTED, SAMPLES, STREAM_OF, STREAMS, Case
+from tests.contracts.material import NO_KEYS
 
 SEED = 11
 Keys = list[int]
@@ -43,10 +45,17 @@ class Stateful:
 
 
 class Listed:
-    """A sampler of which nothing is known but what it yields."""
+    """A sampler of which nothing is known but what it yields: here and there an integer of NumPy, the same key. With
+    ``fails`` it raises after some."""
 
-    def __iter__(self) -> Iterator[int]:
-        yield from LISTED
+    def __init__(self, *, fails: bool = False, numpy: bool = True) -> None:
+        self.fails, self.numpy = fails, numpy
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, key in enumerate(LISTED):
+            if self.fails and number == DRAWN:
+                raise OSError(NO_KEYS)
+            yield np.int64(key) if self.numpy and number % 3 else key
 
     def __len__(self) -> int:
         return len(LISTED)
@@ -69,7 +78,8 @@ def sampler_of(case: Case, rank: int) -> dict[str, Any]:
         "shuffled": lambda: {"sampler": RandomSampler(keys, generator=drawn)},
         "repeats": lambda: {"sampler": RandomSampler(keys, replacement=True, generator=drawn)},
         "stateful": lambda: {"sampler": Stateful()},
-        "listed": lambda: {"sampler": Listed()},
+        "listed": lambda: {"sampler": Listed(fails=case.fault == "sampler raises")},
+        "plainly listed": lambda: {"sampler": Listed(numpy=False)},
         "batches": lambda: {"batch_sampler": batches()},
         "distributed": lambda: {"sampler": DistributedSampler(keys, case.ranks, rank, seed=SEED)},
     }
@@ -91,7 +101,7 @@ def orders(case: Case, rank: int) -> list[list[Keys]]:
             sampler = RandomSampler(range(SAMPLES), generator=generator)
         if case.sampler == "distributed":
             sampler.set_epoch(epoch)
-        keys: list[Any] = list(sampler)
+        keys: list[Any] = list(LISTED) if case.sampler == "listed" else list(sampler)
         found.append(keys if case.sampler == "batches" else _batched(case, keys))
     return found
 
@@ -105,5 +115,7 @@ def _batched(case: Case, keys: Keys) -> list[Keys]:
 def _of_streams(case: Case) -> list[Keys]:
     """A batch of each worker's stream in turn."""
     workers = range(max(1, case.workers))
-    each = [_batched(case, [worker * STREAM_OF + n for n in range(STREAMS[worker])]) for worker in workers]
+    ends = case.fault == "raise" and case.data != "stateful iterator"  # a generator that has raised
+    lengths = [BAD + 1 if ends and worker == 0 else STREAMS[worker] for worker in workers]
+    each = [_batched(case, [worker * STREAM_OF + n for n in range(lengths[worker])]) for worker in workers]
     return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]

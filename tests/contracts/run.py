@@ -16,12 +16,14 @@ import torch
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import ALLOWED, Case, Step, elsewhere, steps
+from tests.contracts.cases import ALLOWED, HANG_S, Case, Step, elsewhere, steps
 from tests.contracts.kinds import PIPELINE, Sample
-from tests.contracts.material import collate_of, data_of, samples_of
+from tests.contracts.material import collate_of, counted, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
+_LITTLE = 10 * 4096  # a cache for ten files
+_NO_SAMPLES = ("start raises", "sampler raises", "collate raises")  # faults that are no sample's, so not left out
 _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
 
 Batch = tuple[Sample, ...]
@@ -29,7 +31,8 @@ Batch = tuple[Sample, ...]
 
 @dataclass(frozen=True)
 class Raised:
-    """An error: its class, and what it and its cause say. Not the error, whose traceback keeps an iterator alive."""
+    """An error: its class, and what it, its notes and its cause say. Not the error, whose traceback keeps an iterator
+    alive."""
 
     kind: type[Exception]
     text: str
@@ -37,12 +40,13 @@ class Raised:
 
 @dataclass
 class Part:
-    """What one rank got of a step, batches and errors, and what ``stats()`` said then. ``undone``: a batch after these
-    that counts as not delivered."""
+    """What one rank got of a step, batches and errors, and what ``stats()`` said then (nothing where it is of another
+    step). ``joined``: what was drawn for each batch. ``undone``: a batch after these that counts as not delivered."""
 
     step: Step
     rank: int
     got: list[Batch | Raised] = field(default_factory=list)
+    joined: list[tuple[float, ...]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     undone: list[Batch | Raised] = field(default_factory=list)
 
@@ -59,10 +63,12 @@ class Part:
 
 @dataclass
 class Outcome:
-    """What came of a case. ``asked``: the samples about which ``on_error`` was asked."""
+    """What came of a case. ``asked``: the samples about which ``on_error`` was asked. ``begun``: how many samples were
+    asked of the data set."""
 
     parts: list[Part] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
+    begun: int = 0
     warnings: list[str] = field(default_factory=list)
 
 
@@ -74,13 +80,17 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
     loaders = _loaders(case, data, folder, outcome, loader_class)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in steps(case):
-            parts = [_part(case, loader, step, rank) for rank, loader in enumerate(loaders)]
+        left = steps(case)
+        while left:
+            together = [left.pop(0) for _ in range(2 if left[0].then == "at once" else 1)]
+            parts = [part for rank, loader in enumerate(loaders) for part in _parts(case, loader, together, rank)]
             outcome.parts += parts
+            step = together[0]
             if case.ends_early and any(part.errors for part in parts):
                 break
             if step.then.startswith("save"):
                 loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
+    outcome.begun = 0 if case.streams else counted(data.begun)
     outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
     return outcome
 
@@ -125,6 +135,8 @@ def _loaders(case: Case, data: Any, folder: Path, outcome: Outcome, loader_class
             **sampler_of(case, rank),
             num_workers=case.workers,
             collate_fn=collate_of(case),
+            worker_init_fn=start_of(case),
+            multiprocessing_context=None if case.context == "fork" else case.context,
             generator=torch.Generator().manual_seed(SEED),
             persistent_workers=case.stay == "persistent",
             **extra,
@@ -140,13 +152,17 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
         outcome.asked.append(bad)
         return "raise" if case.fault == "handler raises" else "skip"
 
-    how: dict[str, Any] = {"skip": "skip", "killed twice": "skip", "too many": "skip", "retry": "retry"}
-    how |= {"handler skips": handle, "handler raises": handle}
+    skips = ("skip", "killed twice", "hung twice", "too many", *_NO_SAMPLES)
+    how: dict[str, Any] = dict.fromkeys(skips if not case.streams else (), "skip")
+    how |= {"retry": "retry", "handler skips": handle, "handler raises": handle}
     more: dict[str, Any] = {"on_error": how.get(case.fault, "raise"), "worker_kind": case.kind}
     if case.fault == "too many":
         more["max_failures"] = ALLOWED
     if case.replaces:
         more["on_worker_death"] = "replace"
+    if case.fault.startswith("hung"):
+        more["hang_timeout"] = HANG_S
+    more["max_workers"], more["host_memory_budget"] = case.most, case.budget
     if case.lateness:
         more.update(in_order=False, max_lateness=case.lateness)
     if case.stay == "epochs":
@@ -154,35 +170,73 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     if case.data == "pipeline":
         more["pipeline"] = PIPELINE
         more["lanes"] = ("cpu", "device") if case.lanes == "both" else (case.lanes,)
-    if case.cache == "memory":
-        more["cache"] = 1 << 20
-    elif case.cache == "disk":
-        more.update(cache=8 << 20, cache_dir=folder / "cache")
+    if case.cache != "none":
+        more["cache"] = {"memory": 1 << 20, "little": _LITTLE, "both": {"memory": _LITTLE, "disk": 8 << 20}}[case.cache]
+        more["cache_dir"] = folder / "cache" if case.cache == "both" else None
     return more
 
 
-def _part(case: Case, loader: Any, step: Step, rank: int) -> Part:
-    """Take the step's batches. Every other one is kept, and looked at when the others have come."""
-    part = Part(step, rank)
-    if case.sampler == "distributed":
-        loader.sampler.set_epoch(step.epoch)
-    iterator, held = iter(loader), dict[int, Any]()
-    while len(part.got) != (_MOST if step.take is None else step.take):
+def _parts(case: Case, loader: Any, together: list[Step], rank: int) -> list[Part]:
+    """Take the batches of a step; of two that are taken at once in turn."""
+    taking = []
+    for step in together:
+        if case.sampler == "distributed":
+            loader.sampler.set_epoch(step.epoch)
+        taking.append(_Taking(case, Part(step, rank), loader))
+    going = list(taking)
+    while going:
+        going = [each for each in going if each.goes_on()]
+    for each in taking:
+        each.finish()
+    parts = [each.part for each in taking]
+    if isinstance(loader, minato_gpu.DataLoader) and len(parts) == 1 and taking[0].iterator is not None:
+        parts[0].stats = loader.stats()
+    return parts
+
+
+class _Taking:
+    """Takes the batches of a part. Every other one is kept, and looked at when the others have come."""
+
+    def __init__(self, case: Case, part: Part, loader: Any) -> None:
+        self.case, self.part = case, part
+        self.held: dict[int, Any] = {}
+        self.iterator: Any = None
         try:
-            batch = next(iterator)
-            if len(part.got) % 2 == 0:
-                held[len(part.got)] = batch
-            part.got.append(samples_of(case, batch))
-        except StopIteration:
-            break
+            self.iterator = iter(loader)
         except Exception as error:
-            part.got.append(Raised(type(error), f"{error} {error.__cause__}"))
-            if case.ends_early:
-                break
-    for number, batch in held.items():
-        part.got[number] = samples_of(case, batch)
-    if step.then == "save ahead":
-        part.undone.append(part.got.pop())
-    if isinstance(loader, minato_gpu.DataLoader):
-        part.stats = loader.stats()
-    return part
+            self._failed(error)
+
+    def goes_on(self) -> bool:
+        """Whether one more came."""
+        got, take = self.part.got, self.part.step.take
+        if self.iterator is None or len(got) == (_MOST if take is None else take):
+            return False
+        try:
+            batch = next(self.iterator)
+            if len(got) % 2 == 0:
+                self.held[len(got)] = batch
+            self._read(batch)
+        except StopIteration:
+            return False
+        except Exception as error:
+            self._failed(error)
+            return not self.case.ends_early
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        self.part.got.append(Raised(type(error), f"{error} {error.__cause__} {notes}"))
+
+    def _read(self, batch: Any) -> None:
+        samples, joined = samples_of(self.case, batch)
+        self.part.got.append(samples)
+        self.part.joined.append(joined)
+
+    def finish(self) -> None:
+        """The part is whole."""
+        part = self.part
+        for number, batch in self.held.items():
+            part.got[number] = samples_of(self.case, batch)[0]
+        if part.step.then == "save ahead":
+            part.undone.append(part.got.pop())
+            part.joined.pop()

@@ -1,42 +1,28 @@
-"""Copies of sources that stay for later epochs: everything comes as without, and what is kept is not read again."""
+"""Copies of sources that stay for later epochs, whatever becomes of processes, directories and disks. That everything
+comes as without, and that what is kept is not read again, is in the table (``cases.py``)."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DistributedSampler
 
-from benchmarks.cache_replay import Items, replay
-from minato_gpu.analysis.virtual_epochs import Shuffles
-from tests.contracts.cached import (
-    DISK,
-    PAGE,
-    SAMPLES,
-    Files,
-    close,
-    loader_of,
-    of_tier,
-    read,
-    rows,
-    sums,
-    without_draws,
-    write_files,
-)
-from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
+from minato_gpu import Source
+from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.kept_memory import Table
+from minato_gpu.sources.memory_tier import MemoryTier
+from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, close, loader_of, of_tier, read, rows, sums, write_files
+from tests.contracts.cached import without_draws as plain
 
-_MODES = (IN_ORDER, BOUNDED_8, IN_ORDER_THREADS, BOUNDED_8_THREADS)
-_TIERS: dict[str, Any] = {
-    "memory": 100 * PAGE,
-    "little memory": 20 * PAGE,
-    "disk": {"disk": DISK},
-    "both": {"memory": 20 * PAGE, "disk": DISK},
-}
-_THIRD = 20 * PAGE  # a budget for 20 of 60 samples
+_BOTH = {"memory": 20 * PAGE, "disk": DISK}
 
 
 @pytest.fixture(scope="module")
@@ -44,61 +30,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_files(tmp_path_factory.mktemp("files"))
 
 
-@pytest.mark.parametrize("tier", _TIERS)
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("mode", _MODES, ids=lambda mode: mode.name)
-def test_everything_comes_as_without(
-    folder: Path, tmp_path: Path, mode: Mode, workers: int, persistent: bool, tier: str
-) -> None:
-    cache = _TIERS[tier]
-    where = tmp_path / "cache" if isinstance(cache, dict) else None
-    more = {**dict(mode.arguments), "num_workers": workers, "persistent_workers": persistent, "epochs": 3}
-    plain, cached = loader_of(Files(folder), **more), loader_of(Files(folder), cache, where, **more)
-    for _ in range(3):
-        expected, got = rows(plain), rows(cached)
-        if not mode.processes:  # threads draw from one generator
-            expected, got = without_draws(expected), without_draws(got)
-        assert (sorted(got) if mode.lateness else got) == (sorted(expected) if mode.lateness else expected)
-    for loader in (plain, cached):
-        close(loader)
-    kept = 20 if tier == "little memory" else SAMPLES
-    reads = [SAMPLES, SAMPLES - kept, SAMPLES - kept]
-    assert sum(reads) >= read(cached) >= (reads[2] if not persistent else SAMPLES)
-    if "memory" in cached.stats()["cache"]:
-        assert of_tier(cached)["copies"] == (SAMPLES if tier == "memory" else 20)
+def _whole(loader: Any) -> list[tuple[Any, ...]]:
+    """An epoch, in order of its keys, without what was drawn."""
+    return sorted(plain(rows(loader)))
 
 
-@pytest.mark.parametrize(
-    ("cache", "expected"),
-    [
-        (100 * PAGE, [60, 0, 0]),
-        (_THIRD, [60, 40, 40]),
-        ({"disk": DISK}, [60, 0, 0]),
-        ({"memory": _THIRD, "disk": DISK}, [60, 0, 0]),
-    ],
-    ids=["memory", "little memory", "disk", "both"],
-)
-def test_what_is_kept_is_not_read_again(folder: Path, tmp_path: Path, cache: Any, expected: list[int]) -> None:
-    """Although workers, and the process that reads ahead, end with each epoch."""
-    loader = loader_of(Files(folder), cache, tmp_path / "cache" if isinstance(cache, dict) else None)
-    found = []
-    for _ in expected:
-        assert sorted(without_draws(rows(loader))) == sums(folder)
-        found.append(read(loader))
-    assert found == expected
-    if isinstance(cache, int):
-        assert of_tier(loader)["hits"] == SAMPLES - expected[-1]
-        return
-    again = loader_of(Files(folder), DISK, tmp_path / "cache")  # another run
-    assert sorted(without_draws(rows(again))) == sums(folder)
-    assert read(again) == (0 if "memory" not in cache else 20)
+def kept_bytes(loader: Any) -> int:
+    """Memory behind what outlives reader processes, in bytes."""
+    return os.fstat(loader._session.kept_memory().fd).st_blocks * 512
+
+
+@pytest.mark.parametrize("memory", [0, 20])
+def test_another_run_has_what_lies_on_disk(folder: Path, tmp_path: Path, memory: int) -> None:
+    cache: Any = {"memory": memory * PAGE, "disk": DISK} if memory else {"disk": DISK}
+    for reads in (SAMPLES, memory):
+        loader = loader_of(Files(folder), cache if reads == SAMPLES else DISK, tmp_path / "cache")
+        assert _whole(loader) == sums(folder)
+        assert read(loader) == reads
 
 
 def test_workers_that_persist_have_what_is_kept_too(folder: Path) -> None:
-    loader = loader_of(Files(folder), _THIRD, persistent_workers=True, epochs=3)
+    loader = loader_of(Files(folder), 20 * PAGE, persistent_workers=True, epochs=3)
     for _ in range(3):
-        assert sorted(without_draws(rows(loader))) == sums(folder)
+        assert _whole(loader) == sums(folder)
     close(loader)
     stats = loader.stats()["reads"]  # the next epoch's bytes are wanted while this one's are there yet: they are shared
     assert read(loader) + of_tier(loader)["hits"] + stats["shared"] == 3 * SAMPLES
@@ -119,7 +73,7 @@ def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path
         moved = 0 if change == "size" else 1
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + moved))
     for reads in (2, 0):
-        assert sorted(without_draws(rows(loader))) == sums(folder)
+        assert _whole(loader) == sums(folder)
         assert read(loader) == reads
     assert of_tier(loader, "disk")["stale"] == 0, "of the last epoch"
 
@@ -128,47 +82,12 @@ def test_an_epoch_that_is_left_keeps_what_it_has_read(folder: Path) -> None:
     loader = loader_of(Files(folder), 10**6)
     for leave in (0, 2, 4):
         for number, batch in enumerate(loader):
-            assert set(without_draws(rows([batch]))) <= set(sums(folder))
+            assert set(plain(rows([batch]))) <= set(sums(folder))
             if number == leave:
                 break
-    assert sorted(without_draws(rows(loader))) == sums(folder)
+    assert _whole(loader) == sums(folder)
     assert rows(loader)
     assert read(loader) == 0
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_going_on_from_a_state(folder: Path, persistent: bool) -> None:
-    """With copies of an epoch before, and without."""
-    whole = loader_of(Files(folder), persistent_workers=persistent)
-    expected = [rows(whole), rows(whole)]
-    loader = loader_of(Files(folder), _THIRD, persistent_workers=persistent)
-    assert rows(loader) == expected[0]
-    iterator = iter(loader)
-    begun = rows([next(iterator) for _ in range(3)])
-    state = loader.state_dict()
-    del iterator
-    for each in (loader, loader_of(Files(folder), _THIRD, persistent_workers=persistent)):
-        each.load_state_dict(state)
-        assert begun + rows(each) == expected[1]
-        assert sorted(without_draws(rows(each))) == sums(folder)
-        close(each)
-    close(whole)
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_two_live_iterators_of_one_loader(folder: Path, persistent: bool) -> None:
-    loader = loader_of(Files(folder), 10**6, persistent_workers=persistent)
-    for _ in range(2):
-        first, second = iter(loader), iter(loader)
-        got: list[list[Any]] = [[], []]
-        for batches in zip(first, second, strict=True):
-            for found, batch in zip(got, batches, strict=True):
-                found += rows([batch])
-        assert [sorted(without_draws(found)) for found in got] == [sums(folder)] * 2
-        del first, second
-    assert sorted(without_draws(rows(loader))) == sums(folder)
-    assert of_tier(loader)["hits"] >= SAMPLES, "one of them had the copies, and the next loop has them again"
-    close(loader)
 
 
 def test_a_pickled_loader_keeps_its_own(folder: Path) -> None:
@@ -176,46 +95,217 @@ def test_a_pickled_loader_keeps_its_own(folder: Path) -> None:
     rows(loader)
     other = pickle.loads(pickle.dumps(loader))
     for reads in (SAMPLES, 0):
-        assert sorted(without_draws(rows(other))) == sums(folder)
+        assert _whole(other) == sums(folder)
         assert read(other) == reads
     rows(loader)
     assert read(loader) == 0
 
 
-def test_processes_that_are_not_forked_have_what_is_kept(folder: Path, tmp_path: Path) -> None:
-    cache = {"memory": _THIRD, "disk": DISK}
-    loader = loader_of(Files(folder), cache, tmp_path / "cache", multiprocessing_context="forkserver")
+class Shard(Files):
+    """Samples that lie in a few large files; some have more than one source, and one is in all of them."""
+
+    def __init__(self, folder: Path, *, numpy: bool = False) -> None:
+        super().__init__(folder)
+        data = b"".join((folder / f"{key}.bin").read_bytes() for key in range(SAMPLES))
+        (folder / "shard").write_bytes(data)
+        self.path: Any = np.array([str(folder / "shard")])[0] if numpy else str(folder / "shard")
+        self.offsets: Any = np.arange(SAMPLES) * 700 if numpy else range(0, SAMPLES * 700, 700)
+
+    def source(self, key: Any) -> Any:
+        header, own = Source(self.path, 0, 100), Source(self.path, self.offsets[key], 700)
+        return (own, header) if key % 3 else (own, header, Source(self.path, self.offsets[key] + 1, 5))
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("numpy", [False, True], ids=["plain", "strings and numbers of NumPy"])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_samples_with_several_sources_and_one_in_common(tmp_path: Path, parts: int, numpy: bool) -> None:
+    """The first sample tells how many are kept of each."""
+    dataset = Shard(write_files(tmp_path / "files"), numpy=numpy)
+    order = range(SAMPLES) if parts == 3 else range(SAMPLES - 1, -1, -1)
+    without, cached = loader_of(dataset, sampler=order), loader_of(dataset, 10**6, sampler=order)
+    for _ in range(2):
+        assert plain(rows(cached)) == plain(rows(without))
+    thirds = SAMPLES // 3
+    assert of_tier(cached)["copies"] == SAMPLES + 1 + (thirds if parts == 3 else 0)
+    assert read(cached) == (0 if parts == 3 else thirds)
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+@pytest.mark.parametrize("who", ["the program", "the worker"])
+def test_paths_that_are_not_absolute_are_of_the_directory_at_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, who: str
+) -> None:
+    """As without a cache, which must not give one file's bytes for another's."""
+    one, two = (write_files(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
+    monkeypatch.chdir(one)
+    cache, where = (10**6, None) if tier == "memory" else (DISK, tmp_path / "cache")
+    if who == "the program":
+        loader = loader_of(Files(Path()), cache, where)
+        for folder in (one, two, one):
+            monkeypatch.chdir(folder)
+            assert _whole(loader) == sums(folder)
+    else:
+        loader = loader_of(Files(Path()), cache, where, worker_init_fn=lambda _: os.chdir(two))
+        for _ in range(2):
+            assert _whole(loader) == sums(two)
+
+
+# --- what fails ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("cache", [100 * PAGE, {"disk": DISK}, _BOTH], ids=["memory", "disk", "both"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_the_reader_process_is_killed(folder: Path, tmp_path: Path, cache: Any, after: int) -> None:
+    """What it had in memory is lost, and read again in the next epoch; on disk it stays."""
+    loader = loader_of(Files(folder), cache, tmp_path / "cache" if isinstance(cache, dict) else None, num_workers=2)
+    rows(loader)
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(after)]
+    os.kill(iterator._engine.pump.reads.reader.process.pid, signal.SIGKILL)
+    got += list(iterator)
+    assert sorted(plain(rows(got))) == sums(folder)
+    found = []
+    for _ in range(2):
+        assert _whole(loader) == sums(folder)
+        found.append(read(loader))
+    memory = cache if isinstance(cache, int) else cache.get("memory", 0)
+    lost = SAMPLES if isinstance(cache, int) else 20 if memory else 0
+    assert found == [lost, 0] or (after == 0 and found == [0, 0]), "it may have been killed before it took anything up"
+    assert kept_bytes(loader) == min(memory // PAGE, SAMPLES) * PAGE if memory else True
+
+
+@pytest.mark.parametrize("what", ["items", "offer"])
+def test_an_error_in_the_books_ends_the_process_and_not_the_epoch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Else samples that were wanted in the same message would be waited for in vain."""
+
+    def wrong(*_: Any) -> None:
+        raise ArithmeticError("in the books")
+
+    monkeypatch.setattr(MemoryTier, what, wrong)
+    loader = loader_of(Files(folder), 10**6)
+    assert _whole(loader) == sums(folder)
+    assert loader.stats()["reads"]["process"] == "lost"
+    assert "has ended with exit code 1" in caplog.text
+    monkeypatch.undo()
+    assert _whole(loader) == sums(folder)
+    assert loader.stats()["reads"]["process"] == "runs"
+
+
+@pytest.mark.parametrize("when", ["between epochs", "in an epoch"])
+def test_the_directory_vanishes(folder: Path, tmp_path: Path, when: str) -> None:
+    path = tmp_path / "cache"
+    loader = loader_of(Files(folder), DISK, path)
+    rows(loader)
+    iterator = iter(loader) if when == "in an epoch" else None
+    got = [] if iterator is None else [next(iterator)]
+    shutil.rmtree(path)
+    got += list(loader if iterator is None else iterator)
+    assert sorted(plain(rows(got))) == sums(folder)
+    for reads in (0,) if iterator is None else (SAMPLES, 0):
+        assert _whole(loader) == sums(folder)
+        assert read(loader) == reads, "it has been made anew"
+
+
+def test_a_directory_that_cannot_be_opened_any_more(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    loader = loader_of(Files(folder), _BOTH, path)
+    rows(loader)
+    shutil.rmtree(path)
+    path.touch()
+    for reads in (SAMPLES - 20, SAMPLES - 20):
+        assert _whole(loader) == sums(folder)
+        assert read(loader) == reads
+    assert "disk" not in loader.stats()["cache"]
+
+
+@pytest.mark.parametrize(("error", "count"), [(errno.ENOSPC, "disk_full"), (errno.EROFS, "failed")])
+def test_a_disk_that_takes_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, count: str
+) -> None:
+    """It is full, or can only be read any more."""
+    write, left = os.pwritev, [10]
+
+    def full(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(error, os.strerror(error))
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", full)
+    loader = loader_of(Files(folder), DISK, tmp_path / "cache")
+    for written, reads in ((10, SAMPLES), (10, SAMPLES - 10), (10, SAMPLES - 20)):
+        assert _whole(loader) == sums(folder)
+        assert read(loader) == reads
+        assert of_tier(loader, "disk")["written"] == written
+        assert of_tier(loader, "disk")[count] > 0
+
+
+def test_a_disk_that_writes_everything_at_the_very_end(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When what is kept in memory has been left to the next process: what waits to be written is still there."""
+    left, write, leave = threading.Event(), DiskTier.write, Table.leave
+
+    def late(self: DiskTier, *arguments: Any) -> bool:
+        left.wait()
+        return write(self, *arguments)
+
+    def leaves(self: Table, *what: Any) -> None:
+        leave(self, *what)
+        left.set()
+
+    monkeypatch.setattr(DiskTier, "write", late)
+    monkeypatch.setattr(Table, "leave", leaves)
+    loader = loader_of(Files(folder), _BOTH, tmp_path / "cache")
     for reads in (SAMPLES, 0):
-        assert sorted(without_draws(rows(loader))) == sums(folder)
+        assert _whole(loader) == sums(folder)
         assert read(loader) == reads
     assert of_tier(loader)["hits"] == 20
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_shares_are_hit_as_often_as_simulated(tmp_path: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rank is a loader with a tier of its own, here one after the other."""
-    monkeypatch.setattr("minato_gpu.sources.placing.LOOKED", 0)  # the page cache has these files
-    samples, epochs = 240, 8
-    data: Any = Files(write_files(tmp_path / "files", samples), samples)
-    expected = set(sums(data.folder, samples))
-    rates = []
-    for rank in range(ranks):
-        sampler: Any = DistributedSampler(data, ranks, rank, shuffle=True)
-        loader = loader_of(data, samples // 4 * PAGE, sampler=sampler, persistent_workers=True)
-        before = 0
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
-            assert set(without_draws(rows(loader))) <= expected
-            hits = of_tier(loader)["hits"]
-            rates.append(hits - before) if epoch >= epochs // 2 else None
-            before = hits
-        assert of_tier(loader)["policy"] == "next-use"
-        close(loader)
-    simulated = [
-        len(each)
-        for seed in range(4)
-        for each in replay("next-use", Shuffles(samples, ranks, seed), Items.equal(samples), 0.25, epochs)[
-            epochs // 2 :
-        ]
-    ]
-    assert np.mean(rates) == pytest.approx(np.mean(simulated), abs=0.06 * samples / ranks)
+def test_memory_of_the_budget_and_no_more(folder: Path) -> None:
+    """Between epochs nothing else is held; within one, what is read ahead comes on top."""
+    for pages in (1, 7, 50):
+        loader = loader_of(Files(folder), pages * PAGE + PAGE - 1)
+        for _ in range(3):
+            for _ in loader:
+                assert kept_bytes(loader) <= (pages + SAMPLES) * PAGE
+            assert of_tier(loader)["bytes"] == pages * PAGE == kept_bytes(loader)
+    loader = loader_of(Files(folder), PAGE - 1)
+    rows(loader)
+    assert of_tier(loader)["copies"] == 0 == kept_bytes(loader)
+
+
+def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
+    """It would write where the parent's reader process has its copies, and take the table away from it."""
+    loader = loader_of(Files(folder), 10**6)
+    rows(loader)
+    told, tell = os.pipe()
+    ask, asked = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(asked)
+            iterator = iter(loader)
+            got = [next(iterator)]
+            os.write(tell, b"begun")
+            os.read(ask, 1)  # until the parent has closed its end, whatever has become of it
+            got += list(iterator)
+            os._exit(sorted(plain(rows(got))) != sums(folder) or of_tier(loader)["hits"] != 0)
+        finally:
+            os._exit(9)
+    try:
+        assert os.read(told, 5) == b"begun"
+        for _ in range(2):
+            assert _whole(loader) == sums(folder)
+            assert read(loader) == 0
+    finally:
+        os.close(asked)
+        code = os.waitpid(child, 0)[1]
+        for each in (told, tell, ask):
+            os.close(each)
+    assert code == 0

@@ -1,19 +1,22 @@
-"""Copies in memory, kept by the orders that samplers will draw: as many hits as the policy has, the same samples."""
+"""Copies that are kept by the orders that samplers will draw: as many hits as the policy has, the same samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import RandomSampler, WeightedRandomSampler
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
-from benchmarks.cache_replay import Items, run_epoch
-from minato_gpu.caching.choice import new_policy
-from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, sums, without_draws, write_files
+from benchmarks.cache_replay import Items, replay_on_disk, run_epoch
+from minato_gpu.caching.choice import bound, new_policy
+from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sources.disk import LEAST_BUDGET
+from minato_gpu.sources.disk.tier import DiskTier
+from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
+from tests.sources.disk.content import elsewhere
 
 _SAMPLES = 192
 _EPOCHS = 4
@@ -29,10 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minato_gpu.sources.placing.LOOKED", 0)  # the page cache has these files
     monkeypatch.setattr("minato_gpu.engine.building.READ_AHEAD", 8)  # of few samples all would be there at once
-
-
-def fewer(generator: Any, samples: int) -> Any:
-    return RandomSampler(range(samples), num_samples=samples // 4, generator=generator)
 
 
 def weighted(generator: Any, samples: int) -> Any:
@@ -60,17 +59,16 @@ def simulated(policy: str, orders: list[list[int]], look_ahead: int) -> list[int
     return found
 
 
-@pytest.mark.parametrize("kind", [fewer, weighted])
 @pytest.mark.parametrize("owns", [True, False], ids=["own generator", "the global one"])
 @pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_as_many_hits_as_simulated(folder: Path, kind: Any, owns: bool, persistent: bool) -> None:
+def test_as_many_hits_as_simulated(folder: Path, owns: bool, persistent: bool) -> None:
     """And what is delivered, and how generators move, is as without a cache."""
     found: list[tuple[Any, Any, Any]] = []
     hits, shared, read = [0], 0, 0
     for cache in (None, _KEPT * PAGE):
         torch.manual_seed(11)
         generator = torch.Generator().manual_seed(5) if owns else None
-        sampler = kind(generator, _SAMPLES)
+        sampler = weighted(generator, _SAMPLES)
         loader = loader_of(Files(folder, _SAMPLES), cache, sampler=sampler, persistent_workers=persistent)
         for _ in range(_EPOCHS):
             found.append((rows(loader), generator and generator.get_state().tolist(), torch.get_rng_state().tolist()))
@@ -93,103 +91,98 @@ def test_as_many_hits_as_simulated(folder: Path, kind: Any, owns: bool, persiste
     assert hits[-1] - hits[1] > 1.15 * sum(first[1:])
 
 
-def test_weights_of_a_large_set_reach_the_reader_process(tmp_path: Path) -> None:
-    """More than a message takes."""
-    samples = 100_000
-    folder = write_files(tmp_path / "files", 10)
+# --- hosts with directories of their own, each of which reads a share of every epoch -----------------------------
 
-    class Large(Files):
-        def source(self, key: Any) -> Any:
-            return super().source(key % 10)
-
-    torch.manual_seed(3)
-    sampler = WeightedRandomSampler([1.0] * samples, 64)
-    loader = loader_of(Large(folder, samples), 5 * PAGE, sampler=sampler)
-    for _ in range(2):
-        assert len(rows(loader)) == 64
-    assert of_tier(loader)["policy"] == "next-use"
+_SHARDED, _NBYTES = 400, 40_960
+_HOSTS, _SHARE = 4, 0.25
+_ROUNDS, _STEADY = 10, 5
+_INDEX = 200_000  # bytes, by which that of so few copies grows
 
 
-def test_the_sampler_is_another_one_each_epoch(folder: Path) -> None:
-    """Weights, length and generator change: everything comes, and is counted."""
-    sampler = weighted(torch.Generator().manual_seed(5), _SAMPLES)
-    loader = loader_of(Files(folder, _SAMPLES), _KEPT * PAGE, sampler=sampler, persistent_workers=True)
-    expected, reads = dict(sums(folder, _SAMPLES)), 0
-    for number in range(5):
-        if number == 1:
-            sampler.weights[: _SAMPLES // 2] = 0.0
-        elif number == 2:
-            sampler.num_samples = 40
-        elif number == 3:
-            sampler.generator = torch.Generator().manual_seed(9)
-        elif number == 4:
-            sampler.generator = None
-        got = without_draws(rows(loader))
-        assert len(got) == sampler.num_samples
-        assert all(expected[key] == crc for key, crc in got)
-        reads += len(got)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("files")
+    for key in range(_SHARDED):
+        np.full(_NBYTES, key % 256, np.uint8).tofile(made / f"{key}.bin")
+    return made
+
+
+@pytest.fixture
+def budget(tmp_path: Path) -> int:
+    """Of a directory that has room for a quarter of the set."""
+    guess = 8 << 20
+    tier = DiskTier(tmp_path / "empty", guess)
+    wanted, room = round(_SHARE * _SHARDED) * _NBYTES, tier.room()[0]
+    tier.close()
+    return guess - (room - wanted - _INDEX) * 128 // 127  # what is not for copies grows with it
+
+
+def host(folder: Path, directory: Path, budget: int, rank: int, **more: Any) -> tuple[Any, Any]:
+    data: Any = Files(folder, _SHARDED)
+    sampler: Any = DistributedSampler(data, _HOSTS, rank, seed=3)
+    return sampler, loader_of(data, budget, directory, sampler=sampler, **more)
+
+
+def simulated_host(rank: int) -> float:
+    """The hit rate of the steady epochs."""
+    orders = DistributedOrders(_SHARDED, True, False, 3, rank, _HOSTS, 0, 1)
+    found = replay_on_disk(orders, Items.equal(_SHARDED), _SHARE, _ROUNDS, _HOSTS)
+    return float(np.mean([len(hit) for hit in found[_STEADY:]])) / (_SHARDED // _HOSTS)
+
+
+@pytest.mark.usefixtures("written_at_once")
+def test_each_host_hits_what_is_simulated(large: Path, tmp_path: Path, budget: int) -> None:
+    """Two of the four, which need nothing of each other: each reads its own share into its own directory."""
+    rates = []
+    ranks = (0, _HOSTS - 1)
+    for rank in ranks:
+        sampler, loader = host(large, tmp_path / f"{rank}", budget, rank, persistent_workers=True)
+        reads = []
+        for epoch in range(_ROUNDS):
+            sampler.set_epoch(epoch)
+            assert sorted(row[0] for row in rows(loader)) == sorted(sampler)
+            reads.append(loader.stats()["reads"]["reads"])
+        close(loader)
+        rates.append(1 - (reads[-1] - reads[_STEADY - 1]) / (_ROUNDS - _STEADY) / (_SHARDED // _HOSTS))
+        tier = of_tier(loader, "disk")
+        assert tier["why"].startswith("next-use: what this host reads again within 2.")
+        assert tier["removed"] > 0 == tier["corrupt"] == tier["evicted"]
+        assert tier["nbytes"] <= budget
+    assert np.mean(rates) == pytest.approx(np.mean([simulated_host(rank) for rank in ranks]), abs=0.03)
+    assert np.mean(rates) > 0.9 * bound(_HOSTS, _SHARE) > 2 * _SHARE
+
+
+def _written(folder: Path, samples: int, seed: int) -> Files:
+    folder.mkdir()
+    for key in range(samples):
+        np.random.default_rng((seed, key)).integers(0, 256, 100_000, np.uint8).tofile(folder / f"{key}.bin")
+    return Files(folder, samples)
+
+
+@pytest.mark.usefixtures("written_at_once")
+@pytest.mark.parametrize("overlap", [False, True], ids=["fresh", "overlapping"])
+def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, overlap: bool) -> None:
+    old, new = _written(tmp_path / "old", 60, 0), _written(tmp_path / "new", 25, 1)
+    cache = tmp_path / "cache"
+
+    def run_before() -> None:
+        loader = loader_of(old, {"disk": LEAST_BUDGET}, cache)
+        assert len(rows(loader)) == 60
+        close(loader)
+
+    assert elsewhere(run_before)
+    loader = loader_of(new, {"disk": LEAST_BUDGET}, cache, epochs=5 if overlap else None)
+    hits, evicted = [], []
+    for _ in range(5):
+        assert len(rows(loader)) == 25
+        hits.append(of_tier(loader, "disk")["hits"])
+        evicted.append(of_tier(loader, "disk")["evicted"])
     close(loader)
-    tier, stats = of_tier(loader), loader.stats()["reads"]
-    assert tier["hits"] + tier["misses"] + stats["shared"] >= reads
-    assert stats["failed"] == stats["by_workers"] == 0
-
-
-class Told:
-    """A sampler that says what it will yield."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.orders = Quarters()
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.orders.order(self.epoch))
-
-    def __len__(self) -> int:
-        return _SAMPLES // 4
-
-
-class Quarters:
-    """A quarter of the set each epoch."""
-
-    def order(self, epoch: int) -> list[int]:
-        found: list[int] = np.random.default_rng(epoch).permutation(_SAMPLES)[: _SAMPLES // 4].tolist()
-        return found
-
-
-def test_a_sampler_that_tells_its_orders(folder: Path) -> None:
-    sampler: Any = Told()
-    loader = loader_of(Files(folder, _SAMPLES), _KEPT * PAGE, sampler=sampler, persistent_workers=True)
-    orders, hits = [], [0]
-    for number in range(10):
-        sampler.set_epoch(number + 2)
-        orders.append([row[0] for row in rows(loader)])
-        hits.append(of_tier(loader)["hits"])
-    close(loader)
-    assert of_tier(loader)["policy"] == "next-use"
-    assert hits[-1] - hits[1] == pytest.approx(sum(simulated("next-use", orders, 16)[1:]), abs=8)
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
-def test_going_on_in_an_epoch_whose_order_was_foretold(folder: Path, persistent: bool) -> None:
-    def made(cache: Any) -> Any:
-        generator = torch.Generator().manual_seed(5)
-        more = {"sampler": weighted(generator, _SAMPLES), "generator": generator, "persistent_workers": persistent}
-        return loader_of(Files(folder, _SAMPLES), cache, **more)
-
-    plain, loader = made(None), made(_KEPT * PAGE)
-    expected = [rows(plain) for _ in range(3)]
-    assert rows(loader) == expected[0]
-    iterator = iter(loader)
-    begun = rows([next(iterator) for _ in range(6)])
-    state = loader.state_dict()
-    del iterator
-    for each in (loader, made(_KEPT * PAGE)):
-        each.load_state_dict(state)
-        assert begun + rows(each) == expected[1]
-        assert rows(each) == expected[2]
-        assert of_tier(each)["policy"] == "next-use"
-        close(each)
-    close(plain)
+    counts = of_tier(loader, "disk")  # what it tells last is whole
+    if overlap:
+        assert counts["written"] >= 25 // 2, "epochs overlap, and have reads in common"
+        assert counts["evicted"] > 0 < counts["hits"]
+    else:
+        assert (hits[0], evicted[0]) == (0, 0)
+        assert evicted[1] > 0
+        assert hits[4] == 25

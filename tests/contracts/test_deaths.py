@@ -1,78 +1,206 @@
-"""Workers that die are replaced, and nothing is lost: what they were at is prepared by others, with the same draws."""
+"""Workers that die are replaced, and nothing is lost; what kills one after another is a bad sample, and is named. That
+the rest comes with the same draws in every mode is in the table (``cases.py``)."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
-import multiprocessing.reduction
 import os
 import random
 import signal
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.observe.event_log import EventLog
-from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling import replay
-from minato_gpu.scheduling.policy import Policy
-from tests.contracts.datasets import Costly, Made, Streams, rows
-from tests.contracts.deadly import DEATHS, FORK, SAMPLES, Deadly, check_all, deadly_loader
-from tests.contracts.modes import BOUNDED_8
-from tests.support.leaks import no_child_stays
+from minato_gpu.engine import deaths
+from tests.contracts.datasets import Costly, Made
+from tests.support.leaks import gone, no_child_stays, stop
 from tests.support.raising import error_of
 from tests.support.waiting import wait_until
+
+FORK = multiprocessing.get_context("fork")
+DEATHS: dict[str, Callable[[], Any]] = {
+    "_exit": lambda: os._exit(3),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGUSR1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
+    "segmentation fault": lambda: ctypes.string_at(0),
+    "no memory behind shared memory": lambda: os.kill(os.getpid(), signal.SIGBUS),
+}
+
+
+def _deadly(times: int, how: str = "SIGKILL", at: int = 17, length: int = 40) -> Made:
+    """The sample of key ``at`` kills its worker the first ``times`` times."""
+    left = FORK.Value("i", times, lock=False)
+
+    def make(key: int) -> Any:
+        if key == at and left.value:
+            left.value -= 1
+            DEATHS[how]()
+        return torch.tensor(key)
+
+    return Made(length, make)
+
+
+def _loader(dataset: Any, batch: int = 4, **more: Any) -> Any:
+    return DataLoader(dataset, batch, **{"num_workers": 2, "on_worker_death": "replace", **more})
+
+
+def _keys(batches: Any) -> list[int]:
+    return [key for batch in batches for key in batch.tolist()]
 
 
 @pytest.mark.parametrize("how", DEATHS)
 def test_a_death_loses_nothing(how: str) -> None:
-    loader = deadly_loader(Deadly(17, 1, how))
-    check_all(rows(loader))
+    loader = _loader(_deadly(1, how))
+    assert _keys(loader) == list(range(40))
     assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 1}
-    assert loader.stats()["samples_repeated"] >= 1 and loader.stats()["samples_failed"] == 0
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"num_workers": 1},
-        {"num_workers": 3, "prefetch_factor": 4},
-        {"collate_fn": torch.utils.data.default_collate},
-        {"batch_sampler": [[0, 1], list(range(2, 60))], "batch_size": 1, "shuffle": False},
-    ],
-    ids=lambda more: ", ".join(more) or "plain",
-)
-def test_out_of_order(more: dict[str, Any]) -> None:
-    if "batch_sampler" in more:
-        loader = BOUNDED_8.loader(
-            Deadly(17, 1),
-            batch_sampler=more["batch_sampler"],
-            num_workers=2,
-            on_worker_death="replace",
-            generator=torch.Generator().manual_seed(5),
-        )
-        assert sorted(row[0] for row in rows(loader)) == list(range(SAMPLES))
-    else:
-        check_all(rows(deadly_loader(Deadly(17, 1), BOUNDED_8, **more)), BOUNDED_8)
 
 
 def test_a_death_that_is_an_error_is_counted() -> None:
-    loader = DataLoader(Made(8, lambda index: os._exit(3)), 2, num_workers=1)
+    loader = _loader(_deadly(1, "_exit"), on_worker_death="raise")
     assert "exit code 3" in str(error_of(RuntimeError, list, loader))
     assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 0}
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.on_request), "forkserver"])
-def test_other_start_methods(method: str) -> None:
-    """The context given starts the replacement."""
-    context = multiprocessing.get_context(method)
-    loader = deadly_loader(Deadly(17, 1, context=context), multiprocessing_context=method, num_workers=1)
-    check_all(rows(loader))
-    assert loader.stats()["workers"]["died"] == 1
+def test_it_raises_when_its_batch_is_due_and_the_consumer_goes_on() -> None:
+    """As after any bad sample: the loader is not at its end."""
+    iterator = iter(_loader(_deadly(9)))
+    assert _keys(next(iterator) for _ in range(4)) == list(range(16))
+    text = str(error_of(RuntimeError, next, iterator))
+    assert "epoch 0" in text and "index 17" in text and "2 workers have died at this" in text
+    assert _keys(iterator) == list(range(20, 40))
+
+
+class _Many(Made):
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return [self.make(key) for key in keys]
+
+
+def test_the_one_of_many_is_found() -> None:
+    """Those that were fetched together with it are not blamed; the first of a worker are asked for one by one."""
+    loader = _loader(_Many(60, _deadly(9).make), 8, on_error="skip")
+    assert _keys(loader) == [key for key in range(60) if key != 17]
+    assert 2 <= loader.stats()["workers"]["died"] <= 3 and loader.stats()["failures"][0]["index"] == "17"
+
+
+class _Own(BaseException):
+    """Like ``SystemExit``, no error that anybody handles who handles errors."""
+
+
+_ENDS: dict[str, BaseException] = {
+    "SystemExit": SystemExit("out of here"),
+    "KeyboardInterrupt": KeyboardInterrupt("out of here"),
+    "_Own": _Own("out of here"),
+    "BaseExceptionGroup": BaseExceptionGroup("several", [_Own("out of here")]),
+}
+
+
+def _leaves(error: str) -> Made:
+    def leaves_at_17(key: int) -> Any:
+        if key == 17:
+            raise _ENDS[error]
+        return torch.tensor(key)
+
+    return Made(40, leaves_at_17)
+
+
+@pytest.mark.parametrize("error", _ENDS)
+def test_an_exception_that_ends_workers_is_told_by_its_name(error: str) -> None:
+    loader = DataLoader(_leaves(error), 4, num_workers=2, on_worker_death="replace", on_error="skip")
+    assert [key for batch in loader for key in batch.tolist()] == [key for key in range(40) if key != 17]
+    [bad] = loader.stats()["failures"]
+    assert (bad["index"], bad["error"]) == ("17", error)
+    assert "out of here" in bad["traceback"] and "leaves_at_17" in bad["traceback"]
+
+
+@pytest.mark.parametrize("more", [{}, {"on_error": "skip"}, {"on_worker_death": "replace"}], ids=str)
+def test_an_exception_that_ends_workers_is_told_by_the_error(more: dict[str, Any]) -> None:
+    text = str(error_of(RuntimeError, list, DataLoader(_leaves("_Own"), 4, num_workers=2, **more)))
+    assert "was ended by _Own" in text and "out of here" in text and "leaves_at_17" in text
+
+
+def test_what_ended_one_worker_is_not_said_of_the_next() -> None:
+    """The second is killed, at another sample."""
+    told: list[Any] = []
+    times = FORK.Value("i", 1, lock=False)
+
+    def make(key: int) -> Any:
+        if key == 5 and times.value:
+            times.value = 0
+            raise SystemExit("once")
+        if key == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.tensor(key)
+
+    def skip(bad: Any) -> str:
+        told.append(bad)
+        return "skip"
+
+    loader = DataLoader(Made(40, make), 4, num_workers=1, on_worker_death="replace", on_error=skip)
+    assert len([key for batch in loader for key in batch]) == 39
+    assert loader.stats()["workers"]["died"] == 3
+    [bad] = told
+    assert (bad.index, bad.error) == (17, "KilledWorkers") and "SystemExit" not in bad.traceback
+
+
+@pytest.mark.parametrize(
+    ("start", "says"),
+    [
+        (DEATHS["_exit"], "3 workers in a row"),
+        (lambda: (_ for _ in ()).throw(SystemExit("not today")), "SystemExit: not today"),
+    ],
+    ids=["killed", "SystemExit"],
+)
+def test_start_functions_that_kill_end_the_loader(start: Callable[[], Any], says: str) -> None:
+    loader = _loader(Costly(40), worker_init_fn=lambda worker: start())
+    with no_child_stays():
+        text = str(error_of(RuntimeError, list, loader))
+    assert says in text and "ended before they had taken any work" in text
+
+
+@pytest.mark.parametrize("order", [{}, {"in_order": False}], ids=["in order", "bounded"])
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_collate_function_that_kills(order: dict[str, Any], times: int) -> None:
+    left = FORK.Value("i", times, lock=False)
+
+    def collate(samples: list[int]) -> list[int]:
+        if 6 in samples and left.value:
+            left.value -= 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    loader = DataLoader(
+        Made(16, int), 4, num_workers=2, collate_fn=collate, on_worker_death="replace", on_error="skip", **order
+    )
+    if times == 1:
+        assert sorted(key for batch in loader for key in batch) == list(range(16))
+    else:
+        assert "collate" in str(error_of(RuntimeError, list, loader))
+    assert left.value == max(0, times - 2)
+
+
+def test_a_collate_function_that_works_in_place_does_not_see_what_the_dead_left() -> None:
+    left = FORK.Value("i", 1, lock=False)
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        keys = [int(sample[0]) for sample in samples]
+        for sample in samples:
+            sample += 1
+        if 6 in keys and left.value:
+            left.value -= 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.stack(samples)
+
+    dataset = Made(16, lambda key: torch.full((20_000,), key))
+    more: dict[str, Any] = {"num_workers": 2, "collate_fn": collate, "in_order": False, "on_worker_death": "replace"}
+    loader = DataLoader(dataset, 4, **more)
+    assert sorted(int(sample[0]) for batch in loader for sample in batch) == list(range(1, 17))
+    assert left.value == 0 and loader.stats()["samples_repeated"] >= 4
 
 
 def test_a_loader_made_in_a_thread() -> None:
@@ -80,13 +208,13 @@ def test_a_loader_made_in_a_thread() -> None:
     made: list[Any] = []
 
     def make() -> None:
-        loader = deadly_loader(Deadly(50, 1))
+        loader = _loader(_deadly(1, at=38))
         made.extend((loader, iter(loader)))
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    check_all(rows(made[1]))
+    assert _keys(made[1]) == list(range(40))
 
 
 def _ragged(key: int) -> Any:
@@ -113,7 +241,7 @@ def test_what_the_dead_had_laid_down_stays_as_it_was() -> None:
 def test_any_number_of_deaths_from_outside() -> None:
     """Killed at any moment, at samples that cost next to nothing and travel by the hundred."""
     rng = random.Random(3)
-    loader = deadly_loader(Costly(1200), num_workers=2, persistent_workers=True)
+    loader = _loader(Costly(1200), num_workers=2, persistent_workers=True)
     deaths = 0
     for _ in range(2):
         received: list[int] = []
@@ -130,7 +258,7 @@ def test_any_number_of_deaths_from_outside() -> None:
 
 
 def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() -> None:
-    iterator = iter(deadly_loader(Costly(8), prefetch_factor=4))
+    iterator = iter(_loader(Costly(8), prefetch_factor=4))
     assert len(next(iterator)) == 4
     lane = iterator._engine.pump.lanes["cpu"]
     assert wait_until(lambda: not lane.at_work())
@@ -140,45 +268,91 @@ def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() ->
     assert len(next(iterator)) == 4
 
 
-def test_a_death_before_the_first_epoch_is_no_part_of_the_log(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "log.jsonl", Policy(window=4))
-    log(m.Lost(1.0, "cpu"), [])
-    log.begin()
-    log(m.LaneOpened(2.0, "cpu", 1), [])
-    log.close()
-    assert replay.verify((tmp_path / "log.jsonl").read_text().splitlines()) == 1
+# --- the processes that fork replacements die as well: one takes the other's place ------------------------------
 
 
-def test_the_events_replay(tmp_path: Path) -> None:
-    loader = deadly_loader(Deadly(17, 2), on_error="skip")
-    loader.record_events(tmp_path / "log.jsonl")
-    assert len(rows(loader)) == SAMPLES - 1
-    lines = (tmp_path / "log.jsonl").read_text().splitlines()
-    assert sum('"Lost"' in line for line in lines) == 2
-    assert replay.verify(lines) == len(lines) - 1
+def _both(lane: Any) -> list[int]:
+    """The one that forks and its spare, once there are two."""
+    assert wait_until(lambda: len(_pids(lane)) == 2)
+    return _pids(lane)
 
 
-def test_start_functions_that_kill_end_the_loader() -> None:
-    loader = deadly_loader(Costly(40), worker_init_fn=lambda worker: os._exit(1))
+def _pids(lane: Any) -> list[int]:
+    return [side.pid for side in lane._pool._spawner._sides if side.pid >= 0]
+
+
+def _kill(lane: Any, pid: int) -> None:
+    """One of the two, until another is in its place."""
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: pid not in _pids(lane))
+    _both(lane)
+
+
+def _kill_worker(lane: Any, number: int) -> None:
+    pid = lane.pids[number]
+    with contextlib.suppress(ProcessLookupError):  # it has ended with the one that forked it
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane.pids[number] != pid)
+
+
+@pytest.mark.parametrize(("which", "times"), [(0, 1), (0, 2), (1, 2)])
+def test_one_that_forks_is_killed(
+    times: int, which: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its spare. Workers die before and after: those that it had forked end with it, and all are replaced."""
+    monkeypatch.setattr(deaths, "STARTS", 1000)  # those killed here may not have come to take any work
+    loader = _loader(Costly(100))
+    iterator = iter(loader)
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    seen = {*_both(lane), *lane.pids}
+    _kill_worker(lane, 0)
+    for _ in range(times):
+        _kill(lane, _both(lane)[which])
+        _kill_worker(lane, 1)
+        seen |= {*_both(lane), *lane.pids}
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
+    assert caplog.text.count("A process that starts replacements of workers") == times
+    assert wait_until(lambda: all(gone(pid) for pid in seen))
+
+
+def test_both_processes_that_fork_are_killed() -> None:
+    """Stopped first, so that neither has time to fork another."""
     with no_child_stays():
-        assert "3 workers in a row ended before they had taken any work" in str(error_of(RuntimeError, list, loader))
+        iterator = iter(_loader(Costly(400)))
+        next(iterator)
+        lane = iterator._engine.pump.lanes["cpu"]
+        both = _both(lane)
+        for pid in both:
+            stop(pid)
+        for pid in (*both, lane.pids[0]):
+            os.kill(pid, signal.SIGKILL)
+        text = str(error_of(RuntimeError, list, iterator))
+        assert "could not be replaced: both processes that start replacements have been killed" in text
 
 
-def test_a_stream_dies_with_its_worker() -> None:
-    with pytest.raises(ValueError, match="an IterableDataset's stream dies with its worker"):
-        DataLoader(Streams([3]), num_workers=1, on_worker_death="replace")
+def _parent(pipe: Any, kills: bool) -> None:
+    iterator = iter(_loader(Costly(400)))
+    next(iterator)
+    lane = iterator._engine.pump.lanes["cpu"]
+    if kills:
+        _kill(lane, _both(lane)[0])
+    _kill_worker(lane, 0)
+    pipe.send([*lane.pids, *_both(lane)])
+    signal.pause()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"on_worker_death": "ignore"}, "on_worker_death must be 'raise' or 'replace'"),
-        ({"on_worker_death": "replace", "num_workers": 0}, "needs num_workers > 0"),
-        ({"hang_timeout": 0}, "hang_timeout must be a positive number of seconds"),
-        ({"hang_timeout": float("nan")}, "hang_timeout must be a positive number of seconds"),
-        ({"hang_timeout": 1.0, "num_workers": 0}, "needs num_workers > 0"),
-    ],
-)
-def test_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DataLoader(Costly(4), **{"num_workers": 1, **arguments})
+@pytest.mark.parametrize("kills", [False, True], ids=["both as they were", "one that forks was killed before"])
+def test_nothing_is_left_when_the_parent_is_killed(kills: bool) -> None:
+    mine, theirs = FORK.Pipe()
+    parent = FORK.Process(target=_parent, args=(theirs, kills))
+    parent.start()
+    assert mine.poll(30)
+    pids = mine.recv()
+    assert len(pids) == 4 and not any(gone(pid) for pid in pids)
+    parent.kill()
+    parent.join()
+    assert wait_until(lambda: all(gone(pid) for pid in pids))
+    for each in (parent, mine, theirs):
+        each.close()

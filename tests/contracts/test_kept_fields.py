@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.sources import field_keeping, field_transfer
-from minato_gpu.sources.process import _Link
 from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, read, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 
@@ -136,60 +134,6 @@ def test_samples_are_what_they_are_without(
     assert "fields of 100%" in str(of_tier(cached)["kept"])
 
 
-def _takes_fields_only(when: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reader process leaves the workers' fields where they are, but for when there is anything in the list."""
-    take = _Link._take_fields
-
-    def takes(link: _Link) -> None:
-        if when:
-            take(link)
-        elif link._fields is not None:
-            link._loop.remove_reader(link._fields.fileno())  # it would be asked to again at once
-
-    monkeypatch.setattr(_Link, "_take_fields", takes)
-
-
-@pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=lambda mode: mode.name)
-def test_fields_that_the_reader_process_comes_to_at_its_end_are_kept(
-    folder: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of the last samples, say, which workers have sent just before the epoch's end."""
-    ends: list[bool] = []
-    close = _Link.close
-
-    async def closes(link: _Link) -> None:
-        ends.append(True)
-        await close(link)
-
-    monkeypatch.setattr(_Link, "close", closes)
-    _takes_fields_only(ends, monkeypatch)
-    loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, **dict(mode.arguments))
-    for _ in range(2):
-        epoch(loader)
-    assert of_tier(loader)["hits"] == of_tier(loader)["fields"] == SAMPLES
-
-
-def test_fields_that_have_come_are_found_for_a_sample_that_is_wanted_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the reader process comes to first, once it has a core: the engine's message here."""
-    at_a_message: list[bool] = []
-    receive = _Link._receive
-
-    def receives(link: _Link) -> None:
-        at_a_message.append(True)
-        receive(link)
-        at_a_message.clear()
-
-    monkeypatch.setattr(_Link, "_receive", receives)
-    _takes_fields_only(at_a_message, monkeypatch)
-    loader = loader_of(Photographs(folder), _ENOUGH, pipeline=APART, persistent_workers=True)
-    for _ in range(2):
-        epoch(loader)
-    close(loader)
-    assert read(loader) == of_tier(loader)["fields"] == SAMPLES
-
-
 def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder: Path) -> None:
     """It may change between epochs, as workers are started anew."""
     data = Photographs(folder), Photographs(folder)
@@ -200,53 +144,25 @@ def test_what_the_data_set_gave_before_is_not_taken_for_what_it_gives_now(folder
     assert of_tier(cached)["hits"] == SAMPLES, "the first ones are found again"
 
 
-def _brighter(fields: Fields, _: Fields, *, by: dict[str, int]) -> Fields:
-    return {"picture": np.sort(fields["data"]) + np.uint8(by["levels"]), "name": f"of {fields['key']}"}
+def _brighter(fields: Fields, _: Fields, *, by: int) -> Fields:
+    return {"picture": np.sort(fields["data"]) + np.uint8(by), "name": f"of {fields['key']}"}
 
 
-def _settings(by: dict[str, int]) -> Pipeline:
+def _settings(by: int) -> Pipeline:
     """Equal names, whatever the settings are."""
     decode = Stage("decode", ("data", "more", "key"), _PICTURE, partial(_brighter, by=by))
     return Pipeline((_READ, decode, APART.stages[2]), outputs=APART.outputs)
 
 
-@pytest.mark.parametrize("mode", [IN_ORDER, IN_ORDER_THREADS], ids=lambda mode: mode.name)
-@pytest.mark.parametrize("changes", ["the pipeline", "a setting of a function"])
-def test_what_a_stage_made_before_is_not_taken_for_what_it_makes_now(folder: Path, changes: str, mode: Mode) -> None:
-    by, hits = {"levels": 0}, []
-    more = {**dict(mode.arguments), "pipeline": _settings(by)}
-    plain, cached = loader_of(Photographs(folder), **more), loader_of(Photographs(folder), _ENOUGH, **more)
-    for levels in (0, 0, 0, 7, 7, 7):
-        if changes == "a setting of a function":
-            by["levels"] = levels
-        else:
-            plain.pipeline = cached.pipeline = _settings({"levels": levels})
+def test_what_a_pipeline_made_before_is_not_taken_for_what_another_makes(folder: Path) -> None:
+    plain, cached = (loader_of(Photographs(folder), cache, pipeline=_settings(0)) for cache in (None, _ENOUGH))
+    hits = []
+    for by in (0, 0, 0, 7, 7, 7):
+        plain.pipeline = cached.pipeline = _settings(by)
         assert epoch(cached) == epoch(plain)
         hits.append(of_tier(cached)["hits"])
-    assert of_tier(cached)["fields"] > SAMPLES // 2
     assert hits[2] == hits[5] == SAMPLES, "what is kept stays while nothing has changed"
     assert hits[3] < SAMPLES
-
-
-def test_where_it_cannot_be_told_what_makes_fields_raw_bytes_are_kept(folder: Path) -> None:
-    by: Any = {"levels": 0, "lock": threading.Lock()}
-    plain, cached = (loader_of(Photographs(folder), cache, pipeline=_settings(by)) for cache in (None, _ENOUGH))
-    for levels in (0, 0, 7):
-        by["levels"] = levels
-        assert epoch(cached) == epoch(plain)
-    assert of_tier(cached)["fields"] == 0
-    assert of_tier(cached)["hits"] == SAMPLES
-
-
-def test_spawned_workers(folder: Path) -> None:
-    data = Photographs(folder)
-    more: dict[str, Any] = {"pipeline": APART, "persistent_workers": True}
-    loader = loader_of(data, _ENOUGH, multiprocessing_context="forkserver", **more)
-    plain = loader_of(data, **more)
-    for _ in range(3):
-        assert epoch(loader) == epoch(plain)
-    close(loader)
-    assert of_tier(loader)["fields"] > 0, "the first are asked for, whatever is chosen then"
 
 
 @pytest.mark.parametrize("dies", ["worker", "reader"])

@@ -53,8 +53,7 @@ def run_ranks(
     [
         (48, "cpu", 1, False),
         pytest.param(48, "cpu", 1, True, marks=pytest.mark.on_request),
-        (48, "cpu+device", 1, False),
-        (45, "device", 1, False),
+        (45, "cpu+device", 1, False),
         (45, "device", 2, False),
     ],
 )

@@ -4,8 +4,9 @@ PyTorch's."""
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,20 @@ from tests.contracts.cases import VALUES, Case, promised_by_pytorch, table
 from tests.contracts.material import written
 from tests.contracts.oracle import Drawn, differences, draws, reference
 from tests.contracts.run import Outcome, run
+from tests.support.leaks import assert_no_leaks, take_snapshot
 
 _PYTORCH = torch.utils.data.DataLoader
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As for all contracts, and no descriptor of memory, of a process, a pipe or a socket is left open: but the files
+    that libraries open when they are first used, and what a fork server is reached by."""
+    case = getattr(request.node, "callspec", None) and request.node.callspec.params["case"]
+    before = take_snapshot()
+    before.descriptors["file"] = sys.maxsize
+    yield
+    assert_no_leaks(before, descriptors=case is None or case.context == "fork")
 
 
 @pytest.mark.parametrize("case", table(), ids=str)
@@ -29,7 +42,7 @@ def test_this_loader(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loader_class", [_PYTORCH], ids=["PyTorch's"])
-@pytest.mark.parametrize("case", table(1_500, promised_by_pytorch), ids=str)
+@pytest.mark.parametrize("case", table(4_000, promised_by_pytorch), ids=str)
 def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> None:
     """The oracle is not this loader's own."""
     _check(case, differences(case, _run(case, tmp_path, loader_class)))
@@ -38,9 +51,9 @@ def test_the_same_of_pytorch(case: Case, loader_class: Any, tmp_path: Path) -> N
 @pytest.mark.on_request  # two seconds, of a walk that changes only with the table
 def test_nearly_every_pair_of_values_occurs() -> None:
     """A walk four times as long finds few more. Each value occurs, and each case can be pasted from its name."""
-    tried, longer = _pairs(table()), _pairs(table(4 * 8_000))
+    tried, longer = _pairs(table()), _pairs(table(4 * 20_000))
     assert len(tried & longer) > 0.97 * len(longer)
-    assert {value for pair in tried for value in pair} == {(name, each) for name in VALUES for each in VALUES[name]}
+    assert {value for pair in tried for value in pair} >= {(name, each) for name in VALUES for each in VALUES[name]}
     assert all(eval(str(case)) == case for case in table())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,54 +18,12 @@ from tests.support.raising import error_of, text_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torch.utils.data.datapipes.map import SequenceWrapper
-
-_WAYS: dict[str, dict[str, Any]] = {
-    "inline": {},
-    "thread": {"num_workers": 1, "worker_kind": "thread"},
-    "process": {"num_workers": 1, "worker_kind": "process"},
-}
 
 
 def _broken(index: int) -> int:
     if index % 8 == 5:
         raise ValueError(f"sample {index} is broken")
     return index
-
-
-def _refuses(samples: list[int]) -> list[int]:
-    """A ``collate_fn`` that fails for two batches of four, one of which has a broken sample."""
-    if 4 in samples or 16 in samples:
-        raise ValueError("cannot be joined")
-    return samples
-
-
-def _received(iterator: Iterator[Any]) -> list[list[int]]:
-    """All batches, by a consumer that goes on after whatever is raised."""
-    found: list[list[int]] = []
-    while True:
-        try:
-            found.append(list(map(int, next(iterator))))
-        except StopIteration:
-            return found
-        except ValueError:
-            found.append([])
-
-
-@pytest.mark.parametrize("on_error", ["raise", "retry", "skip"])
-@pytest.mark.parametrize("collate", [list, _refuses])
-def test_every_sample_is_accounted_for(collate: Callable[[Any], Any], on_error: str) -> None:
-    """What a batch that raises takes along is counted, too: the same everywhere."""
-    found = {}
-    for way, arguments in _WAYS.items():
-        loader = DataLoader(Made(30, _broken), 4, collate_fn=collate, on_error=on_error, **arguments)
-        received = _received(iter(loader))
-        stats = loader.stats()
-        counts = [stats[f"samples_{name}"] for name in ("delivered", "failed", "skipped")]
-        assert sum(counts) == stats["samples_expected"] == 30
-        assert counts[0] == sum(map(len, received))
-        found[way] = received, counts
-    assert found["inline"] == found["thread"] == found["process"]
 
 
 def test_what_getitems_raises_says_where() -> None:
@@ -126,12 +84,6 @@ def test_a_second_try_says_nothing_of_the_first() -> None:
         next(iter(DataLoader(Made(4, fails), 2, on_error="retry")))
     assert caught.value.__context__ is None
     assert tries == [0, 0]
-
-
-def test_samples_of_a_map_pipe_are_left_out() -> None:
-    loader = DataLoader(SequenceWrapper(range(12)).map(_broken), 4, on_error="skip")
-    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-    assert loader.stats()["samples_failed"] == 1
 
 
 def test_samples_are_prepared_by_the_caller_when_their_batch_is_asked_for() -> None:

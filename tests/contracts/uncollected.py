@@ -1,4 +1,4 @@
-"""A program that the tests of ``test_uncollected`` start: it ignores SIGCHLD, so no process's exit code is known.
+"""A program that ``test_limits`` starts: it ignores SIGCHLD, so no process's exit code is known.
 
 Arguments: a folder of files whose names are numbers, the one of them at which a worker is killed (or none: -1), and the
 loader's ``on_worker_death``. It says the sum of the samples, or the error.

@@ -1,4 +1,4 @@
-"""A program that the tests of ``test_abrupt_end`` start and end in rude ways.
+"""A program that the tests of ``test_ends`` start and end in rude ways.
 
 Arguments: the scenario, and the mode's name. It prints the ids of its workers on one line when they
 are at work; the scenario "survives" ends with the line "whole".

@@ -10,7 +10,7 @@ FAULTS = (
         "window/assembly.py",
         "        lent = self.holdings.lend(item)\n",
         "        lent = lambda: self.holdings.lend(item)()\n",
-        ("engine/test_assembly.py", "engine/test_engine.py", "contracts/test_deadly_samples.py"),
+        ("engine/test_assembly.py", "engine/test_engine.py"),
         "d8baa75",
     ),
     Fault(
@@ -25,7 +25,7 @@ FAULTS = (
         "engine/abandoned.py",
         "        self._held.append((chunks, marks, memory))\n",
         "        self._held.append((chunks, marks, []))\n",
-        ("engine/test_engine.py", "contracts/test_shutdown.py"),
+        ("engine/test_engine.py",),
     ),
     Fault(
         "a place does not own its slab",
@@ -133,7 +133,7 @@ FAULTS = (
         "engine/abandoned.py",
         "        self._held.append((chunks, marks, memory))\n",
         "        self._held.append((set(), marks, memory))\n",
-        ("engine/test_engine.py", "contracts/test_shutdown.py"),
+        ("engine/test_engine.py",),
         "c6b02de",
     ),
     Fault(
@@ -149,6 +149,6 @@ FAULTS = (
         "lanes/thread_lane.py",
         "            self._watch.close()\n            os.close(self._bell)\n            self._bell = -1\n",
         "            self._bell = -1\n",
-        ("lanes/test_cpu.py", "contracts/test_shutdown.py"),
+        ("lanes/test_cpu.py",),
     ),
 )

@@ -181,7 +181,7 @@ FAULTS = (
         "session.py",
         "self.engine = self.ahead = self._user = self._kept_memory = None",
         "self.engine = self.ahead = self._user = None",
-        ("contracts/test_cache_faults.py", "contracts/test_forked.py"),
+        ("contracts/test_cache.py",),
     ),
     Fault(
         "memory is given back while copies of it are written to disk",
@@ -189,14 +189,14 @@ FAULTS = (
         "        if self._disk is not None:\n            self._disk.finish()\n",
         "        if self._memory is not None:\n            self._arena.forsake(_blocks_of(self._memory))\n"
         "        if self._disk is not None:\n            self._disk.finish()\n",
-        ("contracts/test_cache_faults.py",),
+        ("contracts/test_cache.py",),
     ),
     Fault(
         "an error in the reader process leaves samples without an answer",
         "sources/process.py",
         '    if "handle" in context:\n',
         "    if False:\n",
-        ("contracts/test_cache_faults.py",),
+        ("contracts/test_cache.py",),
         reverts="01cf5ae",
     ),
     Fault(

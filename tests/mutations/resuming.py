@@ -78,7 +78,7 @@ FAULTS = (
         "checkpoint/positions.py",
         'delivered.failed = s.number(progress, "failed")',
         "delivered.failed = 0",
-        ("contracts/test_bad_samples_resumed.py", "contracts/test_resume.py"),
+        ("contracts/test_bad_samples.py", "contracts/test_resume.py"),
     ),
     Fault(
         "the last sample that did not fail is not restored",
@@ -114,7 +114,7 @@ FAULTS = (
         "checkpoint/ranks.py",
         'return int(whole + (share["rank"] < rest))',
         "return count",
-        ("contracts/test_survivors.py", "contracts/test_resume_ranks.py", "contracts/test_bad_samples_resumed.py"),
+        ("contracts/test_survivors.py", "contracts/test_resume_ranks.py"),
     ),
     Fault(
         "a rank takes up the first rank's progress",

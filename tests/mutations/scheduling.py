@@ -106,7 +106,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
         "credit = 0",
-        ("scheduling/test_pacing.py", "contracts/test_memory.py", "contracts/test_backpressure.py"),
+        ("scheduling/test_pacing.py", "contracts/test_memory.py"),
         "8257426",
     ),
     Fault(
@@ -135,7 +135,7 @@ FAULTS = (
         "engine/run.py",
         "self._ended[report.worker] = report.chunk",
         "pass",
-        ("contracts/test_memory.py", "contracts/test_backpressure.py"),
+        ("contracts/test_memory.py",),
     ),
     Fault(
         "after a delivery nothing else seems to be in flight",

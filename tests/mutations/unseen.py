@@ -59,14 +59,14 @@ FAULTS = (
         "lanes/spawner.py",
         "            for number in self._asked:\n                self._ask(number)\n",
         "            self._asked.clear()\n",
-        ("contracts/test_deaths_of_forkers.py",),
+        ("contracts/test_deaths.py",),
     ),
     Fault(
         "what connects a loader to its workers stays open when these have ended",
         "engine/engine.py",
         "                self.assembly.clear()\n                self._links.close()\n",
         "                self.assembly.clear()\n",
-        ("contracts/test_shutdown.py",),
+        ("contracts/test_table.py",),
     ),
     Fault(
         "samples on a device take the room of the batch that is due",

@@ -86,7 +86,7 @@ def test_an_exception_that_cannot_be_pickled(loader_class: Any) -> None:
 
 def test_stop_iteration_of_a_map_style_data_set(loader_class: Any) -> None:
     """PyTorch: with workers it is an error like any other whose message ends the loop; without, it ends the loop. Here
-    it is an error (see tests/contracts/test_error_kinds.py)."""
+    it is an error (see tests/contracts/test_table.py)."""
     data = _fails_at(3, StopIteration())
     torchs = loader_class is torch.utils.data.DataLoader
     if torchs:

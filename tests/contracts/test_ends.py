@@ -1,20 +1,131 @@
-"""P7 from outside: Ctrl-C, kill -9 of the parent, sys.exit. The workers must be gone, whatever they were doing."""
+"""P7: however an epoch, a program or its parent ends, nothing stays. What cases leave is looked at in the table."""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import torch
 
-from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
-from tests.support.leaks import gone
+from tests.contracts.datasets import Costly, Made, Sourced
+from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
+from tests.support.concurrency import said_by_a_child
+from tests.support.leaks import check_scenario, gone
 from tests.support.programs import Program
+from tests.support.raising import error_of
 from tests.support.waiting import wait_until
+
+
+def _before_the_first_batch(mode: Mode, **kept: Any) -> None:
+    iter(mode.loader(Costly(400), 4, num_workers=2, **kept))
+
+
+def _exception_in_the_loop(mode: Mode, **kept: Any) -> None:
+    def loop() -> None:
+        for _ in mode.loader(Costly(400), 4, num_workers=2, **kept):
+            raise ArithmeticError("in the loop")
+
+    error_of(ArithmeticError, loop)
+
+
+def _loader_dies_before_its_iterator(mode: Mode, **kept: Any) -> None:
+    loader = mode.loader(Costly(40), 4, num_workers=2, **kept)
+    iterator = iter(loader)
+    next(iterator)
+    del loader
+    assert len(list(iterator)) == 9
+
+
+def _two_iterators(mode: Mode, **kept: Any) -> None:
+    loader = mode.loader(Costly(400), 4, num_workers=2, **kept)
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    del first
+    next(second)
+
+
+def _garbage_in_a_reference_cycle(mode: Mode, **kept: Any) -> None:
+    iterator = iter(mode.loader(Costly(400), 4, num_workers=2, **kept))
+    next(iterator)
+    cycle: list[Any] = [iterator]
+    cycle.append(cycle)
+    del iterator, cycle
+    gc.collect()
+
+
+_SCENARIOS: list[Callable[..., None]] = [
+    _before_the_first_batch,
+    _exception_in_the_loop,
+    _loader_dies_before_its_iterator,
+    _two_iterators,
+    _garbage_in_a_reference_cycle,
+]
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["fresh", "persistent"])
+@pytest.mark.parametrize("scenario", _SCENARIOS, ids=lambda scenario: scenario.__name__.strip("_"))
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, BOUNDED_8_THREADS], ids=lambda mode: mode.name)
+def test_nothing_stays(mode: Mode, scenario: Callable[..., None], persistent: bool) -> None:
+    check_scenario(lambda: scenario(mode, persistent_workers=persistent), limit_s=4.0)
+
+
+# --- a process that a program forks has workers of its own, and leaves those of its parent alone -------------------
+
+SAMPLES = 40
+WHOLE = list(range(SAMPLES))
+
+
+def _keys(batches: Any) -> list[int]:
+    return sorted(int(key) for batch in batches for key in batch)
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "persistent": {"persistent_workers": True},
+    "epochs": {"epochs": 5},
+    "read ahead": {"persistent_workers": True, "cache": "1MB"},
+    "replaced": {"persistent_workers": True, "on_worker_death": "replace"},
+    "left at the end": {},
+}
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("between", [False, True], ids=["in an epoch", "between epochs"])
+def test_a_child_iterates_the_loader(mode: Mode, kind: str, between: bool) -> None:
+    data = Sourced(SAMPLES, torch.tensor) if kind == "read ahead" else Made(SAMPLES, torch.tensor)
+    loader = mode.loader(data, 4, num_workers=2, **_KINDS[kind])
+    iterator = iter(loader)
+    head = [next(iterator)]
+    if between:
+        head += iterator
+    assert said_by_a_child(lambda: [_keys(loader), _keys(loader)]) == [WHOLE] * 2
+    assert _keys([*head, *iterator]) == WHOLE
+    assert _keys(loader) == WHOLE
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
+def test_an_iterator_is_its_own_processs(mode: Mode) -> None:
+    """Two processes that read the same answers would both wait for what the other has got."""
+    loader = mode.loader(Made(SAMPLES, torch.tensor), 4, num_workers=2)
+    iterator = iter(loader)
+    head = [next(iterator)]
+    error = said_by_a_child(lambda: next(iterator))
+    assert isinstance(error, RuntimeError)
+    assert re.fullmatch(rf"this iterator, and its workers, are those of process {os.getpid()}, from .*", str(error))
+    assert said_by_a_child(lambda: [loader.stats()["samples_delivered"], loader.state_dict()["epoch"]]) == [4, 0]
+    assert _keys([*head, *iterator]) == WHOLE
+
+
+# --- programs that end in rude ways ----------------------------------------------------------------------------------
 
 
 def str_of(value: object) -> str:

@@ -1,0 +1,246 @@
+"""Clear errors: arguments that mean nothing, exceptions and samples that cannot travel. What samples raise is in the
+table (``cases.py``)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from minato_gpu import DataLoader
+from tests.contracts.datasets import Made, Streams
+from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, Mode
+from tests.contracts.test_bad_samples import BAD, GOOD, numbers
+from tests.support.raising import error_of
+
+_FORK = multiprocessing.get_context("fork")
+_DATA = Made(8, torch.tensor)
+
+
+_CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "max_lateness in order": (_DATA, {"max_lateness": 4}, "max_lateness"),
+    "max_lateness explicitly in order": (_DATA, {"max_lateness": 4, "in_order": True}, "max_lateness"),
+    "max_lateness negative": (_DATA, {"max_lateness": -1, "in_order": False}, "max_lateness"),
+    "host budget 0": (_DATA, {"host_memory_budget": 0}, "host_memory_budget"),
+    "host budget negative": (_DATA, {"host_memory_budget": -5}, "host_memory_budget"),
+    "device budget 0": (_DATA, {"device_memory_budget": 0}, "device_memory_budget"),
+    "device budget negative": (_DATA, {"device_memory_budget": -1}, "device_memory_budget"),
+    "unknown lane": (_DATA, {"lanes": ("cpu", "quantum")}, "lanes"),
+    "no lane": (_DATA, {"lanes": ()}, "lanes"),
+    "device lane without a pipeline": (_DATA, {"lanes": ("device",)}, "lanes"),
+    "unknown worker kind": (_DATA, {"worker_kind": "fibre"}, "worker_kind"),
+    "no worker kind": (_DATA, {"worker_kind": None}, "worker_kind"),
+    "threads with a context": (_DATA, {"worker_kind": "thread", "multiprocessing_context": "fork"}, "worker_kind"),
+    "no epochs": (_DATA, {"epochs": 0}, "epochs"),
+    "threads that share a stream": (Streams([3, 3]), {"num_workers": 2, "worker_kind": "thread"}, "worker_kind"),
+    "a pipeline that is none": (_DATA, {"pipeline": "resize"}, "pipeline"),
+    "negative epochs": (_DATA, {"epochs": -2}, "epochs"),
+}
+
+
+@pytest.mark.parametrize("case", _CONTRADICTIONS)
+def test_contradicting_arguments(case: str) -> None:
+    data, arguments, name = _CONTRADICTIONS[case]
+    with pytest.raises((TypeError, ValueError), match=name):
+        DataLoader(data, **{"num_workers": 1, **arguments})
+
+
+@pytest.mark.parametrize("argument", ["host_memory_budget", "max_lateness", "epochs"])
+@pytest.mark.parametrize("value", ["4", 1.5, True])
+def test_arguments_that_are_no_whole_numbers(argument: str, value: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=argument):
+        DataLoader(_DATA, num_workers=1, in_order=False, **{argument: value})
+
+
+def test_unequal_shapes() -> None:
+    planned = [list(range(start, start + 4)) for start in range(0, 40, 4)]
+    data = Made(40, lambda index: torch.full((3 if index != 21 else 5,), index))
+    iterator = iter(BOUNDED_8.loader(data, batch_sampler=planned, num_workers=2))
+    text = str(error_of(RuntimeError, list, iterator))
+    assert "[3]" in text and "[5]" in text and "need a collate_fn that pads them" in text
+
+
+class _Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(40))
+
+
+class _NoStart(_Stream):
+    def __iter__(self) -> Any:
+        return iter([next(iter(()))])
+
+
+def _cannot_begin(worker: int) -> None:
+    raise StopIteration("no start")
+
+
+def _cannot_join(samples: list[int]) -> list[int]:
+    return samples if 17 not in samples else next(iter(()))
+
+
+@pytest.mark.parametrize(
+    ("data", "more"),
+    [
+        (range(40), {"collate_fn": _cannot_join}),
+        (range(40), {"collate_fn": _cannot_join, "num_workers": 0}),
+        (_Stream(), {"collate_fn": _cannot_join}),
+        (_Stream(), {"collate_fn": _cannot_join, "num_workers": 0}),
+        (_Stream(), {"worker_init_fn": _cannot_begin}),
+        (_NoStart(), {}),
+    ],
+    ids=["collate", "collate, inline", "stream's collate", "the same inline", "start", "iter()"],
+)
+def test_stop_iteration_does_not_end_the_epoch_without_a_word(data: Any, more: dict[str, Any]) -> None:
+    iterator = iter(DataLoader(data, 4, **{"num_workers": 1, **more}))
+    text, before = "", []
+    while not text:
+        try:
+            before.append(next(iterator))
+        except RuntimeError as error:
+            text = str(error)
+    assert "StopIteration" in text
+    if "collate_fn" in more:
+        assert [*before, *iterator] == [list(range(lo, lo + 4)) for lo in range(0, 40, 4) if lo != 16]
+
+
+class _Several(Exception):
+    message = "of the class: its constructor takes none"
+
+
+class _Fixed(Exception):
+    """Says the same, whatever it is given."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__("fixed")
+
+
+class _Mute(Exception):
+    """Its ``str`` needs more than a text."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return f"status {self.answer.status}"
+
+
+_KINDS: dict[str, tuple[Callable[[], Exception], type[Exception]]] = {
+    "a group": (lambda: ExceptionGroup("several", [ValueError("the reason")]), RuntimeError),
+    "a message of the class": (lambda: _Several("the reason"), RuntimeError),
+    "a text of its own": (lambda: _Fixed("the reason"), _Fixed),
+    "without a text": (lambda: _Mute(torch.zeros(1)), _Mute),
+    "of the codec": (lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "the reason"), RuntimeError),
+}
+
+
+@pytest.mark.parametrize("kind_of_worker", ["process", "thread"])
+@pytest.mark.parametrize("kind", _KINDS)
+def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: str) -> None:
+    """Their class, or a RuntimeError in its place; name, place and original traceback are there in any case."""
+    make, arrives = _KINDS[kind]
+
+    def raises_here(index: int) -> Any:
+        if index == 17:
+            raise make()
+        return torch.tensor(index)
+
+    with pytest.raises(arrives) as caught:
+        list(DataLoader(Made(40, raises_here), 4, num_workers=2, worker_kind=kind_of_worker))
+    assert type(caught.value) is arrives
+    notes = "\n".join(getattr(caught.value, "__notes__", ()))
+    text = notes if "Caught" in notes else str(caught.value)
+    for part in (f"Caught {type(make()).__name__} in DataLoader worker", "index 17", "in raises_here"):
+        assert part in text
+    assert "the reason" in text or kind in ("a text of its own", "without a text")
+
+
+@dataclass(frozen=True)
+class _Frozen(Exception):
+    """Takes no notes."""
+
+    code: int
+
+
+def test_errors_without_workers_keep_their_cause_and_may_refuse_notes() -> None:
+    def make(index: int) -> Any:
+        try:
+            return dict[int, int]()[index]
+        except KeyError as error:
+            raise _Frozen(index) from error
+
+    with pytest.raises(_Frozen) as caught:
+        list(DataLoader(Made(4, make), 2, num_workers=0))
+    assert caught.value.code == 0 and isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_a_tensor_with_a_history(mode: Mode) -> None:
+    """It requires grad and is not a leaf: it cannot leave its worker."""
+
+    def make(index: int) -> Any:
+        value = torch.full((), float(index))
+        return value.requires_grad_() * 1 if index in BAD else value
+
+    loader = mode.loader(Made(40, make), 4, num_workers=2, on_error="skip")
+    assert sorted(numbers(loader)) == GOOD
+    assert {bad["stage"] for bad in loader.stats()["failures"]} == {"send"}
+
+
+class _Unloadable:
+    """Can be sent, and not be loaded."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> Any:
+        return _cannot_be_loaded, (self.index,)
+
+
+def _cannot_be_loaded(index: int) -> Any:
+    raise ValueError(f"{index} cannot be loaded")
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_samples_that_no_other_worker_can_load(mode: Mode) -> None:
+    """The worker that joins their batch prepares them, and what a collate function makes of them is fine.
+
+    What was prepared twice is counted. How much that is depends: where one worker prepares all of a batch, nothing is.
+    """
+    prepared = _FORK.Array("i", 40)
+
+    def make(index: int) -> Any:
+        with prepared.get_lock():
+            prepared[index] += 1
+        return _Unloadable(index) if index in BAD else torch.tensor(index)
+
+    def collate(samples: list[Any]) -> Any:
+        return [sample.index if isinstance(sample, _Unloadable) else int(sample) for sample in samples]
+
+    loader = mode.loader(Made(40, make), 4, num_workers=2, collate_fn=collate)
+    assert sorted(numbers(loader)) == list(range(40))
+    assert loader.stats()["samples_repeated"] == sum(prepared[index] for index in range(40)) - 40
+
+
+def _raises_what_only_it_knows(index: int) -> Any:
+    module = ModuleType("made_in_a_worker")
+    sys.modules[module.__name__] = module
+    exec("class Unknown(Exception): pass", module.__dict__)
+    raise module.Unknown("the reason")
+
+
+@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
+def test_errors_of_a_class_that_only_workers_know(mode: Mode) -> None:
+    data = Made(40, lambda index: _raises_what_only_it_knows(index) if index in BAD else torch.tensor(index))
+    loader = mode.loader(data, 4, num_workers=2, on_error="skip")
+    assert sorted(numbers(loader)) == GOOD
+    assert loader.stats()["samples_failed"] == 4
+    with pytest.raises(RuntimeError, match=r"(?s)Unknown, whose class cannot be loaded here.*the reason"):
+        list(mode.loader(data, 4, num_workers=2))
