@@ -64,7 +64,7 @@ def run(seconds: float, first: int) -> BaseException | None:
 @click.command(help=__doc__)
 @click.option("--seconds", type=click.FloatRange(min=0), default=60, show_default=True)
 @click.option("--seed", "first", type=click.IntRange(min=0), help="A random one if not given.")
-@click.option("--json", "path", metavar="PATH", callback=writable, help="Write the counts as JSON; - for standard output.")
+@click.option("--json", "path", metavar="PATH", callback=writable, help="Write the counts as JSON.")
 def main(seconds: float, first: int | None, path: str | None) -> None:
     torch.set_num_threads(1)  # they would be in each other's way
     warnings.simplefilter("error")

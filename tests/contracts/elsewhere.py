@@ -8,7 +8,6 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from minato_gpu.notices import LOGGER
 from tests.contracts.cases import Case
@@ -34,7 +33,9 @@ def run(request: Request, *, killed: bool) -> Saved | None:
     program.stdout.readline()  # it is at work
     program.kill()
     program.close()
-    assert wait_until(lambda: not _session(program.pid), _WAIT_S), f"left by a program that was killed: {_session(program.pid)}"
+    assert wait_until(lambda: not _session(program.pid), _WAIT_S), (
+        f"left by a program that was killed: {_session(program.pid)}"
+    )
     return None
 
 

@@ -1,4 +1,4 @@
-"""One loader and its successors: what came of an epoch, whichever of them delivered it, against what the oracle says."""
+"""One loader and its successors: what came of an epoch, by whichever of them, against what the oracle says."""
 
 from __future__ import annotations
 
@@ -168,13 +168,13 @@ class Lineage:
             self._check(self.part())
             self.before, self.iterator = self.iterator, None
         if not self.goes_on:
+            if self.case.stay == "persistent" and (self.at.died or self.doomed):
+                self.at = replace(self.at, drawn=False)  # workers that persist begin anew, with another seed
             self.at = replace(self.at, epoch=self.at.epoch + 1, parts=(), ended=False, died=False)
         self.goes_on = False
         if self.case.stay == "an epoch":
             self.doomed = False
             self.engine += 1
-        elif self.doomed:
-            self.at = replace(self.at, drawn=False)  # workers that persist begin anew, with another seed
         self.got, self.held = [], {}
         with warnings.catch_warnings():
             if self.warns:
@@ -260,6 +260,10 @@ def _differences(case: Case, at: Saved, part: Part) -> list[str]:
         took = sum(len(each.got) for each in parts) - again
         last = part if whole else replace(part, step=Step(at.epoch, took, "leave"))
         found += oracle._epoch(case, order, [*parts[:-1], last])
+    if case.lateness > 0 and not case.streams and not case.fails:
+        found += oracle._lateness(
+            case, order, [[sample.key for sample in batch] for each in parts for batch in each.batches]
+        )
     if whole and not at.died:
         found += counts_of_epoch(case, order, parts)
     due = _due_draws(case) if at.drawn else None

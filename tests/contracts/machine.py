@@ -1,7 +1,7 @@
 """A machine that does to a loader and its successors, in any order, what the contract allows, and compares what comes
 with what the oracle says. Hypothesis chooses; ``python -m tests.contracts.chaos`` runs it for as long as asked.
 
-The call of a rule is a line of a program. Where something is wrong, the lines so far are a program that fails by itself.
+The call of a rule is a line of a program. Where something is wrong, the lines so far are one that fails by itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -79,8 +79,8 @@ class Machine(RuleBasedStateMachine):
     ``counts``: runs, steps and faults of all machines; ``failed``: the programs that failed.
     """
 
-    counts: Counter[str] = Counter()
-    failed: list[list[str]] = []
+    counts: ClassVar[Counter[str]] = Counter()
+    failed: ClassVar[list[list[str]]] = []
     line: Lineage
     before: Snapshot
 
@@ -245,30 +245,36 @@ class Machine(RuleBasedStateMachine):
         found = [pid for pid in child_pids() if pid not in self.before.processes]
         return sorted(found, key=lambda pid: (pid not in self.line.pids, pid))
 
-    @_step(
-        lambda self: self.line.iterator is not None and not self.line.death and self.killed_of != self.line.engine,
-        which=st.integers(0, 5),
-        count=st.integers(0, 6),
-    )
+    @_step(lambda self: self.goes_on() and not self.line.death, which=st.integers(0, 5), count=st.integers(0, 6))
     def kill(self, which: int, count: int) -> None:
         """Kill a worker, the reader, or a process that forks workers, and take batches."""
-        if pids := self.processes:
-            self.killed_of = self.line.engine
-            self.line.doomed = not self.line.case.replaces
-            send(pids[which % len(pids)], signal.SIGKILL)
-            self.counts[f"{self._kind(pids[which % len(pids)])} killed"] += 1
+        pid = self._at_work(which)
+        if pid is None or self.killed_of == self.line.engine:
+            return
+        self.killed_of = self.line.engine
+        self.line.doomed = not self.line.case.replaces
+        self.counts[f"{self._kind(pid)} killed"] += 1
+        send(pid, signal.SIGKILL)
         self._take(count)
 
-    @_step(lambda self: self.line.iterator is not None, which=st.integers(0, 5), count=st.integers(0, 6))
+    @_step(goes_on, which=st.integers(0, 5), count=st.integers(0, 6))
     def stop(self, which: int, count: int) -> None:
         """Stop such a process for a moment, and take batches meanwhile."""
-        if pids := self.processes:
-            pid = pids[which % len(pids)]
-            send(pid, signal.SIGSTOP)
-            self.timers.append(threading.Timer(_PAUSE_S, send, (pid, signal.SIGCONT)))
-            self.timers[-1].start()
-            self.counts[f"{self._kind(pid)} stopped"] += 1
+        pid = self._at_work(which)
+        if pid is None:
+            return
+        self.counts[f"{self._kind(pid)} stopped"] += 1
+        send(pid, signal.SIGSTOP)
+        self.timers.append(threading.Timer(_PAUSE_S, send, (pid, signal.SIGCONT)))
+        self.timers[-1].start()
         self._take(count)
+
+    def _at_work(self, which: int) -> int | None:
+        """A process of the loader while an epoch is under way."""
+        if self.line.iterator is None:
+            self.line.take(1)
+        pids = self.processes if self.line.iterator is not None else []
+        return pids[which % len(pids)] if pids else None
 
     def _kind(self, pid: int) -> str:
         if pid in self.line.pids:
@@ -305,9 +311,13 @@ class Machine(RuleBasedStateMachine):
         LOGGER.setLevel(self.level)
         if self.program and self.program not in self.failed:
             with self.watched():
-                if self._left():
-                    gc.collect()
-                assert wait_until(lambda: not self._left()), f"left behind: {self._left()}"
+                self.check_left()
+
+    def check_left(self, limit_s: float = 20.0) -> None:
+        """Wait until no process, thread, memory or descriptor is left."""
+        if self._left():
+            gc.collect()
+        assert wait_until(lambda: not self._left(), limit_s), f"left behind: {'; '.join(self._left())}"
 
     def _left(self) -> list[str]:
         """What was not there before, but for semaphores, which are made by none of these loaders: other tests' are."""

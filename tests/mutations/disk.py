@@ -40,7 +40,7 @@ FAULTS = (
         _DISK + "files.py",
         "            fcntl.flock(found.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
-        ("sources/disk/test_tier.py", "sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+        ("sources/disk/test_tier.py", "sources/disk/test_budget.py"),
     ),
     Fault(
         "a copy on disk goes that another run uses",
@@ -118,7 +118,7 @@ FAULTS = (
         "            self._index.totals.put(transaction, Total(_CHARGED, sum(each.charged"
         " for each in accounts.values())))\n",
         "",
-        ("sources/disk/test_budget.py", "sources/disk/test_chaos.py"),
+        ("sources/disk/test_budget.py",),
     ),
     Fault(
         "a fork's copy of a tier goes on as if it were the parent's",

@@ -57,7 +57,7 @@ FAULTS = (
             "engine/test_deaths.py",
             "contracts/test_deaths.py",
             "contracts/test_deadly_samples.py",
-            "contracts/test_chaos.py",
+            "contracts/test_machine.py",
         ),
     ),
     Fault(
