@@ -17,7 +17,7 @@ from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import progress as standing
 from minato_gpu.checkpoint import state as s
 from tests.contracts.samplers import KeepsPlace, Unknown
-from tests.contracts.test_resume_streams import Stateful
+from tests.contracts.test_resume_streams import Counts
 from tests.examples import half
 
 _DATA: Any = list(range(24))
@@ -30,7 +30,7 @@ def _loader(kind: str, rank: int = 1) -> Any:
         "keys": {"sampler": Unknown()},
         "ranks": {"sampler": DistributedSampler(_DATA, 2, rank)},
     }
-    return DataLoader(Stateful([24]), 4) if kind == "stream" else DataLoader(_DATA, 4, **ways[kind])
+    return DataLoader(Counts([24]), 4) if kind == "stream" else DataLoader(_DATA, 4, **ways[kind])
 
 
 def _state(kind: str, rank: int = 1) -> Any:

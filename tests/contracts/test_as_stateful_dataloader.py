@@ -18,9 +18,7 @@ import torch
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, Streams
 from tests.contracts.resuming import generator, values
-from tests.contracts.test_resume_stream_epochs import Counts
-from tests.contracts.test_resume_stream_owners import Own
-from tests.contracts.test_resume_streams import StatefulIterator
+from tests.contracts.test_resume_streams import Counts, OfIterator, Own
 
 torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -38,7 +36,7 @@ _KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "single samples": (_map, {"shuffle": True, "batch_size": None}),
     "stream": (Streams, {}),
     "stream with a state": (Counts, {}),
-    "iterator with a state": (StatefulIterator, {}),
+    "iterator with a state": (OfIterator, {}),
     "its own iterator": (Own, {}),
 }
 _WORKERS = {"num_workers": 2, "snapshot_every_n_steps": 3}

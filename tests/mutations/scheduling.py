@@ -47,7 +47,7 @@ FAULTS = (
             "scheduling/test_composition.py",
             "scheduling/test_epochs.py",
             "scheduling/test_scheduler.py",
-            "contracts/test_exactly_once.py",
+            "contracts/test_table.py",
         ),
     ),
     Fault(
