@@ -21,9 +21,9 @@ from minato_gpu.commands import writable
 from minato_gpu.report import write
 from tests.contracts.machine import Machine
 
-STEPS = 20
+STEPS = 30
 _RUNS = 20  # between two looks at the clock
-_SETTINGS = settings(
+SETTINGS = settings(
     max_examples=_RUNS,
     stateful_step_count=STEPS,
     deadline=None,
@@ -53,7 +53,7 @@ def run(seconds: float, first: int) -> BaseException | None:
     number = first
     while True:
         try:
-            run_state_machine_as_test(seed(number)(Machine), settings=_SETTINGS)
+            run_state_machine_as_test(seed(number)(Machine), settings=SETTINGS)
         except (Exception, ExceptionGroup) as error:
             return error
         number += 1

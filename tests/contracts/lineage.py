@@ -32,7 +32,7 @@ from tests.contracts.orders import orders
 from tests.contracts.run import Outcome, Part, Raised, _loaders, _stored, run
 
 TIMEOUT_S = 60.0  # a batch that takes longer is taken to hang
-HANG_S = 1.0
+HANG_S = 2.0
 MOST = 60  # batches of an epoch: one that goes on for ever is cut off
 _FORK = multiprocessing.get_context("fork")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import logging
 import random
 import shutil
@@ -54,17 +55,32 @@ def may(case: Case, interruption: str) -> bool:
     return legal(replace(case, interruption=interruption))
 
 
-def _step(allowed: Callable[[Machine], bool], **given: st.SearchStrategy[Any]) -> Callable[[Any], Any]:
-    """A rule where it is allowed."""
-    return lambda work: precondition(allowed)(rule(**given)(_noted(work)))
+def _has_processes(case: Case) -> bool:
+    return case.workers > 0 and (case.kind == "process" or case.data == "files")
 
 
-def _noted(work: Callable[..., None]) -> Callable[..., None]:
+def _step(
+    allowed: Callable[[Machine], bool] | None = None,
+    only: Callable[[Case], bool] = lambda case: True,
+    **given: st.SearchStrategy[Any],
+) -> Callable[[Any], Any]:
+    """A rule that does nothing where it is not ``allowed``; ``only``: of such cases.
+
+    What Hypothesis chooses must not depend on when a process happens to die, so ``allowed`` is no precondition.
+    """
+    as_rule: Any = rule(**given)  # type: ignore[call-overload]
+    return lambda work: precondition(lambda machine: only(machine.line.case))(as_rule(_noted(work, allowed)))
+
+
+def _noted(work: Callable[..., None], allowed: Callable[[Machine], bool] | None = None) -> Callable[..., None]:
     """Notes and counts the calls of a rule."""
 
     @functools.wraps(work)
     def noted(machine: Machine, **given: Any) -> None:
-        words = (f"{name}={value if isinstance(value, Case) else repr(value)}" for name, value in given.items())
+        if allowed is not None and not allowed(machine):
+            return
+        values = {name: given[name] for name in inspect.signature(work).parameters if name in given}
+        words = (f"{name}={value if isinstance(value, Case) else repr(value)}" for name, value in values.items())
         machine.program.append(f"machine.{work.__name__}({', '.join(words)})")
         machine.counts["steps"] += 1
         with machine.watched():
@@ -166,7 +182,8 @@ class Machine(RuleBasedStateMachine):
         self.counts["second iterator"] += 1
 
     @_step(
-        lambda self: self.line.case.sampler == "distributed" and self.line.iterator is None,
+        lambda self: self.line.iterator is None,
+        lambda case: case.sampler == "distributed",
         epoch=st.integers(0, EPOCHS - 1),
     )
     def set_epoch(self, epoch: int) -> None:
@@ -178,7 +195,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- successors ----------------------------------------------------------------------------------------
 
-    @_step(lambda self: True, ahead=st.integers(0, 3))
+    @_step(ahead=st.integers(0, 3))
     def save(self, ahead: int) -> None:
         """Save a state, in which the last batches count as not delivered where that can be."""
         held = 0 if self.line.iterator is None else len(self.line.got)
@@ -245,7 +262,12 @@ class Machine(RuleBasedStateMachine):
         found = [pid for pid in child_pids() if pid not in self.before.processes]
         return sorted(found, key=lambda pid: (pid not in self.line.pids, pid))
 
-    @_step(lambda self: self.goes_on() and not self.line.death, which=st.integers(0, 5), count=st.integers(0, 6))
+    @_step(
+        lambda self: self.goes_on() and not self.line.death and self.killed_of != self.line.engine,
+        _has_processes,
+        which=st.integers(0, 5),
+        count=st.integers(0, 6),
+    )
     def kill(self, which: int, count: int) -> None:
         """Kill a worker, the reader, or a process that forks workers, and take batches."""
         pid = self._at_work(which)
@@ -257,7 +279,7 @@ class Machine(RuleBasedStateMachine):
         send(pid, signal.SIGKILL)
         self._take(count)
 
-    @_step(goes_on, which=st.integers(0, 5), count=st.integers(0, 6))
+    @_step(goes_on, _has_processes, which=st.integers(0, 5), count=st.integers(0, 6))
     def stop(self, which: int, count: int) -> None:
         """Stop such a process for a moment, and take batches meanwhile."""
         pid = self._at_work(which)
@@ -282,7 +304,7 @@ class Machine(RuleBasedStateMachine):
         files, replaces = self.line.case.data == "files", self.line.case.replaces
         return "reader or forker" if files and replaces else "reader" if files else "forker"
 
-    @_step(lambda self: self.line.case.cache == "disk", how=st.sampled_from(_DAMAGES), seed=st.integers(0, 99))
+    @_step(None, lambda case: case.cache == "disk", how=st.sampled_from(_DAMAGES), seed=st.integers(0, 99))
     def damage(self, how: str, seed: int) -> None:
         """Damage what is kept on disk, while it is in use or not."""
         cache, choose = self.folder / "cache", random.Random(seed)

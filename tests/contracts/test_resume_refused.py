@@ -309,4 +309,4 @@ def test_a_stream_that_cannot_tell_its_state(kind: type[Counts], message: str, w
     with pytest.raises(ValueError, match=rf"cannot be saved: {kind.__name__}.state_dict\(\): .*{message}"):
         loader.state_dict()
     got += iterator
-    assert [row[1] for batch in got for row in batch.tolist()] == list(range(8))
+    assert [row[2] for batch in got for row in batch.tolist()] == list(range(8))
