@@ -29,6 +29,7 @@ SETTINGS = settings(
     deadline=None,
     database=None,
     print_blob=False,
+    report_multiple_bugs=False,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )

@@ -168,8 +168,8 @@ class Lineage:
             self._check(self.part())
             self.before, self.iterator = self.iterator, None
         if not self.goes_on:
-            if self.case.stay == "persistent" and (self.at.died or self.doomed):
-                self.at = replace(self.at, drawn=False)  # workers that persist begin anew, with another seed
+            if self.case.stay == "persistent" and (self.at.died or self.doomed or self.before is not None):
+                self.at = replace(self.at, drawn=False)  # not by the workers that persist: with another seed
             self.at = replace(self.at, epoch=self.at.epoch + 1, parts=(), ended=False, died=False)
         self.goes_on = False
         if self.case.stay == "an epoch":
