@@ -270,7 +270,7 @@ class Machine(RuleBasedStateMachine):
 
     @_step(
         lambda self: self.goes_on() and not self.line.death and self.killed_of != self.line.engine,
-        _has_processes,
+        lambda case: _has_processes(case) and (case.replaces or not _draws_once(case)),
         which=st.integers(0, 5),
         count=st.integers(0, 6),
     )
