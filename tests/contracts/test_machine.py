@@ -17,8 +17,8 @@ from tests.contracts.lineage import WrongError
 from tests.contracts.machine import EPOCHS, Machine, cases
 
 _FEW = settings(
-    max_examples=12,
-    stateful_step_count=10,
+    max_examples=25,
+    stateful_step_count=15,
     derandomize=True,
     deadline=None,
     database=None,
