@@ -302,8 +302,14 @@ def promised_by_pytorch(case: Case) -> bool:
 @functools.cache
 def table(walk: int = 20_000, where: Callable[[Case], bool] = legal, seed: int = 37) -> tuple[Case, ...]:
     """The cases of the gate: among those that a walk comes by, some that have each pair of values that they have, which
-    are 98 of 100 of the legal ones (``test_table``).
-    ``where``: only such.
+    are 98 of 100 of the legal ones (``test_table``)."""
+    cases = walked(walk, where, seed)
+    chosen = pairwise([vars(case) for case in cases])
+    return (*(cases[number] for number in chosen), *filter(where, KNOWN))
+
+
+def walked(walk: int, where: Callable[[Case], bool] = legal, seed: int = 37) -> list[Case]:
+    """Cases that a walk comes by. ``where``: only such.
 
     Few combinations are legal, so cases are not drawn but changed: a step changes up to three factors of one that is.
     Walks begin at the ``ROOTS``, and each leaves one factor as it is there.
@@ -318,6 +324,4 @@ def table(walk: int = 20_000, where: Callable[[Case], bool] = legal, seed: int =
             names = rng.sample([name for name in VALUES if name != pinned], rng.randint(1, 3))
             changed = dataclasses.replace(case, **{name: rng.choice(VALUES[name]) for name in names})
             case = changed if legal(changed) and (where(changed) or not where(case)) else case
-    cases = list(found)
-    chosen = pairwise([vars(case) for case in cases])
-    return (*(cases[number] for number in chosen), *filter(where, KNOWN))
+    return list(found)

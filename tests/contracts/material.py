@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Data:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
         self.begun, self.struck = folder / "begun", folder / "struck"  # a byte for each sample asked for, each fault
+        self.strikes = True  # the fault happens
+        self.die: Callable[[], object] | None = None  # how a worker dies, if not by SIGKILL
 
     def __len__(self) -> int:
         return SAMPLES
@@ -50,12 +52,12 @@ class Data:
     def sample(self, key: int) -> Any:
         """The sample, or what happens instead."""
         assert sum(range(_SLOW if key % 7 == 3 else 100)) > 0
-        if key != BAD or self.case.fault in _NEVER or self.case.error == "no file":
+        if key != BAD or self.case.fault in _NEVER or self.case.error == "no file" or not self.strikes:
             return self.make(key)
         if counted(self.struck) >= _TIMES.get(self.case.fault, _ALWAYS):
             return self.make(key)
         _count(self.struck)
-        return happen(self.case)
+        return happen(self.case) if self.die is None else self.die()
 
     def make(self, key: int) -> Any:
         """The sample where nothing happens to it."""

@@ -10,32 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler
 
 from tests.contracts.checks import NOTHING, batch_lateness, differences, lateness
-from tests.contracts.datasets import Costly, Made, Recorded
-from tests.contracts.modes import BOUNDED, PYTORCH, STRICT, Mode
+from tests.contracts.datasets import Made
+from tests.contracts.modes import BOUNDED, STRICT, Mode
 from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("mode", [PYTORCH, *STRICT, *BOUNDED], ids=lambda mode: mode.name)
-def test_lateness_bound(mode: Mode, workers: int) -> None:
-    """Every seventh sample is slow; three epochs."""
-    sampler = Recorded(RandomSampler(range(83)))
-    loader = mode.loader(Costly(83), 4, sampler=sampler, num_workers=workers)
-    for epoch in range(3):
-        batches = [batch.tolist() for batch in loader]
-        assert max(lateness(sampler.epochs[epoch], batches, 4)) <= mode.lateness
-
-
-@pytest.mark.parametrize("mode", [*STRICT, *BOUNDED], ids=lambda mode: mode.name)
-def test_lateness_bound_of_a_users_batches(mode: Mode) -> None:
-    planned = [[start, start + 1, start + 2] for start in range(0, 60, 3)]
-    delivered = [batch.tolist() for batch in mode.loader(Costly(60), batch_sampler=planned, num_workers=2)]
-    assert max(batch_lateness(planned, delivered)) <= mode.lateness
 
 
 class _Blocked:
@@ -81,17 +62,6 @@ def test_a_blocked_batch_of_a_user_delays_no_other_batch(mode: Mode) -> None:
     assert differences(map(tuple, planned), map(tuple, delivered)) == NOTHING
     assert [0, 1, 2] not in delivered[: mode.lateness]
     assert max(batch_lateness(planned, delivered)) <= mode.lateness
-
-
-@pytest.mark.parametrize("mode", BOUNDED, ids=lambda mode: mode.name)
-def test_two_blocked_samples_and_three_workers(mode: Mode) -> None:
-    make = _Blocked(0, 6)
-    iterator = iter(mode.loader(Made(80, make), 4, num_workers=3))
-    batches = [next(iterator).tolist() for _ in range(mode.lateness)]
-    make.gate.set()
-    batches += [batch.tolist() for batch in iterator]
-    assert differences(range(80), [index for batch in batches for index in batch]) == NOTHING
-    assert max(lateness(range(80), batches, 4)) <= mode.lateness
 
 
 @pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)

@@ -1,21 +1,62 @@
-"""Save and resume where something raises: a batch, the sampler, an interrupt."""
+"""Save and resume where something raises: a sampler, a batch, a stream, an interrupt."""
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import SequentialSampler
+from torch.utils.data import (
+    IterableDataset,
+    SequentialSampler,
+)
 
-from minato_gpu import DataLoader
+from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.delivery import EpochIterator
+from minato_gpu.sampling.sources import OFTEN
 from tests.contracts.datasets import Made
-from tests.contracts.resuming import DATA, RaisesOnce, going_on, loader_of, through_json
+from tests.contracts.modes import IN_ORDER
+from tests.contracts.resuming import (
+    DATA,
+    RaisesOnce,
+    going_on,
+    loader_of,
+    through_json,
+)
+from tests.contracts.samplers import (
+    Counting,
+    KeyByKey,
+)
 from tests.support.raising import error_of
+
+
+def test_a_sampler_that_raises_when_a_save_looks_ahead() -> None:
+    """The consumer gets all that comes before, then the error; and so does who goes on from any state."""
+
+    class Raising(KeyByKey):
+        def __iter__(self) -> Iterator[int]:
+            for key in super().__iter__():
+                if self.at == 13:
+                    self.at = 12
+                    raise OSError("no more")
+                yield key
+
+    loader = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
+    iterator = iter(loader)
+    for left in (3, 2, 1):
+        resumed = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        rest = iter(resumed)
+        for _ in range(left):
+            next(rest)
+        with pytest.raises(OSError, match="no more"):
+            next(rest)
+        next(iterator)
+    loader.state_dict()
+    with pytest.raises(OSError, match="no more"):
+        next(iterator)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -53,24 +94,6 @@ def _all_of(iterator: Iterator[Any], error: type[Exception]) -> tuple[list[Any],
             return got, raised
         except error:
             raised.append(len(got))
-
-
-def test_the_next_epoch_cannot_be_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch at hand comes first; the next epoch then begins as if nothing had been tried."""
-    loader = loader_of(num_workers=1, epochs=2)
-    iterator = iter(loader)
-    next(iterator)
-    prefetch = loader._session.engine.prefetch
-
-    def raises(source: Any) -> None:
-        prefetch(source)
-        raise OSError("the index server is away")
-
-    monkeypatch.setattr(loader._session.engine, "prefetch", raises)
-    got, raised = _all_of(iterator, OSError)
-    assert [index for batch in got for index in batch] == DATA[4:]
-    assert len(raised) == 1 and raised[0] > 0, "after the batch that was at hand"
-    assert [index for batch in loader for index in batch.tolist()] == DATA
 
 
 class Away:
@@ -112,34 +135,6 @@ def test_a_sampler_that_raises_once(workers: int, at: int, order: dict[str, Any]
     got, raised = _all_of(iterator, OSError)
     assert sorted([int(first), *got]) == DATA
     assert len(raised) == 1 and raised[0] > 0
-
-
-def test_an_error_that_nobody_asks_for_keeps_nothing_alive() -> None:
-    """And who asks is told where it came from."""
-    loader = DataLoader(DATA, None, sampler=RaisesOnce(8), num_workers=1)
-    iterator = iter(loader)
-    engine = iterator._engine
-    while engine.epochs.raised.kept is None:
-        next(iterator)
-    text = "".join(engine.epochs.raised.kept.__notes__)
-    assert "index server is away" in text and "in __next__" in text and "resuming.py" in text
-    left = weakref.ref(iterator)
-    gc.disable()
-    try:
-        del iterator
-        assert left() is None and engine.closed
-    finally:
-        gc.enable()
-
-
-@pytest.mark.parametrize("batches", [7, 9, 12])
-def test_a_state_after_a_sampler_raised(batches: int) -> None:
-    """What had been delivered by then, whether the error has come or not."""
-    loader = DataLoader(DATA, None, sampler=RaisesOnce(8), num_workers=1)
-    iterator = iter(loader)
-    raised = going_on(iterator, batches, OSError)
-    done = batches - raised
-    assert loader.state_dict()["progress"] == {"batches": done, "below": done, "above": ""}
 
 
 def test_an_interrupt_while_it_draws_comes_at_once() -> None:
@@ -190,3 +185,133 @@ def test_batches_that_never_came_are_not_counted_as_read_ahead(workers: int, goe
         assert next(iter(resumed)).tolist() == got[used]
     with pytest.raises(ValueError, match="the last 4 can be taken back"):
         loader.state_dict(ahead=5)
+
+
+class Declared:
+    """Sample ``key`` is the key, its byte of a file and a drawn number."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def source(self, key: int) -> Source:
+        return Source(str(self.path), key, 1)
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, key: int) -> list[Any]:
+        return [key, int(read_bytes(self.source(key))[0]), float(torch.rand((), dtype=torch.float64))]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("declared") / "bytes"
+    path.write_bytes(bytes(range(100, 100 + 96)))
+    return path
+
+
+class Dies(Counting):
+    """A sampler that cannot go on after three quarters of its keys, for as long as ``away`` says so."""
+
+    away = True
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in super().__iter__():
+            yield key
+            if self.away and self.at == 72:
+                raise OSError("the index server is away")
+
+
+class DiesUntold(Dies):
+    """The same, and nothing is known of it."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("batches", [2, 12, 17])
+@pytest.mark.parametrize("sampler", [Dies, DiesUntold])
+def test_no_state_takes_a_sampler_that_raised_for_one_that_ended(path: Path, sampler: Any, batches: int) -> None:
+    """Its error waits until the consumer comes to it. Until then a state leads to all that is left, or is refused."""
+
+    def make() -> Any:
+        return IN_ORDER.loader(Declared(path), 4, sampler=sampler(96), num_workers=1)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    if sampler is DiesUntold or batches > OFTEN:  # a state that was kept leads back to where it raised
+        for _ in range(2):
+            with pytest.raises((ValueError, OSError), match=r"cannot be saved|the index server is away"):
+                loader.state_dict()
+    else:
+        resumed = make()
+        resumed.load_state_dict(through_json(loader.state_dict()))
+        resumed.sampler.away = False
+        assert sum(1 for _ in resumed) == 24 - batches
+    with pytest.raises(OSError, match="the index server is away"):
+        list(iterator)
+
+
+class Flaky(IterableDataset[Any]):
+    """A stream without a state whose iterator raises at these numbers, as often as they say, and goes on: without the
+    number where that is ``lost``."""
+
+    def __init__(self, bad: dict[int, int], *, lost: bool) -> None:
+        self.bad, self.lost = bad, lost
+
+    def __iter__(self) -> Any:
+        return _Flaky(dict(self.bad), lost=self.lost)
+
+
+class _Flaky:
+    def __init__(self, bad: dict[int, int], *, lost: bool) -> None:
+        self.bad, self.lost, self.at = bad, lost, 0
+
+    def __next__(self) -> int:
+        if self.bad.get(self.at, 0) > 0:
+            self.bad[self.at] -= 1
+            self.at += self.lost
+            raise OSError("no network")
+        if self.at == 16:
+            raise StopIteration
+        self.at += 1
+        return self.at - 1
+
+
+def _going_on(iterator: Iterator[Any], batches: int) -> tuple[list[Any], int]:
+    """So many batches, and how often it raised before it had brought them."""
+    got, raised = list[Any](), 0
+    while len(got) < batches:
+        try:
+            got.append(next(iterator))
+        except StopIteration:
+            break
+        except OSError:
+            raised += 1
+    return got, raised
+
+
+@pytest.mark.parametrize("bad", [{4: 1}, {5: 1}, {5: 2}, {0: 1, 7: 1}], ids=["at once", "within", "twice", "two"])
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "comes"])
+@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_raised_and_went_on(workers: int, batch_size: Any, lost: bool, bad: dict[int, int]) -> None:
+    """What a failed batch had taken is dropped, and no more; and errors that were told are not told again."""
+
+    def make(bad: dict[int, int]) -> Any:
+        return DataLoader(Flaky(bad, lost=lost), batch_size, num_workers=workers, collate_fn=str)
+
+    for batches in (3, 4):
+        loader = make(bad)
+        iterator = iter(loader)
+        first, told = _going_on(iterator, batches)
+        state = through_json(loader.state_dict())
+        rest = _going_on(iterator, 99)
+        for comes_again in [bad] if lost or told < sum(bad.values()) else [bad, {}]:
+            resumed = make(comes_again)
+            resumed.load_state_dict(state)
+            iterator = iter(resumed)
+            assert through_json(resumed.state_dict())["source"] == state["source"], (first, comes_again)
+            got, raised = _going_on(iterator, 99)
+            assert got == rest[0] and raised == (rest[1] if comes_again else 0), (first, comes_again)

@@ -1,20 +1,23 @@
-"""States of all ranks merged into one, for as many ranks as before or another number."""
+"""States of all ranks merged into one, for as many ranks as before or another number; whose state a rank may take."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import positions
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.resuming import after, through_json
+from tests.contracts.samplers import Counting
 
 _SAMPLES = 61
 
@@ -84,12 +87,6 @@ def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> N
         _check(first + rest, max(3, ranks) if in_order else 3 + ranks - 1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_grown_from_one_rank(ranks: int) -> None:
-    first, state = _some(_loaders(1), 2)
-    _check(first + _rest(_loaders(ranks), state), ranks)
-
-
 def test_the_same_ranks_go_on_as_they_were() -> None:
     reference = [[rows([batch]) for batch in loader] for loader in _loaders(2)]
     first, state = _some(_loaders(2), 3)
@@ -139,26 +136,6 @@ def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.cat(list(loader)).tolist() == left
 
 
-def test_set_epoch_is_respected() -> None:
-    (loader,) = _loaders(1)
-    loader.sampler.set_epoch(4)
-    iterator = iter(loader)
-    first = [rows([next(iterator)]) for _ in range(3)]
-    state = loader.state_dict()
-    (resumed,) = _loaders(1)
-    resumed.load_state_dict(state)
-    assert resumed.sampler.epoch == 4
-    resumed.sampler.set_epoch(4)
-    assert [rows([batch]) for batch in resumed] == [rows([batch]) for batch in iterator] and first
-    resumed.load_state_dict(state)
-    resumed.sampler.set_epoch(5)
-    with pytest.warns(UserWarning, match=r"epoch 4, and set_epoch\(5\) has been called since"):
-        iterator = iter(resumed)
-    fresh = [key for batch in iterator for key in batch[0].tolist()]
-    resumed.sampler.set_epoch(5)
-    assert fresh == list(resumed.sampler)
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batches", [0, 2])
 def test_set_epoch_after_iter(batches: int, workers: int) -> None:
@@ -201,34 +178,6 @@ def test_what_cannot_be_merged() -> None:
         next(iter(loader))
     with pytest.raises(ValueError, match="every rank resumes from its own state"):
         merge_state_dicts([loader.state_dict() for loader in plain])
-
-
-@pytest.mark.parametrize("batches", [1, 4])
-@pytest.mark.parametrize("persistent", [True, False])
-def test_base_seeds_of_ranks(persistent: bool, batches: int) -> None:
-    """As many ranks have theirs back, in the middle of an epoch and between two, in this one and in those to come."""
-
-    def made(rank: int, seed: int) -> Any:
-        data = Made(16, draw)
-        generator = torch.Generator().manual_seed(seed)
-        sampler: Any = DistributedSampler(data, 2, rank)
-        return DataLoader(data, 2, sampler=sampler, num_workers=1, persistent_workers=persistent, generator=generator)
-
-    references, states = [], []
-    for rank in range(2):
-        loader = made(rank, rank)
-        references.append([rows([batch]) for _ in range(3) for batch in loader])
-        iterator = iter(loader := made(rank, rank))
-        for _ in range(batches):
-            next(iterator)
-        assert batches < 4 or next(iterator, None) is None
-        states.append(through_json(loader.state_dict()))
-    merged = merge_state_dicts(states)
-    for rank, reference in enumerate(references):
-        loader = made(rank, 7)
-        loader.load_state_dict(through_json(merged))
-        rest = [rows([batch]) for _ in range(3 - batches // 4) for batch in loader]
-        assert rest == reference[batches:]
 
 
 def _failing(ranks: int, limit: int | None) -> list[Any]:
@@ -280,3 +229,107 @@ def test_failures_of_all_ranks() -> None:
     loader.load_state_dict(state)
     with pytest.raises(TooManyFailures, match="4 samples failed in this epoch, max_failures=3"):
         list(loader)
+
+
+class _Heir(DistributedSampler[int]):
+    pass
+
+
+class _Batches:
+    """A batch sampler of one's own over a sampler that has a rank's share."""
+
+    def __init__(self, data: Any, ranks: int, rank: int) -> None:
+        self.sampler: Any = DistributedSampler(data, ranks, rank)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(BatchSampler(self.sampler, 4, drop_last=False))
+
+
+class _Tells:
+    """A sampler of one's own that tells its share, in whatever numbers it was given."""
+
+    def __init__(self, ranks: Any, rank: Any) -> None:
+        self.num_replicas, self.rank = ranks, rank
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, 40, self.num_replicas))
+
+
+def _share_of(kind: str, ranks: int, rank: int) -> Any:
+    data: Any = range(40)
+    if kind == "numpy":
+        return DataLoader(data, 4, sampler=_Tells(np.int64(ranks), np.int32(rank)))
+    if kind == "batches":
+        return DataLoader(data, batch_sampler=_Batches(data, ranks, rank))
+    if kind == "torchdata":
+        made: Any = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
+    else:
+        made = _Heir
+    return DataLoader(data, 4, sampler=made(data, ranks, rank))
+
+
+@pytest.mark.parametrize("kind", ["heir", "torchdata", "batches", "numpy"])
+def test_another_ranks_state_is_refused(kind: str) -> None:
+    """Keys that are stored are those of the rank that saved them."""
+    loader = _share_of(kind, 2, 0)
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    for ranks, rank in ((2, 1), (3, 0)):
+        other = _share_of(kind, ranks, rank)
+        with pytest.raises(
+            ValueError, match=f"rank 0 of 2, .* rank {rank} of {ranks}; every rank resumes from its own"
+        ):
+            other.load_state_dict(state)
+    again = _share_of(kind, 2, 0)
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == torch.cat(list(iterator)).tolist()
+
+
+def _between(own: list[Any]) -> list[Any]:
+    """The states of ranks, before an epoch, whose samplers have these states."""
+    states = []
+    for at in own:
+        sampler = Counting()
+        sampler.at = at
+        states.append(DataLoader(Made(20, torch.tensor), 4, sampler=sampler).state_dict())
+    return states
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [3, 4],
+        [torch.arange(3), torch.arange(4)],
+        [torch.arange(3), torch.tensor([0, 1, 3])],
+        [torch.arange(3), torch.arange(3.0)],
+        [np.arange(3), np.array([0, 1, 3])],
+        [[{"a": torch.ones(2)}], [{"a": torch.zeros(2)}]],
+        [torch.arange(3), 3],
+    ],
+    ids=["number", "longer", "tensor", "dtype", "array", "nested", "kind"],
+)
+def test_states_of_samplers_that_differ_between_epochs(own: list[Any]) -> None:
+    """One rank's is not given to another."""
+    with pytest.raises(ValueError, match="samplers have other states; every rank resumes from its own"):
+        merge_state_dicts(_between(own))
+
+
+@pytest.mark.parametrize("drawn", ["sampler", "loader"])
+def test_generators_of_ranks_that_do_not_tell_their_share(drawn: str) -> None:
+    """Between two epochs, too, no rank is given another's; one that is alike on all is everyone's."""
+
+    def merged(seeds: tuple[int, int]) -> Any:
+        states = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)
+            data: Any = range(20)
+            sampler = RandomSampler(data, generator=generator if drawn == "sampler" else None)
+            own = generator if drawn == "loader" else None
+            states.append(DataLoader(data, 4, sampler=sampler, generator=own).state_dict())
+        return merge_state_dicts(states), states
+
+    state, states = merged((3, 3))
+    assert state["generators"] == states[0]["generators"]
+    with pytest.raises(ValueError, match="do not tell their ranks; every rank resumes from its own state"):
+        merged((3, 4))

@@ -1,32 +1,120 @@
-"""Samplers that keep to little: to their length, to an end, to a generator of their own. What is saved comes back all
-the same, or is refused; and from loaders without workers to those with some, and back."""
+"""Save and resume with samplers that the table of cases does not have: torch's others, a user's own, torchdata's."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from tests.contracts.datasets import Made, draw
-from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
-from tests.contracts.resuming import through_json
+from minato_gpu import DataLoader
+from minato_gpu.scheduling import replay
+from tests.contracts.datasets import Costly, Made, draw, rows
+from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
+from tests.contracts.resuming import DATA, after, generator, interrupted, sorted_samples
+from tests.contracts.run import _stored as stored
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
-    Forgetful,
+    KeepsPlace,
+    KeepsPlaceInIterator,
     KeyByKey,
     Late,
     Refilling,
     Restarting,
     RestartingBatches,
+    Unknown,
     Unstated,
     Varying,
 )
+
+
+@pytest.mark.parametrize(
+    "change", [{"num_workers": 1}, {"num_workers": 3}, {"in_order": False}, {"prefetch_factor": 5}]
+)
+def test_other_workers_after_the_resume(change: dict[str, Any]) -> None:
+    def make(**more: Any) -> Any:
+        arguments = {"num_workers": 2, "shuffle": True, "generator": generator(), **more}
+        return DataLoader(Made(40, draw), 4, **arguments)
+
+    reference = [rows([batch]) for batch in make()]
+    loader = make()
+    iterator = iter(loader)
+    first = [rows([next(iterator)]) for _ in range(3)]
+    resumed = make(**change)
+    resumed.load_state_dict(loader.state_dict())
+    rest = [rows([batch]) for batch in resumed]
+    assert sorted_samples(first + rest) == sorted_samples(reference)
+    if resumed.in_order:
+        assert first + rest == reference
+
+
+def test_from_workers_to_none_and_back() -> None:
+    def make(workers: int) -> Any:
+        return DataLoader(Costly(40), 4, num_workers=workers, shuffle=True, generator=generator())
+
+    order = [batch.tolist() for batch in make(2)]
+    state: Any = {}
+    received = []
+    for turn in range(5):
+        loader = make(2 if turn % 2 else 0)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        received += [next(iterator).tolist() for _ in range(2)]
+        state = stored(loader.state_dict())
+    assert received == order
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
+def test_recorded_events_of_a_resumed_run_replay(mode: Mode, tmp_path: Path) -> None:
+    for step in (1, 6):
+        _, _, resumed = interrupted(lambda: mode.loader(Costly(60), 4, num_workers=2), step)
+        resumed.record_events(tmp_path / f"{step}.jsonl")
+        assert sum(len(batch) for batch in resumed) == 60 - 4 * step
+        assert replay.verify((tmp_path / f"{step}.jsonl").read_text().splitlines()) > 0
+
+
+class Drawn:
+    """A sampler that draws its order from a public generator and keeps it in its state; ``lazily``: it goes on from a
+    state when it is asked for its first key, and does not begin anew by itself at its end."""
+
+    def __init__(self, *, lazily: bool) -> None:
+        self.generator = generator(3)
+        self.lazily = lazily
+        self.at = 0
+        self.order: list[int] | None = None
+        self.loaded: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return 15
+
+    def __iter__(self) -> Iterator[int]:
+        if self.lazily:
+            loaded, self.loaded = self.loaded or {"at": 0, "order": None}, None
+            self.at, self.order = loaded["at"], loaded["order"]
+        if self.order is None:
+            self.order = torch.randperm(15, generator=self.generator).tolist()
+        while self.at < 15:
+            self.at += 1
+            yield self.order[self.at - 1]
+        if not self.lazily:
+            self.at, self.order = 0, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.lazily:
+            self.loaded = state
+        else:
+            self.at, self.order = state["at"], state["order"]
 
 
 class OwnBatches(BatchSampler):
@@ -43,15 +131,42 @@ class AtOnce(BatchSampler):
 
 _TORCHDATA: dict[str, Callable[[], dict[str, Any]]] = {}
 with suppress(ImportError):
-    from torchdata.stateful_dataloader.sampler import BatchSampler as Batches
+    from torchdata.stateful_dataloader import sampler as torchdata
+
+    def _distributed(shuffle: bool) -> Any:
+        return torchdata.StatefulDistributedSampler(DATA[:15], num_replicas=1, rank=0, shuffle=shuffle)
+
+    def _random(**more: Any) -> Any:
+        return torchdata.RandomSampler(DATA[:15], generator=generator(2), **more)
 
     _TORCHDATA = {
-        "torchdata's batches": lambda: {"batch_sampler": Batches(Counting(), 4, False)},
-        "torchdata's batches, short": lambda: {"batch_sampler": Batches(Counting(18), 4, False)},
-        "torchdata's batches, key by key": lambda: {"batch_sampler": Batches(KeyByKey(), 4, False)},
+        "torchdata's distributed": lambda: {"batch_size": 4, "sampler": _distributed(False)},
+        "torchdata's distributed, drop_last": lambda: {
+            "batch_size": 4,
+            "sampler": _distributed(True),
+            "drop_last": True,
+        },
+        "torchdata's distributed, single": lambda: {"batch_size": None, "sampler": _distributed(True)},
+        "torchdata's random": lambda: {"batch_size": 4, "sampler": _random()},
+        "torchdata's random, longer": lambda: {"batch_size": 4, "sampler": _random(num_samples=21)},
+        "torchdata's random, replacement": lambda: {"batch_size": 4, "sampler": _random(replacement=True)},
+        "torchdata's batches": lambda: {"batch_sampler": torchdata.BatchSampler(_distributed(True), 4, False)},
+        "torchdata's batches, short": lambda: {"batch_sampler": torchdata.BatchSampler(Counting(18), 4, False)},
     }
 
 _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "replacement": lambda: {"batch_size": 5, "sampler": RandomSampler(range(9), True, 23, generator(2))},
+    "subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler([*range(3, 17), 3, 3], generator(3))},
+    "weighted": lambda: {
+        "batch_size": 4,
+        "sampler": WeightedRandomSampler([1.0, 2.0, 5.0] * 6, 22, generator=generator(4)),
+    },
+    "torch's batches": lambda: {
+        "batch_sampler": BatchSampler(RandomSampler(range(14), generator=generator()), 4, False)
+    },
+    "state of the iterator": lambda: {"batch_size": 4, "sampler": KeepsPlaceInIterator()},
+    "drawn": lambda: {"batch_size": 4, "sampler": Drawn(lazily=False)},
+    "drawn, lazily": lambda: {"batch_size": 4, "sampler": Drawn(lazily=True)},
     "counting": lambda: {"batch_size": 4, "sampler": Counting()},
     "yields fewer than it says": lambda: {"batch_size": 4, "sampler": Counting(7, told=10)},
     "yields more than it says": lambda: {"batch_size": 4, "sampler": Counting(11, told=5)},
@@ -97,15 +212,15 @@ def test_every_save_point(name: str, workers: int) -> None:
         if step >= 0:
             iterator = iter(loader)
             got = _keys(islice(iterator, step))
-        state = through_json(loader.state_dict())
+        state = stored(loader.state_dict())
         for _ in range(2):  # taken up, and saved again at once
             resumed = make()
             resumed.load_state_dict(state)
             iterator = iter(resumed)
-            state = through_json(resumed.state_dict())
+            state = stored(resumed.state_dict())
         assert got + _keys(iterator) == epochs[1], step
         again = make()
-        again.load_state_dict(through_json(resumed.state_dict()))
+        again.load_state_dict(stored(resumed.state_dict()))
         assert _keys(again) == _keys(resumed) == epochs[2], step
 
 
@@ -126,7 +241,7 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
             next(iterator)
             if others:
                 torch.rand(1, generator=own)
-        state = through_json(loader.state_dict())
+        state = stored(loader.state_dict())
         resumed, _ = make()
         resumed.load_state_dict(state)
         if others and batch > 6:  # the window of one worker is further on than what others draw by then
@@ -136,53 +251,6 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
             again = iter(resumed)
             assert resumed.state_dict()["source"].get("digest") == state["source"].get("digest")
             assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_state_that_tells_too_little(workers: int) -> None:
-    """Where other keys follow than did, that is said when the epoch would go on, and no sample is delivered."""
-
-    def make() -> Any:
-        return IN_ORDER_THREADS.loader(Made(20, torch.tensor), 4, sampler=Forgetful(), num_workers=workers)
-
-    loader = make()
-    iterator = iter(loader)
-    next(iterator)
-    state = through_json(loader.state_dict())
-    resumed = make()
-    resumed.load_state_dict(state)
-    with pytest.raises(ValueError, match="Forgetful does not go on from its state as it did when that was saved"):
-        iter(resumed)
-    state["source"]["next"] = {"items": 1 << 40, "witness": 1}
-    with pytest.raises(ValueError, match="'items' must be a whole number from 1 to 16"):
-        make().load_state_dict(state)
-
-
-def test_a_sampler_that_raises_when_a_save_looks_ahead() -> None:
-    """The consumer gets all that comes before, then the error; and so does who goes on from any state."""
-
-    class Raising(KeyByKey):
-        def __iter__(self) -> Iterator[int]:
-            for key in super().__iter__():
-                if self.at == 13:
-                    self.at = 12
-                    raise OSError("no more")
-                yield key
-
-    loader = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
-    iterator = iter(loader)
-    for left in (3, 2, 1):
-        resumed = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
-        resumed.load_state_dict(through_json(loader.state_dict()))
-        rest = iter(resumed)
-        for _ in range(left):
-            next(rest)
-        with pytest.raises(OSError, match="no more"):
-            next(rest)
-        next(iterator)
-    loader.state_dict()
-    with pytest.raises(OSError, match="no more"):
-        next(iterator)
 
 
 def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
@@ -198,7 +266,7 @@ def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
             iterator = iter(loader)
             got = _keys(islice(iterator, step))
             resumed = make()
-            resumed.load_state_dict(through_json(loader.state_dict()))
+            resumed.load_state_dict(stored(loader.state_dict()))
             assert got + _keys(resumed) == whole
 
 
@@ -219,10 +287,114 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
     for _ in range(2):
         next(iterator)
     resumed = make(after)
-    resumed.load_state_dict(through_json(loader.state_dict()))
+    resumed.load_state_dict(stored(loader.state_dict()))
     rest = list(resumed)
     assert [[sample[0] for sample in batch] for batch in rest] == [
         [sample[0] for sample in batch] for batch in whole[2:]
     ]
     if after:
         assert rest == whole[2:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_that_was_left(workers: int) -> None:
+    """The sampler still tells how far that had come when the next one begins."""
+
+    def make() -> Any:
+        return IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=_distributed(False), num_workers=workers)
+
+    loader = make()
+    next(iter(loader))
+    iterator = iter(loader)
+    state = stored(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert _keys(resumed) == _keys(resumed) == _keys(iterator) == [DATA[:4], DATA[4:8], DATA[8:12], DATA[12:15]]
+
+
+def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:
+    """Not by a loader with workers, nor by one that has drawn nothing yet: that draws, and delivers it all the same."""
+
+    class Strict(Drawn):
+        def state_dict(self) -> dict[str, Any]:
+            assert self.at, "asked between iter() and the first key"
+            return super().state_dict()
+
+    for workers in (0, 1):
+        loader = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
+        iterator = iter(loader)
+        state = stored(loader.state_dict())
+        assert state["source"]["drawn"] and not state["progress"]["batches"]
+        resumed = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
+        resumed.load_state_dict(state)
+        assert _keys(resumed) == _keys(iterator) != []
+
+
+def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
+    """What was drawn to get there counts as not drawn: the sampler's state is the one before it."""
+    loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
+    state = after(loader, 1)
+    assert state["progress"]["batches"] == 1
+    state["progress"] = {"batches": 1, "below": 2, "above": base64.b64encode(b"\x0c").decode()}  # 0, 1, 4 and 5
+    state["source"].update(place=0, position=0, state={"sampler": {"yielded": 0}, "iterator": None}, planes=[])
+    rest = []
+    for _ in range(3):
+        loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+        state = stored(loader.state_dict())
+        rest = [index for batch in iterator for index in batch.tolist()]
+    order = list(KeepsPlace())
+    assert sorted(rest) == sorted([*order[2:4], *order[6:]])
+
+
+class OwnKeys(KeepsPlace):
+    """Keys of any kind, and a state."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, super().__iter__())
+
+
+class OwnKeysWithoutState(Unknown):
+    """The same, stored."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, super().__iter__())
+
+
+_OWN_KEYS: dict[str, Callable[[int], Any]] = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "float32": np.float32,
+    "of two kinds": lambda index: np.int16(index) if index % 2 else index,
+    "pairs": lambda index: (np.int32(index), np.float32(0.5)),
+}
+
+
+@pytest.mark.parametrize("sampler", [OwnKeys, OwnKeysWithoutState])
+@pytest.mark.parametrize("kind", _OWN_KEYS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_is_given_numpys_numbers_as_such_after_a_resume(sampler: Any, kind: str, workers: int) -> None:
+    """A loader that returns them has batches of the same dtype. They are stored again and again."""
+
+    def make() -> Any:
+        data = Made(23, lambda key: (repr(key), key))
+        return DataLoader(data, 4, sampler=sampler(_OWN_KEYS[kind]), num_workers=workers, collate_fn=list)
+
+    reference = list(make())
+    state = after(make(), 1)
+    for batches in (1, 1, 2):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert list(resumed) == reference[state["progress"]["batches"] :]
+        resumed = make()
+        resumed.load_state_dict(state)
+        state = after(resumed, batches)

@@ -1,9 +1,8 @@
-"""Save and resume of iterable data sets: each worker's stream goes on where its delivered batches end."""
+"""Save and resume of iterable data sets: wherever they keep their state, in whichever epoch, however large it is."""
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,63 +11,93 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.checkpoint import streams
-from tests.contracts.datasets import Made, Streams
+from minato_gpu.lanes.streams import EVERY, LARGE
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
-from tests.contracts.resuming import saves_along, through_json
-from tests.support.leaks import threads_since
-from tests.support.waiting import wait_until
+from tests.contracts.resuming import saves_along, through_json, values
 
-_FORK = multiprocessing.get_context("fork")
+_EPOCHS = 3
 
 
-class Stateful(IterableDataset[Any]):
-    """A stream with a state of its own, which counts how often a sample was made."""
+class Counts(IterableDataset[Any]):
+    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
-        self.at = 0
-        self.made = 0
+        self.epoch = self.at = 0
+
+    @property
+    def worker(self) -> int:
+        info = get_worker_info()
+        return 0 if info is None else info.id
 
     def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        worker = 0 if info is None else info.id
-        while self.at < self.sizes[worker]:
+        while self.at < self.sizes[self.worker]:
             self.at += 1
-            self.made += 1
-            yield torch.tensor([worker, self.at - 1, self.made])
+            yield torch.tensor([self.worker, self.epoch, self.at - 1])
         self.at = 0
+        self.epoch += 1
 
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
 
 
-class StatefulIterator(IterableDataset[Any]):
-    """The iterator has the state."""
+class CountsAtIter(Counts):
+    """Begins where it was told to, once: its state at an epoch's end says that all has been yielded."""
+
+    begin_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at, self.begin_at = self.begin_at, 0
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, 0, self.at - 1])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begin_at = self.at = state["at"]
+
+
+class CountsLate(Counts):
+    """Counts as an epoch begins, and takes up a state only then: it tells an old one until its first sample."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
+        super().__init__(sizes)
+        self.epoch = -1
+        self.loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        loaded, self.loaded = self.loaded, None
+        self.epoch, self.at = (self.epoch + 1, 0) if loaded is None else (loaded["epoch"], loaded["at"])
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, self.epoch, self.at - 1])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state if state["epoch"] >= 0 else None
+
+
+class Both(Counts):
+    """The data set knows the epoch, and its iterator how far that has come."""
 
     def __iter__(self) -> Any:
-        info = get_worker_info()
-        return _Iterator(0 if info is None else info.id, self.sizes)
+        return _BothIterator(self)
 
 
-class _Iterator:
-    def __init__(self, worker: int, sizes: list[int]) -> None:
-        self.worker, self.size, self.at = worker, sizes[worker], 0
+class _BothIterator:
+    def __init__(self, dataset: Both) -> None:
+        self.dataset, self.at = dataset, 0
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        if self.at == self.size:
+        if self.at == self.dataset.sizes[self.dataset.worker]:
+            self.dataset.epoch += 1
             raise StopIteration
         self.at += 1
-        return torch.tensor([self.worker, self.at - 1, self.at])
+        return torch.tensor([self.dataset.worker, self.dataset.epoch, self.at - 1])
 
     def state_dict(self) -> dict[str, int]:
         return {"at": self.at}
@@ -77,204 +106,287 @@ class _Iterator:
         self.at = state["at"]
 
 
-def _content(batches: Any) -> list[Any]:
-    return [batch.reshape(-1, batch.shape[-1])[:, :2].tolist() for batch in batches]
+class Own(IterableDataset[Any]):
+    """Its own iterator, which begins anew with ``iter()``; yields (worker, epoch, n)."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.epoch, self.at = -1, 0
+
+    @property
+    def worker(self) -> int:
+        info = get_worker_info()
+        return 0 if info is None else info.id
+
+    def __iter__(self) -> Any:
+        self.epoch, self.at = self.epoch + 1, 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.at == self.sizes[self.worker]:
+            raise StopIteration
+        self.at += 1
+        return torch.tensor([self.worker, self.epoch, self.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
 
 
-_KINDS: dict[str, Any] = {"read again": Streams, "data set's state": Stateful, "iterator's state": StatefulIterator}
+class OwnLate(Own):
+    """What its state goes into is made by ``iter()``."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.begun = -1
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        self.place = _Place(self.begun)
+        return self
+
+    def __next__(self) -> Any:
+        if self.place.at == self.sizes[self.worker]:
+            raise StopIteration
+        self.place.at += 1
+        return torch.tensor([self.worker, self.place.epoch, self.place.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self.begun, **self.place.__dict__}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begun = state["begun"]
+        self.place.epoch, self.place.at = state["epoch"], state["at"]
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
-def test_every_step(mode: Mode, kind: str, batch_size: int | None) -> None:
-    workers, sizes = (3, [5, 1, 3]) if mode.processes else (1, [9])
+class _Place:
+    def __init__(self, epoch: int, at: int = 0) -> None:
+        self.epoch, self.at = epoch, at
 
+
+class Copies(Own):
+    """Its iterator is a copy of it, so both have states."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.epoch = 0
+
+    def __iter__(self) -> Any:
+        found = copy.copy(self)
+        found.at = 0
+        return found
+
+
+class Late(Counts):
+    """What its state is made of comes with ``iter()``, which takes up one that was loaded."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.loaded: Any = (0, 0)
+        self.place: _Place
+
+    def __iter__(self) -> Iterator[Any]:
+        loaded, self.loaded = self.loaded, None
+        self.place = _Place(self.place.epoch + 1) if loaded is None else _Place(*loaded)
+        return self._samples(self.place)
+
+    def _samples(self, place: Any) -> Iterator[Any]:
+        while place.at < self.sizes[self.worker]:
+            place.at += 1
+            yield torch.tensor([self.worker, place.epoch, place.at - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.place.__dict__)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state["epoch"], state["at"]
+
+
+class OfIterator(IterableDataset[Any]):
+    """Only the iterator has a state."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Any:
+        return iter(Own(self.sizes))
+
+
+WAYS: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "inline": ({}, [5]),
+    "inline whole": ({}, [6]),
+    "inline drop": ({"drop_last": True}, [5]),
+    "thread": ({"num_workers": 1, "persistent_workers": True, "worker_kind": "thread"}, [5]),
+    "short-lived thread": ({"num_workers": 1, "worker_kind": "thread"}, [5]),
+    "three processes": ({"num_workers": 3, "persistent_workers": True}, [6, 0, 3]),
+    "processes that stay": ({"num_workers": 2, "epochs": _EPOCHS}, [2, 5]),
+    "processes": ({"num_workers": 2, "persistent_workers": True}, [1, 6]),
+    "short-lived": ({"num_workers": 2}, [3, 4]),
+}
+
+
+def _make(kind: Any, way: str) -> Any:
+    arguments, sizes = WAYS[way]
+    return DataLoader(kind(sizes), 2, **arguments)
+
+
+def _saved(loader: Any, ahead: int = 0) -> Any:
+    return through_json(loader.state_dict(ahead=ahead))
+
+
+_FEW = ("inline", "short-lived thread", "processes", "short-lived")
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        *((kind, way) for kind in (Both, Own) for way in WAYS),
+        *(
+            (kind, way)
+            for kind in (Counts, CountsAtIter, CountsLate, OwnLate, Copies, Late, OfIterator)
+            for way in _FEW
+        ),
+    ],
+)
+def test_the_epochs_go_on(kind: Any, way: str) -> None:
+    """Saved in the first or second epoch, at any step (by processes, but for those of one way, at every third); between
+    them; and again right after ``iter()``."""
+    uninterrupted = _make(kind, way)
+    want = [values(uninterrupted) for _ in range(_EPOCHS)]
+    assert all(len(epoch) > 1 for epoch in want)
+    loader = _make(kind, way)
+    at_the_end = saves_along(loader)[-1]
+    stride = 3 if way in ("three processes", "processes that stay", "short-lived") else 1
+    saves = [(0, *at_the_end), (1, [], _saved(loader)), *((1, *save) for save in saves_along(loader, stride))]
+    for number, (epoch, first, saved) in enumerate(saves):
+        got, states = values(first), [saved]
+        if number < 2 or number % 2 == 0:
+            again = _make(kind, way)
+            again.load_state_dict(saved)
+            iterator = iter(again)
+            states.append(_saved(again))
+            del iterator
+        for state in states:
+            resumed = _make(kind, way)
+            resumed.load_state_dict(state)
+            rest = [values(resumed) for _ in range(epoch, _EPOCHS)]
+            assert [got + rest[0], *rest[1:]] == want[epoch:], number
+
+
+class Alternates(Counts):
+    """Every other epoch has fewer samples than a batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.sizes = [(6, 3)[self.epoch % 2]]
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("more", [{}, {"num_workers": 1, "worker_kind": "thread"}], ids=["inline", "thread"])
+def test_an_epoch_of_less_than_a_batch_is_not_skipped(more: dict[str, Any]) -> None:
     def make() -> Any:
-        return mode.loader(_KINDS[kind](sizes), batch_size, num_workers=workers)
+        return DataLoader(Alternates([]), 4, drop_last=True, **more)
 
-    reference = _content(make())
-    stride = (2 if mode.lateness else 1) if batch_size else 3
-    for first, state in saves_along(make(), stride):
-        resumed = make()
-        resumed.load_state_dict(state)
-        epoch = _content([*first, *resumed])
-        if mode.lateness:
-            assert sorted(epoch) == sorted(reference)
-            for worker, size in enumerate(sizes):
-                assert [n for batch in epoch for owner, n in batch if owner == worker] == list(range(size))
-        else:
-            assert epoch == reference
-        if len(first) % 3 == 0:
-            assert sorted(_content(resumed)) == sorted(reference), "the epoch after that is whole"
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-def test_without_workers(kind: str) -> None:
-    def make() -> Any:
-        return DataLoader(_KINDS[kind]([9]), 2)
-
-    reference = _content(make())
-    for first, state in saves_along(make()):
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert _content([*first, *resumed]) == reference
-
-
-def test_a_stream_with_a_state_is_not_read_again() -> None:
-    def make() -> Any:
-        return DataLoader(Stateful([20, 20]), 2, num_workers=2)
-
+    uninterrupted = make()
+    want = [values(uninterrupted) for _ in range(3)]
+    assert [len(epoch) for epoch in want] == [1, 0, 1]
     loader = make()
-    iterator = iter(loader)
-    first = [next(iterator) for _ in range(9)]
+    list(loader)
     resumed = make()
-    resumed.load_state_dict(loader.state_dict())
-    rest = list(resumed)
-    assert sum(len(batch) for batch in (*first, *rest)) == 40
-    assert max(int(batch[:, 2].max()) for batch in rest) == 12, "what its worker made since the resume"
+    resumed.load_state_dict(_saved(loader))
+    assert [values(resumed) for _ in range(2)] == want[1:]
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_a_consumer_that_reads_ahead(kind: str) -> None:
-    def make() -> Any:
-        return DataLoader(_KINDS[kind]([7, 2, 4]), 2, num_workers=3)
-
-    reference = _content(make())
-    loader = make()
-    iterator = iter(loader)
-    received = [next(iterator) for _ in range(5)]
-    for ahead in range(6):
-        resumed = make()
-        resumed.load_state_dict(loader.state_dict(ahead=ahead))
-        assert _content([*received[: 5 - ahead], *resumed]) == reference
+_SAMPLES = 150
 
 
-def test_another_number_of_workers() -> None:
-    loader = DataLoader(Streams([7, 7]), 2, num_workers=2)
-    next(iter(loader))
-    other = DataLoader(Streams([7, 7, 7]), 2, num_workers=3)
-    with pytest.raises(ValueError, match="streams of 2 workers, this loader has 3"):
-        other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="saved with batch_size 2, this loader has 3"):
-        DataLoader(Streams([7, 7]), 3, num_workers=2).load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="of a data set of kind 'iterable'"):
-        DataLoader(Made(3, torch.tensor), 2).load_state_dict(loader.state_dict())
+_WORDS = list(range(LARGE))
 
 
-class _Untold(Stateful):
-    """Its state cannot be had, which is nobody's business but of who saves."""
+class Large(IterableDataset[Any]):
+    """Worker ``w``'s stream of pairs (w, n); a batch also tells how often its state was asked for, and samples made."""
 
-    def state_dict(self) -> Any:
-        raise RuntimeError("not now")
+    def __init__(self, bad: int | None = None) -> None:
+        self.bad = bad
+        self.at = self.asked = self.made = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        while self.at < _SAMPLES:
+            self.at += 1
+            self.made += 1
+            if self.at - 1 == self.bad:
+                raise ValueError("bad")
+            yield [0 if info is None else info.id, self.at - 1, self.asked, self.made]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {"at": self.at, "words": _WORDS}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["words"] == _WORDS
+        self.at = state["at"]
 
 
-class _Unpicklable(Stateful):
-    def state_dict(self) -> Any:
-        return {"at": lambda: self.at}
+_MODES = [(IN_ORDER, 0), (IN_ORDER, 2), (BOUNDED_8, 2), (IN_ORDER_THREADS, 1)]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(("kind", "message"), [(_Untold, "not now"), (_Unpicklable, "pickle")])
-def test_a_stream_that_cannot_tell_its_state(kind: type[Stateful], message: str, workers: int) -> None:
-    loader: Any = DataLoader(kind([8]), 2, num_workers=workers)
-    iterator = iter(loader)
-    got = [next(iterator)]
-    with pytest.raises(ValueError, match=rf"cannot be saved: {kind.__name__}.state_dict\(\): .*{message}"):
+def _loader(mode: Mode, workers: int, bad: int | None = None) -> Any:
+    return mode.loader(Large(bad), 3, num_workers=workers, collate_fn=torch.tensor)
+
+
+def _after(loader: Any, iterator: Any, batches: int, ahead: int = 0) -> tuple[list[Any], Any]:
+    got = [next(iterator)[:, :2].tolist() for _ in range(batches)]
+    return got, through_json(loader.state_dict(ahead=ahead))
+
+
+def _whole(found: list[Any], workers: int) -> None:
+    """Every worker's stream was delivered once, in its order."""
+    samples = [tuple(sample) for batch in found for sample in batch]
+    for worker in range(max(1, workers)):
+        assert [n for owner, n in samples if owner == worker] == list(range(_SAMPLES))
+
+
+@pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
+def test_at_any_step(mode: Mode, workers: int) -> None:
+    """A first save of an epoch, with what came before and ahead; and one more, right after it was taken up."""
+    for step in (0, 16, 17) if mode.processes and workers else (0, 1, 15, 16, 17, 31, 40, 47):
+        loader = _loader(mode, workers)
+        first, state = _after(loader, iter(loader), step)
+        resumed = _loader(mode, workers)
+        resumed.load_state_dict(state)
+        second, state = _after(resumed, iterator := iter(resumed), 1, ahead=1)
+        for got, own in ((first, state), ([*first, *second], through_json(resumed.state_dict()))):
+            last = _loader(mode, workers)
+            last.load_state_dict(own)
+            _whole([*got, *(batch[:, :2].tolist() for batch in last)], workers)
+        del iterator
+
+
+@pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
+def test_how_often_it_is_asked(mode: Mode, workers: int) -> None:
+    """While nobody saves, for one batch in so many; while somebody does at every step, for each."""
+    batches = _SAMPLES // 3 * max(1, workers)
+    *_, last = _loader(mode, workers)
+    assert last[-1, 2] <= EVERY + 2 + batches // EVERY
+    loader = _loader(mode, workers)
+    asked = []
+    for batch in loader:
         loader.state_dict()
-    got += iterator
-    assert [row[1] for batch in got for row in batch.tolist()] == list(range(8))
+        asked.append(batch[-1, 2].item())
+    assert max(asked) >= _SAMPLES // 3 - 2
 
 
-# --- read again, and how far -------------------------------------------------------------------------------------
-
-
-class Endless(IterableDataset[Any]):
-    """Never ends, has no state, and counts what is read of it."""
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.read += 1
-            yield self.read
-
-
-def _far(batches: int, **arguments: Any) -> tuple[Any, Any]:
-    """A loader over an endless stream, and a state that says so many batches were delivered."""
-
-    def make() -> Any:
-        return DataLoader(Endless(), 4, **arguments)
-
-    loader = make()
-    next(iter(loader))
-    state = through_json(loader.state_dict())
-    state["source"]["streams"][0]["batches"] = batches
-    return make(), state
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("batches", [1 << 26 | 1, 10**12, (1 << 63) - 1])
-def test_an_endless_stream_is_not_read_for_ever(batches: int, workers: int) -> None:
-    loader, state = _far(batches, num_workers=workers)
-    with pytest.raises(ValueError, match=f"'batches' tells of a stream of which {4 * batches} samples were delivered"):
-        loader.load_state_dict(state)
-    assert loader.dataset.read == 0
-
-
-def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_READ_AGAIN", 10)
-    loader: Any = DataLoader(Endless(), 4)
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
-    assert sum(own["batches"] for own in loader.state_dict()["source"]["streams"]) == 2
-    next(iterator)
-    with pytest.raises(ValueError, match="of which 12 samples were delivered"):
-        loader.state_dict()
-
-
-def test_reading_again_is_told_of_and_can_be_broken_off(caplog: pytest.LogCaptureFixture) -> None:
-    """By who leaves: the worker's thread, which cannot be killed, ends."""
-    before = threading.enumerate()
-    loader, state = _far(1 << 26, num_workers=1, worker_kind="thread")
-    loader.load_state_dict(state)
-    iterator = iter(loader)
-    again = [record for record in caplog.records if record.module == "streams"]
-    assert [record.getMessage().partition(" are ")[0] for record in again] == ["268435456 samples of the data set"]
-    assert wait_until(lambda: loader.dataset.read > 1000)
-    iterator._engine.close()
-    assert loader.dataset.read < 1 << 28 and not threads_since(before, "minato-worker")
-
-
-def test_a_stream_that_is_read_again_does_not_hang() -> None:
-    """Each of its samples has the limit for itself: the watchdog is told since when the worker is at that one."""
-    reached, go_on = _FORK.RawValue("i", 0), _FORK.Semaphore(0)
-
-    class Gated(Endless):
-        def __iter__(self) -> Iterator[int]:
-            for number in super().__iter__():
-                if number in (10, 20):
-                    reached.value = number
-                    assert go_on.acquire(timeout=20)
-                yield number
-
-    def make(dataset: Any) -> Any:
-        return DataLoader(dataset, 4, num_workers=1, hang_timeout=60.0)
-
-    loader = make(Endless())
-    iterator = iter(loader)
-    for _ in range(8):
-        next(iterator)
-    resumed = make(Gated())
-    resumed.load_state_dict(loader.state_dict())
-    again = iter(resumed)
-    begun = []
-    for number in (10, 20):
-        assert wait_until(lambda number=number: reached.value == number)  # type: ignore[misc]
-        [at] = again._engine.pump.lanes["cpu"].at_work()
-        begun.append(at.since)
-        go_on.release()
-    assert begun[0] < begun[1]
-    assert next(again).tolist() == [33, 34, 35, 36]
+@pytest.mark.parametrize(("mode", "workers"), [_MODES[1], _MODES[3]], ids=["processes", "threads"])
+def test_only_what_came_since_is_read_again(mode: Mode, workers: int) -> None:
+    loader = _loader(mode, workers)
+    _, state = _after(loader, iter(loader), 44)
+    since = [own.get("since", 0) for own in state["source"]["streams"]]
+    assert 0 < max(since) < EVERY
+    resumed = _loader(mode, workers)
+    resumed.load_state_dict(state)
+    made = {int(batch[0, 0]): int(batch[0, 3]) for _, batch in zip(range(workers), resumed, strict=False)}
+    assert made == {worker: 3 * since[worker] + 1 for worker in range(workers)}

@@ -237,14 +237,3 @@ def test_what_cannot_leave_its_process_is_prepared_there_and_not_sent_again(monk
     found = content(loader_for(pipeline=cut, lanes=["cpu", "device"], worker_kind="process"))
     assert all((x == label).all() for label, x in found.items())
     assert set(told) == {2}
-
-
-def test_where_nothing_can_be_cut_no_sample_is_looked_at_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That would be work in the training process for every sample that is no row."""
-
-    def handed(*_: Any) -> Any:
-        raise AssertionError("nothing can have been handed over")
-
-    monkeypatch.setattr(minato_gpu.window.samples.Samples, "inspected", handed)
-    words: Any = [f"word {n}" for n in range(20)]
-    assert [word for batch in DataLoader(words, 4, num_workers=1) for word in batch] == words

@@ -53,11 +53,7 @@ FAULTS = (
         "engine/run.py",
         "log.repeated += max(0, min(claim.started, sent.stop) - sent.done)",
         "log.repeated += max(0, claim.started)",
-        (
-            "engine/test_deaths.py",
-            "contracts/test_deaths.py",
-            "contracts/test_chaos.py",
-        ),
+        ("engine/test_deaths.py", "contracts/test_deaths.py"),
     ),
     Fault(
         "a job that was stopped for a while has workers that hang",

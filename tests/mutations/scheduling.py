@@ -43,7 +43,7 @@ FAULTS = (
         "scheduling/composition.py",
         "if self._epochs[0] != place.epoch or (overtakes",
         "if (overtakes",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_exactly_once.py"),
+        ("scheduling/test_composition.py", "scheduling/test_scheduler.py"),
     ),
     Fault(
         "a failed sample that changed places is told of as the other",

@@ -76,13 +76,6 @@ FAULTS = (
         ("lanes/test_device_lane.py",),
     ),
     Fault(
-        "the second of NumPy's pair of normal numbers is not in a state",
-        "checkpoint/process_generators.py",
-        'return _twister(words, state["gauss"] if state["has_gauss"] else None)',
-        "return _twister(words, None)",
-        ("contracts/test_resume_global_generators.py",),
-    ),
-    Fault(
         "parts of a file that was replaced come from the old one",
         "sources/local.py",
         "            if file is not None and before == version:\n",

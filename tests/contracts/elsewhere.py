@@ -1,0 +1,75 @@
+"""Goes on from a state in another process: a program, and what starts it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from minato_gpu.notices import LOGGER
+from tests.contracts.cases import Case
+from tests.contracts.lineage import Lineage, Saved, check
+from tests.support.programs import Program
+from tests.support.waiting import wait_until
+
+_WAIT_S = 60.0
+Request = tuple[Case, Path, str, int | None, Saved, int]  # as Lineage has them, and how many batches are taken
+
+
+def run(request: Request, *, killed: bool) -> Saved | None:
+    """What the program has saved; None where it was killed, whose processes all end."""
+    program = Program("tests.contracts.elsewhere", at_once=True)
+    if not killed:
+        said, errors = program.communicate(pickle.dumps(request).hex())
+        assert program.returncode == 0, errors[-5000:]
+        saved: Saved = pickle.loads(bytes.fromhex(said.split()[-1]))
+        check(request[0], replace(saved, parts=saved.parts[:-1]), saved.parts[-1])
+        return saved
+    program.stdin.write(pickle.dumps(request).hex() + "\n")
+    program.stdin.flush()
+    program.stdout.readline()  # it is at work
+    program.kill()
+    program.close()
+    assert wait_until(lambda: not _session(program.pid), _WAIT_S), (
+        f"left by a program that was killed: {_session(program.pid)}"
+    )
+    return None
+
+
+def _session(pid: int) -> list[int]:
+    """The processes that a program has left."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, _, session = (process / "stat").read_text().rpartition(") ")[2].split()[:4]
+        except OSError:
+            continue
+        if int(session) == pid and state != "Z":
+            found.append(int(process.name))
+    return found
+
+
+def main() -> None:
+    """Go on, take batches, and save."""
+    case, folder, death, budget, saved, count = pickle.loads(bytes.fromhex(sys.stdin.readline().strip()))
+    LOGGER.setLevel(logging.CRITICAL + 1)
+    warnings.simplefilter("ignore")
+    line = Lineage(case, folder, death, budget)
+    line.checks = False
+    line.restore(saved, case.workers, same=True)
+    for number in range(max(1, count)):
+        going_on = line.take(min(count, 1))
+        if number == 0:
+            sys.stdout.write("at work\n")
+            sys.stdout.flush()
+        if not going_on:
+            break
+    sys.stdout.write(pickle.dumps(line.save()).hex() + "\n")
+    line.drop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""States that are refused: damaged ones, those of what cannot be saved, and of what would never come to its end."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
+
+from minato_gpu import DataLoader, merge_state_dicts
+from minato_gpu.checkpoint import streams
+from minato_gpu.checkpoint.resumption import Resumption
+from tests.contracts.datasets import Made, Streams
+from tests.contracts.modes import IN_ORDER_THREADS
+from tests.contracts.resuming import (
+    DATA,
+    after,
+    loader_of,
+    through_json,
+)
+from tests.contracts.samplers import (
+    Forgetful,
+    KeepsPlace,
+    Unknown,
+)
+from tests.contracts.test_resume_streams import Counts, _saved
+
+
+class Endless:
+    """A sampler with a state that never ends, and its own length says nothing."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.at += 1
+            yield (self.at - 1) % 40
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def _damaged(state: Any, progress: dict[str, Any] | None = None, /, **source: Any) -> Any:
+    return {**state, "progress": progress or state["progress"], "source": {**state["source"], **source}}
+
+
+def _bits(lo: int, hi: int) -> str:
+    value = ((1 << (hi - lo)) - 1) << lo
+    return base64.b64encode(value.to_bytes((hi + 7) // 8, "little")).decode()
+
+
+def test_delivered_beyond_the_end() -> None:
+    """Such an epoch would never come to its end."""
+    progress = {"batches": 20, "below": 0, "above": _bits(1000, 1080)}
+    samplers: list[Any] = [None, RandomSampler(DATA), DistributedSampler(DATA, 2, 0)]
+    for sampler in samplers:
+        loader = loader_of(sampler, num_workers=1, in_order=False)
+        with pytest.raises(ValueError, match="delivered up to position 1080, and the sampler ends at 40"):
+            loader.load_state_dict(_damaged(after(loader_of(sampler), 1), progress))
+    progress = {"batches": 22, "below": 8, "above": _bits(1000, 1080)}
+    loader = DataLoader(DATA[:20], 4, sampler=Unknown(), num_workers=1, in_order=False)
+    with pytest.raises(ValueError, match="delivered up to position 1088, and the stored order ends after 6 at 23"):
+        loader.load_state_dict(_damaged(after(DataLoader(DATA[:20], 4, sampler=Unknown()), 2), progress))
+
+
+@pytest.mark.parametrize("progress", [{"batches": 8, "below": 2, "above": _bits(1, 31)}, None])
+def test_delivered_beyond_an_end_that_only_the_sampler_knows(progress: Any) -> None:
+    """A sampler with a state: its epoch ends in an error, not never. So do two ranks' shares, and lists of batches."""
+    if progress is not None:
+        sampler: Any = {"batch_size": 4, "sampler": KeepsPlace()}
+        source = {"place": 0, "position": 0, "planes": [], "state": {"sampler": {"yielded": 0}, "iterator": None}}
+    else:
+        sampler = {"batch_sampler": [[1, 2], [3, 4], [5]]}
+        progress, source = {"batches": 9, "below": 2, "above": _bits(1, 3)}, {}
+    state = _damaged(after(DataLoader(DATA, **sampler), 1), progress, **source)
+    loader: Any = DataLoader(DATA, **sampler, num_workers=1, in_order=False, timeout=20)
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"but the sampler ends|positions are not those of so many"):
+        list(loader)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_stored_batches_of_another_size(drop_last: bool) -> None:
+    """Batches are counted by their samples: an epoch with such might never come to its end."""
+
+    def check(make: Any, batches: int, *bad: list[list[int]]) -> None:
+        state = after(make(), batches)
+        make().load_state_dict(state)
+        for stored in bad:
+            with pytest.raises(ValueError, match=r"a stored batch of \d keys among batches of"):
+                make().load_state_dict(_damaged(state, drawn=stored))
+
+    def unknown() -> Any:
+        return DataLoader(DATA[:22], 4, sampler=Unknown(), drop_last=drop_last)
+
+    whole = after(unknown(), 1)["source"]["drawn"]
+    assert len(whole[-1]) == (4 if drop_last else 3)
+    short = [[whole[0][:3]]] if drop_last else []
+    check(unknown, 1, [whole[0][1:], *whole[1:]], [*whole, [1, 2, 3, 4, 5]], *short)
+
+    def counting() -> Any:
+        return DataLoader(DATA, 4, sampler=KeepsPlace(), drop_last=drop_last)
+
+    drawn = after(counting(), 0)["source"]["drawn"]
+    check(counting, 0, [drawn[0][1:]], [[*drawn[0], 9]])  # others follow
+    check(lambda: DataLoader(DATA, None, sampler=Unknown()), 1, [[1, 2]])
+
+
+def test_an_endless_sampler_is_not_drawn_to_a_far_line() -> None:
+    """What is delivered before the sampler's own state is at most the first part of its next batch."""
+    state = _damaged(after(loader_of(Endless()), 3), {"batches": 10**12, "below": 4 * 10**12, "above": ""})
+    loader = loader_of(Endless())
+    loader.load_state_dict(state)
+    with pytest.raises(ValueError, match="its order begins long before"):
+        iter(loader)
+
+
+def test_a_million_gaps() -> None:
+    """Refused before they are taken apart: a span of Python's takes hundreds of times its bits."""
+    state = after(loader_of(), 1)
+    loader = loader_of(num_workers=1, in_order=False)
+    for junk, message in ((b"\xaa" * (1 << 20), "'above' has 4194304 spans"), (bytes(2 << 20), "longer than any")):
+        above = base64.b64encode(junk).decode()
+        with pytest.raises(ValueError, match=message):
+            Resumption(loader, _damaged(state, {"batches": 1, "below": 0, "above": above}))
+    assert json.dumps(loader.state_dict())
+
+
+def test_a_sampler_that_cannot_be_stored() -> None:
+    class Objects(Unknown):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([object() for _ in range(8)])
+
+    loader = DataLoader(Made(8, lambda key: 1), 2, sampler=Objects(), num_workers=1)
+    next(iter(loader))
+    with pytest.raises(ValueError, match="is a object, and only numbers, strings, bytes, tuples and lists can be"):
+        loader.state_dict()
+
+
+class _Untold(Sampler[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+    def load_state_dict(self, state: Any) -> None:
+        """Never called."""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_cannot_tell_its_state(workers: int) -> None:
+    loader = DataLoader(Made(8, torch.tensor), 2, sampler=_Untold(), num_workers=workers)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    with pytest.raises(ValueError, match=r"cannot be saved: the sampler's state_dict\(\): RuntimeError: not now"):
+        loader.state_dict()
+    got += iterator
+    assert torch.cat(got).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_that_tells_too_little(workers: int) -> None:
+    """Where other keys follow than did, that is said when the epoch would go on, and no sample is delivered."""
+
+    def make() -> Any:
+        return IN_ORDER_THREADS.loader(Made(20, torch.tensor), 4, sampler=Forgetful(), num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match="Forgetful does not go on from its state as it did when that was saved"):
+        iter(resumed)
+    state["source"]["next"] = {"items": 1 << 40, "witness": 1}
+    with pytest.raises(ValueError, match="'items' must be a whole number from 1 to 16"):
+        make().load_state_dict(state)
+
+
+def test_asked_before_it_goes_on() -> None:
+    """Between load_state_dict and iter a state is the one that was loaded, and no other."""
+    state = after(loader_of(), 5)
+    for loader in (loader_of(), loader_of()):
+        list(loader)
+        loader.load_state_dict(state)
+        assert through_json(loader.state_dict()) == state
+        with pytest.raises(ValueError, match="ahead=1: nothing has been delivered since load_state_dict"):
+            loader.state_dict(ahead=1)
+        assert len(list(loader)) == 5
+
+
+class EndlessStream(IterableDataset[Any]):
+    """Never ends, has no state, and counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.read += 1
+            yield self.read
+
+
+def _far(batches: int, **arguments: Any) -> tuple[Any, Any]:
+    """A loader over an endless stream, and a state that says so many batches were delivered."""
+
+    def make() -> Any:
+        return DataLoader(EndlessStream(), 4, **arguments)
+
+    loader = make()
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    state["source"]["streams"][0]["batches"] = batches
+    return make(), state
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [1 << 26 | 1, 10**12, (1 << 63) - 1])
+def test_an_endless_stream_is_not_read_for_ever(batches: int, workers: int) -> None:
+    loader, state = _far(batches, num_workers=workers)
+    with pytest.raises(ValueError, match=f"'batches' tells of a stream of which {4 * batches} samples were delivered"):
+        loader.load_state_dict(state)
+    assert loader.dataset.read == 0
+
+
+def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_READ_AGAIN", 10)
+    loader: Any = DataLoader(EndlessStream(), 4)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    assert sum(own["batches"] for own in loader.state_dict()["source"]["streams"]) == 2
+    next(iterator)
+    with pytest.raises(ValueError, match="of which 12 samples were delivered"):
+        loader.state_dict()
+
+
+def test_states_of_other_streams() -> None:
+    loader = DataLoader(Counts([4]), 2)
+    list(loader)
+    state = _saved(loader)
+    with pytest.raises(ValueError, match="streams of 1 workers, this loader has 2"):
+        DataLoader(Counts([4, 4]), 2, num_workers=2).load_state_dict(state)
+    with pytest.raises(ValueError, match="holds one of the data set, but Streams takes none"):
+        DataLoader(Streams([4]), 2).load_state_dict(state)
+    with pytest.raises(ValueError, match="every rank resumes from its own state"):
+        merge_state_dicts([state, state])
+    for field, value in (("batches", 1), ("ended", 0), ("over", 3), ("state", {"of": "worker"}), ("state", 3)):
+        damaged = copy.deepcopy(state)
+        damaged["source"]["streams"][0][field] = value
+        with pytest.raises(ValueError, match="state: '"):
+            DataLoader(Counts([4]), 2).load_state_dict(damaged)
+    streams: Any
+    for streams in (3, [3], {}):
+        with pytest.raises(ValueError, match="state"):
+            DataLoader(Counts([4]), 2).load_state_dict({**state, "source": {**state["source"], "streams": streams}})
+    assert merge_state_dicts([state]) == state
+
+
+def test_streams_of_another_number_of_workers() -> None:
+    loader = DataLoader(Streams([7, 7]), 2, num_workers=2)
+    next(iter(loader))
+    other = DataLoader(Streams([7, 7, 7]), 2, num_workers=3)
+    with pytest.raises(ValueError, match="streams of 2 workers, this loader has 3"):
+        other.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="saved with batch_size 2, this loader has 3"):
+        DataLoader(Streams([7, 7]), 3, num_workers=2).load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="of a data set of kind 'iterable'"):
+        DataLoader(Made(3, torch.tensor), 2).load_state_dict(loader.state_dict())
+
+
+class _UntoldStream(Counts):
+    """Its state cannot be had, which is nobody's business but of who saves."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+
+class _Unpicklable(Counts):
+    def state_dict(self) -> Any:
+        return {"at": lambda: self.at}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("kind", "message"), [(_UntoldStream, "not now"), (_Unpicklable, "pickle")])
+def test_a_stream_that_cannot_tell_its_state(kind: type[Counts], message: str, workers: int) -> None:
+    loader: Any = DataLoader(kind([8]), 2, num_workers=workers)
+    iterator = iter(loader)
+    got = [next(iterator)]
+    with pytest.raises(ValueError, match=rf"cannot be saved: {kind.__name__}.state_dict\(\): .*{message}"):
+        loader.state_dict()
+    got += iterator
+    assert [row[2] for batch in got for row in batch.tolist()] == list(range(8))
