@@ -50,17 +50,14 @@ def cases() -> list[Case]:
     )
 
 
+_FAULTS = ("none", "raise", "skip", "handler skips", "handler raises", "retry", "killed once", "killed twice")
+_AS_USUAL = ("start", "collate", "error", "most", "budget", "context")
+
+
 def _known(case: Case) -> bool:
     """Whether the machine knows what comes: workers start and batches are joined as usual, and it sets the budget."""
-    usual, faults = (
-        Case(),
-        ("none", "raise", "skip", "handler skips", "handler raises", "retry", "killed once", "killed twice"),
-    )
-    plain = all(
-        getattr(case, name) == getattr(usual, name)
-        for name in ("start", "collate", "error", "most", "budget", "context")
-    )
-    return plain and case.fault in faults and case.data != "closures"
+    plain = all(getattr(case, name) == getattr(Case, name) for name in _AS_USUAL)
+    return plain and case.fault in _FAULTS and case.data != "closures"
 
 
 def may(case: Case, interruption: str) -> bool:
