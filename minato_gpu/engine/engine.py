@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
-from minato_gpu.engine.handover import Handover
+from minato_gpu.engine.handover import Handover, ItemRun
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
@@ -63,6 +63,7 @@ class Engine(Batches):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
+        self._items = ItemRun()
         self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -72,6 +73,7 @@ class Engine(Batches):
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
         with self._lock:
+            self._items.left.clear()
             pump = self.pump
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
@@ -115,6 +117,8 @@ class Engine(Batches):
                 f"this iterator, and its workers, are those of process {self._process}, from which this one was "
                 "forked: make another here with iter(loader)"
             )
+        if self._items.left and not self.closed:
+            return self._next_item(number, started)
         with self._lock:
             if self.closed:
                 raise EndOfEpoch
@@ -134,11 +138,15 @@ class Engine(Batches):
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
             positions = self.handed = epoch.positions(batch.dealt)
-            epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
+            away = started - self._left if order > epoch.first_order else 0.0
+            epochs.delivered(away, max(1, len(batch.items)))
+            if batch.items:
+                took = max(away, next(reversed(self.log.lanes[m.CPU].service_s), 0.0))
+                epochs.widen(took, batch.nbytes // len(batch.items))
             epochs.draw_on()
             if self._count is not None:
                 self._count_workers(self._count, batch.size)
-            trains = at_hand and started - self._left > _TRAINS_S
+            trains = at_hand and away > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
                 self._settle()
@@ -146,6 +154,9 @@ class Engine(Batches):
                 self._attention()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         try:
+            if batch.items:
+                self._items.begin(batch, positions[0][0])
+                return self._next_item(number, started)
             value = self._handover(self.log, epoch, batch, positions, judge, started)
         finally:
             if trains:
@@ -154,6 +165,14 @@ class Engine(Batches):
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def _next_item(self, number: int, started: float) -> Value:
+        """The next sample of the run that was taken last: nothing else is to be done for it."""
+        try:
+            self.handed = self._items.span
+            return self._items.next(self.log, number, started)
+        finally:
+            self._left = perf_counter()
 
     def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""

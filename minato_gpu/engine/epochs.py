@@ -24,6 +24,10 @@ from minato_gpu.window.contract import PositionSpan
 from minato_gpu.window.records import Record
 
 
+_CHEAP_S = 200e-6  # of a sample that is delivered by itself, to prepare and to use: more than handing it over costs
+_WIDE_BYTES = 1 << 20  # of a place of such
+
+
 class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
@@ -58,6 +62,8 @@ class Epochs:
         self._parts = parts
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
+        self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
+        self._together = 1  # batches of the sampler in one place: more than one only where each is a sample
         self._forget()
 
     def _forget(self) -> None:
@@ -83,7 +89,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._drawn - self.order < self._parts.window + self._parts.read_ahead
+        return not self._drawing and self._drawn - self.order < self._window + self._parts.read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -138,11 +144,16 @@ class Epochs:
             self._drawn, self.order = self._place, OutputBatch(source.delivered.batches)
             self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
+    @property
+    def _window(self) -> int:
+        return self._parts.window * self._together
+
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
-        limit = self.order + self._parts.window + self.beyond
-        while self._drawing and self._drawn < limit + self._parts.read_ahead and not self._ends_in_error:
+        limit = self.order + self._window + self.beyond
+        most = limit + self._parts.read_ahead - self._together
+        while self._drawing and self._drawn <= most and not self._ends_in_error:
             try:
                 self._draw_next(self._drawing[0])
             except Exception as error:
@@ -157,15 +168,26 @@ class Epochs:
         return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
 
     def _draw_next(self, epoch: Epoch) -> None:
-        drawn = epoch.draw()
-        if drawn is None:
+        group: list[Drawn] = []
+        try:
+            while len(group) < self._together and (drawn := epoch.draw()) is not None:
+                group.append(drawn)
+                if drawn.left is not None:
+                    break
+        finally:
+            if group:
+                self._add(epoch, group)
+        if not group:
             self._drawing.popleft()
             epoch.end = OutputBatch(self._drawn)
             self._ahead.append((epoch, ()))
-            return
+
+    def _add(self, epoch: Epoch, group: list[Drawn]) -> None:
+        """These batches of the sampler are the next place."""
+        drawn = group[0] if len(group) == 1 else _together(group)
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
-        self._drawn = SourceBatch(self._drawn + 1)
+        self._drawn = SourceBatch(self._drawn + len(group))
         if self._parts.facts.hearers:
             first = drawn.positions[0]
             self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
@@ -188,7 +210,7 @@ class Epochs:
             for piece in pieces:
                 self._due.append(partial(self._admit, self._place, piece, batch))
                 batch = 0
-            self._place = SourceBatch(self._place + 1)
+            self._place = SourceBatch(self._place + (drawn.rows if self._parts.items else 1))
 
     def draw_on(self) -> None:
         """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
@@ -208,10 +230,18 @@ class Epochs:
             self._drawing.clear()
             raise
 
-    def delivered(self, step_s: float) -> None:
-        """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
+    def delivered(self, step_s: float, batches: int = 1) -> None:
+        """The next batch, or so many of one sample, is the consumer's, which was away for ``step_s`` seconds before."""
         self._due.append(partial(self._delivered, self.order, step_s))
-        self.order = OutputBatch(self.order + 1)
+        self.order = OutputBatch(self.order + batches)
+
+    def widen(self, seconds: float, nbytes: int) -> None:
+        """Have more samples in a place, and in the window, while they cost next to nothing, or fewer. The last that were
+        delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
+        typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: on a busy machine some wait
+        self._item_s = max(typical, _CHEAP_S / 2)
+        most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
+        self._together = max(1, min(2 * self._together, most))
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
@@ -235,3 +265,12 @@ class Epochs:
         epoch = self._epochs.get(record.epoch)
         follow = None if epoch is None else epoch.samples_after(record.end)
         return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
+
+
+def _together(group: list[Drawn]) -> Drawn:
+    """Batches of the sampler as one."""
+    keys = [key for drawn in group for key in drawn.keys]
+    counted = any(drawn.occurrences for drawn in group)
+    occurrences = [each for drawn in group for each in drawn.occurrences or [0] * len(drawn.keys)] if counted else None
+    first = group[0].positions[0]
+    return Drawn(range(first, first + len(keys)), keys, occurrences)  # type: ignore[arg-type]
