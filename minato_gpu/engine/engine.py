@@ -139,10 +139,11 @@ class Engine(Batches):
             order, batch = epochs.order, self.assembly.take(epochs.order)
             positions = self.handed = epoch.positions(batch.dealt)
             away = started - self._left if order > epoch.first_order else 0.0
-            epochs.delivered(away, max(1, len(batch.items)))
             if batch.items:
-                took = max(away, next(reversed(self.log.lanes[m.CPU].service_s), 0.0))
-                epochs.widen(took, batch.nbytes // len(batch.items))
+                epochs.delivered(away, len(batch.items))
+                epochs.widen(max(away, self.pump.run.typical_s), batch.nbytes // len(batch.items))
+            else:
+                epochs.delivered(away)
             epochs.draw_on()
             if self._count is not None:
                 self._count_workers(self._count, batch.size)

@@ -64,6 +64,7 @@ class Epochs:
         self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
         self._together = 1  # batches of the sampler in one place: more than one only where each is a sample
+        self._window = parts.window  # batches admitted and not delivered
         self._forget()
 
     def _forget(self) -> None:
@@ -144,10 +145,6 @@ class Epochs:
             self._drawn, self.order = self._place, OutputBatch(source.delivered.batches)
             self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
-    @property
-    def _window(self) -> int:
-        return self._parts.window * self._together
-
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
@@ -168,32 +165,27 @@ class Epochs:
         return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
 
     def _draw_next(self, epoch: Epoch) -> None:
-        group: list[Drawn] = []
-        try:
-            while len(group) < self._together and (drawn := epoch.draw()) is not None:
-                group.append(drawn)
-                if drawn.left is not None:
-                    break
-        finally:
-            if group:
-                self._add(epoch, group)
-        if not group:
+        drawn, error = epoch.draw(), None
+        if drawn is None:
             self._drawing.popleft()
             epoch.end = OutputBatch(self._drawn)
             self._ahead.append((epoch, ()))
-
-    def _add(self, epoch: Epoch, group: list[Drawn]) -> None:
-        """These batches of the sampler are the next place."""
-        drawn = group[0] if len(group) == 1 else _together(group)
+            return
+        batches = 1
+        if self._together > 1 and drawn.left is None:
+            drawn, error = _more(epoch, drawn, self._together)
+            batches = len(drawn.keys)
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
-        self._drawn = SourceBatch(self._drawn + len(group))
+        self._drawn = SourceBatch(self._drawn + batches)
         if self._parts.facts.hearers:
             first = drawn.positions[0]
             self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))
+        if error is not None:
+            raise error
 
     def _enter(self, limit: int) -> None:
         """Let places that have been drawn into the window, up to ``limit``."""
@@ -242,6 +234,7 @@ class Epochs:
         self._item_s = max(typical, _CHEAP_S / 2)
         most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
         self._together = max(1, min(2 * self._together, most))
+        self._window = self._parts.window * self._together
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
@@ -267,10 +260,14 @@ class Epochs:
         return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
 
 
-def _together(group: list[Drawn]) -> Drawn:
-    """Batches of the sampler as one."""
-    keys = [key for drawn in group for key in drawn.keys]
-    counted = any(drawn.occurrences for drawn in group)
-    occurrences = [each for drawn in group for each in drawn.occurrences or [0] * len(drawn.keys)] if counted else None
-    first = group[0].positions[0]
-    return Drawn(range(first, first + len(keys)), keys, occurrences)  # type: ignore[arg-type]
+def _more(epoch: Epoch, first: Drawn, most: int) -> tuple[Drawn, BaseException | None]:
+    """Up to ``most`` of the sampler's batches as one, beginning with this, each of one sample; what it raised then."""
+    keys, counts, error = [*first.keys], [*(first.occurrences or (0,))], None
+    try:
+        while len(keys) < most and (drawn := epoch.draw()) is not None:
+            keys += drawn.keys
+            counts += drawn.occurrences or (0,)
+    except BaseException as raised:  # what was drawn before comes first
+        error = raised
+    at = first.positions[0]
+    return Drawn(range(at, at + len(keys)), keys, counts if any(counts) else None), error  # type: ignore[arg-type]
