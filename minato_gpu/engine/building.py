@@ -163,7 +163,8 @@ class Plan:
     def policy(self) -> Policy:
         """What the scheduler is told."""
         loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
-        joins = not (self.stacks or self.items) and not options.free and not has_device  # of a device's no worker would have all
+        rests = self.stacks or self.items  # every sample stays where its worker has put it
+        joins = not (rests or options.free or has_device)  # of a device's no worker would have all
         policy = Policy(
             window=self.window * self.batch,
             fixed=self._replays or not options.free,
@@ -172,7 +173,7 @@ class Plan:
             whole_places=joins and self.workers == 1,  # no other could help to join them
             joins=joins,
             inspect=has_device,
-            queues=(self.stacks or self.items) and not has_device,
+            queues=rests and not has_device,
             cpu_runs="cpu" in options.lanes,
             micro_batch=self.micro_batch,
             compose_ahead=self.devices,

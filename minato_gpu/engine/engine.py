@@ -50,7 +50,8 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
-        self._handover = Handover(parts)
+        self._items = ItemRun()
+        self._handover = Handover(parts, self._items)
         self._timeout = parts.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -63,7 +64,6 @@ class Engine(Batches):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer was handed its last batch
-        self._items = ItemRun()
         self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -106,10 +106,9 @@ class Engine(Batches):
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Value:
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] = lambda: None) -> Value:
         """See Batches."""
-        if asked is not None:
-            asked()
+        asked()
         started, epochs = perf_counter(), self.epochs
         self.handed = None
         if os.getpid() != self._process:
@@ -117,8 +116,8 @@ class Engine(Batches):
                 f"this iterator, and its workers, are those of process {self._process}, from which this one was "
                 "forked: make another here with iter(loader)"
             )
-        if self._items.left and not self.closed:
-            return self._next_item(number, started)
+        if self._items.left and self._items.epoch == number and not self.closed:
+            return self._next_item(started)
         with self._lock:
             if self.closed:
                 raise EndOfEpoch
@@ -139,11 +138,7 @@ class Engine(Batches):
             order, batch = epochs.order, self.assembly.take(epochs.order)
             positions = self.handed = epoch.positions(batch.dealt)
             away = started - self._left if order > epoch.first_order else 0.0
-            if batch.items:
-                epochs.delivered(away, len(batch.items))
-                epochs.widen(max(away, self.pump.run.typical_s), batch.nbytes // len(batch.items))
-            else:
-                epochs.delivered(away)
+            epochs.delivered(away, batch)
             epochs.draw_on()
             if self._count is not None:
                 self._count_workers(self._count, batch.size)
@@ -155,9 +150,6 @@ class Engine(Batches):
                 self._attention()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         try:
-            if batch.items:
-                self._items.begin(batch, positions[0][0])
-                return self._next_item(number, started)
             value = self._handover(self.log, epoch, batch, positions, judge, started)
         finally:
             if trains:
@@ -167,11 +159,11 @@ class Engine(Batches):
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
 
-    def _next_item(self, number: int, started: float) -> Value:
+    def _next_item(self, started: float) -> Value:
         """The next sample of the run that was taken last: nothing else is to be done for it."""
         try:
             self.handed = self._items.span
-            return self._items.next(self.log, number, started)
+            return self._items.next(self.log, started)
         finally:
             self._left = perf_counter()
 

@@ -21,8 +21,7 @@ from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.contract import PositionSpan
-from minato_gpu.window.records import Record
-
+from minato_gpu.window.records import Batch, Record
 
 _CHEAP_S = 200e-6  # of a sample that is delivered by itself, to prepare and to use: more than handing it over costs
 _WIDE_BYTES = 1 << 20  # of a place of such
@@ -222,15 +221,17 @@ class Epochs:
             self._drawing.clear()
             raise
 
-    def delivered(self, step_s: float, batches: int = 1) -> None:
-        """The next batch, or so many of one sample, is the consumer's, which was away for ``step_s`` seconds before."""
+    def delivered(self, step_s: float, batch: Batch) -> None:
+        """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
         self._due.append(partial(self._delivered, self.order, step_s))
-        self.order = OutputBatch(self.order + batches)
+        self.order = OutputBatch(self.order + batch.orders)
+        if batch.items:
+            self._widen(max(step_s, self._pump.run.typical_s), batch.nbytes // batch.orders)
 
-    def widen(self, seconds: float, nbytes: int) -> None:
-        """Have more samples in a place, and in the window, while they cost next to nothing, or fewer. The last that were
-        delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
-        typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: on a busy machine some wait
+    def _widen(self, seconds: float, nbytes: int) -> None:
+        """Have more samples in a place, and in the window, while they cost next to nothing, or fewer. The last that
+        were delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
+        typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: a busy machine's vary
         self._item_s = max(typical, _CHEAP_S / 2)
         most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
         self._together = max(1, min(2 * self._together, most))

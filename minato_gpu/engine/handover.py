@@ -19,7 +19,8 @@ from minato_gpu.window.records import Batch
 class Handover:
     """Of streams, which workers iterate for themselves, a batch's samples have no positions."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, items: ItemRun) -> None:
+        self._items = items
         self._assembly = parts.assembly
         log = parts.order_log
         self._records = None if log is None or log.replays else log
@@ -36,7 +37,10 @@ class Handover:
         asked: float,
     ) -> Value:
         """The batch of these positions as the consumer sees it, which has waited for it since ``asked``. Raises what
-        ``judge`` does, where the batch must not come without its bad samples."""
+        ``judge`` does, where the batch must not come without its bad samples. Of a run of samples, the first."""
+        if batch.items:
+            self._items.begin(batch, epoch.number, positions[0][0])
+            return self._items.next(log, asked)
         now = perf_counter()
         value = self.value(epoch, batch)
         try:
@@ -89,19 +93,20 @@ class ItemRun:
 
     def __init__(self) -> None:
         self.left: deque[Callable[[], Value]] = deque()
+        self.epoch = 0
         self._position = self._number = 0  # in the sampler's order, and among the epoch's batches
 
-    def begin(self, batch: Batch, position: int) -> None:
+    def begin(self, batch: Batch, epoch: int, position: int) -> None:
         """These are the next."""
         self.left.extend(batch.items)
-        self._position, self._number = position, batch.number
+        self.epoch, self._position, self._number = epoch, position, batch.number
 
     @property
     def span(self) -> list[Span]:
         """The positions of the next."""
         return [(self._position, self._position + 1)]
 
-    def next(self, log: Telemetry, epoch: int, asked: float) -> Value:
+    def next(self, log: Telemetry, asked: float) -> Value:
         """The next as the consumer sees it. Raises what keeps it from being handed over."""
         lent, positions, number = self.left.popleft(), self.span, self._number
         self._position, self._number = self._position + 1, number + 1
@@ -109,7 +114,7 @@ class ItemRun:
             value = lent()
         except Exception as error:
             log.lost(1, 0)
-            place = f"epoch {epoch}, batch {number}, position {positions[0][0]}"
+            place = f"epoch {self.epoch}, batch {number}, position {positions[0][0]}"
             reraise(failure(error, f"while a batch was handed over ({place})", collated=True).error)
         now = perf_counter()
         log.delivered(now, number, 1, now - asked, (0,), positions=positions)

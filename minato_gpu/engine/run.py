@@ -51,7 +51,7 @@ class Run:
         self.sent: dict[int, Sent] = {}
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
-        self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0 where that is next to none
+        self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
         self.awaits_answer = False  # something was revoked
         self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
         self._lanes, self._assembly = parts.lanes, parts.assembly

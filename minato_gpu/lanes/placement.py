@@ -140,8 +140,8 @@ class Placement:
         return found
 
     def joined(self, samples: list[Value], task: Task, piece: Piece, at: int | None = None) -> Laid | Failure:
-        """What the ``collate_fn`` makes of them, or of number ``at`` of the piece alone. What it draws is the batch's own: whoever joins it, and whatever that
-        worker did before."""
+        """What the ``collate_fn`` makes of them, or of number ``at`` of the piece alone. What it draws is the batch's
+        own: whoever joins it, and whatever that worker did before."""
         stage, hint = "collate", ""
         if self.own_collate and self._seeder is not None:
             self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(at or 0)))

@@ -111,7 +111,8 @@ class ItemComposition(_Composition):
         ends, (lo, hi) = self._ends, span
         cuts = {*ends[bisect_right(ends, lo) : bisect_right(ends, hi)], hi, *failed, *(s + 1 for s in failed)}
         for end in sorted(cuts - {lo}):
-            self._runs.append(Compose(OutputBatch(lo + self._shift), ((lo, TicketId(end)),), (lo,) if lo in failed else ()))
+            spans, bad = ((lo, TicketId(end)),), (lo,) if lo in failed else ()
+            self._runs.append(Compose(OutputBatch(lo + self._shift), spans, bad))
             lo = TicketId(end)
         if (oldest := self._places.oldest) is not None:
             del ends[: bisect_right(ends, oldest.first)]

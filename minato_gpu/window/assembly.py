@@ -149,8 +149,10 @@ class Assembly:
             assert isinstance(item, (Blob, Local))
             batch.nbytes += item.nbytes
             batch.items.append(self.holdings.lend(item))
-        batch.ready = True
+        batch.ready, batch.orders = True, batch.size
         self.taken(batch.spans)
+        first = batch.spans[0][0]
+        batch.dealt = ((first, TicketId(first + 1)),)
 
     def _leave_out(self, batch: Batch, holes: list[TicketId], bad: list[Failure]) -> None:
         """The batch comes without these samples, which failed."""

@@ -133,8 +133,8 @@ class Batch:
 
     ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``). ``dealt``:
     its samples with those that were left out of ``spans``, ``bad``; ``ends``: where some may be, the first and the last
-    that were not. ``lent``: how the consumer gets at it, or at each of the ``items`` that it is taken apart into.
-    ``load``: on its way to a device.
+    that were not. ``lent``: how the consumer gets at it. ``items``: the same for each of a run of samples that count as
+    ``orders`` batches; the first is ``dealt``. ``load``: on its way to a device.
     """
 
     spans: tuple[TicketSpan, ...]
@@ -149,6 +149,7 @@ class Batch:
     lent: Callable[[], Value] | None = None
     items: list[Callable[[], Value]] = field(default_factory=list)
     load: Load | None = None
+    orders: int = 1
     dealt: tuple[TicketSpan, ...] = field(init=False)
     size: int = field(init=False)
 
