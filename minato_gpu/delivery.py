@@ -71,6 +71,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._number = progress.source.number
         self._batches = batches
         self._devices = options.devices
+        self._stays = options.device.type == "cpu" and not self._pin_memory  # batches are where they are wanted
         self._progress = progress
         self._num_yielded = progress.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
@@ -97,7 +98,9 @@ class EpochIterator(_BaseDataLoaderIter):
             raise StopIteration
         self._go_on()
         try:
-            data = self._placed(self._next_batch())
+            data = self._next_batch()
+            if not self._stays:
+                data = self._placed(data)
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
