@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from minato_gpu import DataLoader
 from minato_gpu.engine import epochs
+from minato_gpu.window.records import Batch
 
 LENGTH = 700
 _FORK = multiprocessing.get_context("fork")
@@ -39,7 +40,7 @@ def _all_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epochs, "_CHEAP_S", 1e3)
 
 
-def loader(make: Callable[[int], Any], **more: Any) -> DataLoader:
+def loader(make: Callable[[int], Any], **more: Any) -> DataLoader[Any]:
     return DataLoader(Made(make), **{"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork", **more})
 
 
@@ -49,9 +50,12 @@ def test_runs_are_taken_and_each_sample_counts_as_it_is_delivered(
 ) -> None:
     taken: list[int] = []
     delivered = epochs.Epochs.delivered
-    monkeypatch.setattr(
-        epochs.Epochs, "delivered", lambda *given: (taken.append(given[2].orders), delivered(*given))[1]
-    )
+
+    def noted(self: epochs.Epochs, step_s: float, batch: Batch) -> None:
+        taken.append(batch.orders)
+        delivered(self, step_s, batch)
+
+    monkeypatch.setattr(epochs.Epochs, "delivered", noted)
     items = loader(str, num_workers=workers)
     for number, sample in enumerate(items):
         assert sample == str(number)

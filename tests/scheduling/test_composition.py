@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
-from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
-from minato_gpu.scheduling.messages import Admitted
+from minato_gpu.scheduling.composition import FixedComposition, FreeComposition, ItemComposition
+from minato_gpu.scheduling.messages import Admitted, Compose
 from minato_gpu.scheduling.places import Place, Places
 from tests.tickets import span
 
@@ -66,3 +66,31 @@ def test_no_batch_overtakes_the_end_of_an_epoch(fixed: bool) -> None:
     assert composer.composed(eager=True) is None
     composer.finish(0)
     assert [composer.composed(eager=True) for _ in range(2)] == [((0, 2),), ((2, 4),)]
+
+
+def test_samples_that_are_delivered_one_by_one_are_composed_as_they_come() -> None:
+    """In runs that begin at their first sample's order, within one place; what has failed is one by itself."""
+    places = Places()
+    composition = ItemComposition(places)
+    first, shift = 10, 3  # an earlier run has delivered the others
+    for lo, hi in [(10, 16), (16, 17), (17, 20)]:
+        place = Place(Admitted(0.0, SourceBatch(lo + shift), 0, TicketId(lo), hi - lo))
+        composition.admit(place, hi - lo)
+        places.admit(place)
+    runs: list[Compose] = []
+    for lo, hi, failed in [(18, 20, ()), (first, 12, ()), (12, 18, (13, 14))]:
+        bad = tuple(map(TicketId, failed))
+        composition.finished(0, span(lo, hi), bad, places.finish(span(lo, hi), bad))
+        while (run := composition.compose(False)) is not None:
+            runs.append(run)
+    assert all(run.order == run.spans[0][0] + shift for run in runs)
+    assert sorted((*run.spans[0], run.failed) for run in runs) == [
+        (10, 12, ()),
+        (12, 13, ()),
+        (13, 14, (13,)),
+        (14, 15, (14,)),
+        (15, 16, ()),
+        (16, 17, ()),
+        (17, 18, ()),
+        (18, 20, ()),
+    ]
