@@ -98,9 +98,7 @@ class EpochIterator(_BaseDataLoaderIter):
             raise StopIteration
         self._go_on()
         try:
-            data = self._next_batch()
-            if not self._stays:
-                data = self._placed(data)
+            data = self._placed(self._next_batch())
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
@@ -132,6 +130,8 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""
+        if self._stays:
+            return data
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         devices = self._devices
