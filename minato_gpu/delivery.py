@@ -71,6 +71,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._number = progress.source.number
         self._batches = batches
         self._devices = options.devices
+        self._stays = options.device.type == "cpu" and not self._pin_memory  # batches are where they are wanted
         self._progress = progress
         self._num_yielded = progress.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
@@ -129,6 +130,8 @@ class EpochIterator(_BaseDataLoaderIter):
 
     def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""
+        if self._stays:
+            return data
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         devices = self._devices

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
+from typing import NoReturn
 
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
@@ -142,6 +143,8 @@ class SamplesHere(Batches):
         self._kept: tuple[Ticket, Value] | None = None  # the last that did not fail, where some may
         self._task = Task(0, 0, "run", source.number, source.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
+        # a batch is one sample, as the data set gives it: nothing is left out, or tried again
+        self._one = not (job.auto_collation or job.pipeline or job.skips or job.retries)
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
@@ -152,9 +155,13 @@ class SamplesHere(Batches):
         if drawn is None:
             self.log.ended(perf_counter())
             raise EndOfEpoch
-        piece = _piece(drawn)
-        self.handed = [(piece.position, piece.position + len(drawn.keys))]
+        self.handed = [(drawn.positions[0], drawn.positions[-1] + 1)]
         asked()
+        if self._one:
+            batch = self._item(drawn)
+            self.log.inline(begin, perf_counter(), self._source.delivered.batches, 1, positions=self.handed)
+            return batch
+        piece = _piece(drawn)
         samples = self._samples(piece)
         good = len(piece.keys) - len(self.bad)
         try:
@@ -168,6 +175,19 @@ class SamplesHere(Batches):
             raise
         self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.handed)
         return batch
+
+    def _item(self, drawn: Drawn) -> Value:
+        """The only sample of a batch."""
+        try:
+            sample = self._job.dataset[drawn.keys[0]]
+        except Exception as error:
+            self._raise(_piece(drawn), 0, error, 0)
+        try:
+            return self._job.collate_fn(sample)
+        except Exception as error:
+            self._of_all_failed("collate", _piece(drawn), error)
+            self.log.in_vain(1)
+            raise
 
     def _samples(self, piece: Piece) -> Value:
         """Those of a batch, or what there is in place of their list where the data set is asked once; what fails of
@@ -185,26 +205,33 @@ class SamplesHere(Batches):
                 if self._job.skips:
                     bad.append(self._producer.failure(self._task, piece, at, error))
                     continue
-                cause, origin = self._producer.explained(self._task, piece, at, error)
-                self.log.in_vain(len(samples))
-                self._lost(len(piece.keys), cause, str(origin))
-                if cause is error:
-                    raise
-                raise cause from cause.__cause__
+                self._raise(piece, at, error, len(samples))
         self.bad = bad
         if samples and self._job.skips:
             self.survivor = _ticket(self._task, piece, last)
             self._kept = self.survivor, samples[-1]
         return samples
 
+    def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:
+        """A sample has failed after others were ``prepared``, and its batch with it."""
+        cause, origin = self._producer.explained(self._task, piece, at, error)
+        self.log.in_vain(prepared)
+        self._lost(len(piece.keys), cause, str(origin))
+        if cause is error:
+            raise error
+        raise cause from cause.__cause__
+
     def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
         """What a function of the user's makes of a whole batch."""
         try:
             return function(argument)
         except Exception as error:
-            place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
-            self._lost(len(piece.keys) - len(self.bad), error, f"{what}, epoch {self._task.epoch}, {place}")
+            self._of_all_failed(what, piece, error)
             raise
+
+    def _of_all_failed(self, what: str, piece: Piece, error: Exception) -> None:
+        place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
+        self._lost(len(piece.keys) - len(self.bad), error, f"{what}, epoch {self._task.epoch}, {place}")
 
     def _lost(self, samples: int, error: BaseException, where: str) -> None:
         """A batch raises, and takes all its samples along: those that are not left out."""

@@ -62,6 +62,7 @@ _MICRO_BATCH = 16
 MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
+MOST_ITEMS = 64  # delivered one by one, in a place: what a place costs the training process is then less than they do
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
@@ -136,6 +137,18 @@ class Plan:
         return self.batched and not self.iterable and self.loader.collate_fn is default_collate
 
     @property
+    def items(self) -> bool:
+        """Whether samples are delivered one by one, in order: they are then handed over in runs."""
+        plain = self.options.device.type == "cpu" and "device" not in self.options.lanes
+        return not (self.batched or self.iterable or self.options.lateness or self.records.order) and plain
+
+    @property
+    def widest(self) -> int:
+        """Samples that a place may hold of those that are delivered one by one: where their bytes are counted, or they
+        may be left out, no more than one."""
+        return MOST_ITEMS if self.items and self.loader.host_memory_budget is None and not self.options.skips else 1
+
+    @property
     def cuts(self) -> tuple[int, ...]:
         """The stages before which a sample may go on from the CPU lane to the device lane."""
         pipeline = self.loader.pipeline
@@ -150,7 +163,8 @@ class Plan:
     def policy(self) -> Policy:
         """What the scheduler is told."""
         loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
-        joins = not self.stacks and not options.free and not has_device  # of a device's no worker would have all
+        rests = self.stacks or self.items  # every sample stays where its worker has put it
+        joins = not (rests or options.free or has_device)  # of a device's no worker would have all
         policy = Policy(
             window=self.window * self.batch,
             fixed=self._replays or not options.free,
@@ -159,13 +173,14 @@ class Plan:
             whole_places=joins and self.workers == 1,  # no other could help to join them
             joins=joins,
             inspect=has_device,
-            queues=self.stacks and not has_device,
+            queues=rests and not has_device,
             cpu_runs="cpu" in options.lanes,
             micro_batch=self.micro_batch,
             compose_ahead=self.devices,
             spares_device=options.device.type == "cuda",
             spreads=pads_batches(loader, options),
             devices=self.devices,
+            items=self.items,
             device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
         )
         return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
@@ -270,7 +285,7 @@ def build_engine(
             plan.workers,
             addressed=plan.iterable,
             arenas=not options.threads,
-            window=plan.policy.window,
+            window=plan.policy.window * (2 * plan.widest - 1),  # in blocks of each size
             fetched=fetched,
             active=loader.num_workers,
             fields=fields,
@@ -347,11 +362,11 @@ def _engine(
 ) -> Engine:
     loader, policy, records, iterable = plan.loader, plan.policy, plan.records, plan.iterable
     workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
-    whole, skips = not plan.batched or policy.fixed, plan.options.skips
+    whole, skips = not plan.items and (not plan.batched or policy.fixed), plan.options.skips
     parts = Parts(
         links,
         lanes,
-        Assembly(links, stacks=plan.stacks, joins_whole=whole, loading=loading, skips=skips),
+        Assembly(links, stacks=plan.stacks, joins_whole=whole, items=plan.items, loading=loading, skips=skips),
         lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
         estimates=plan.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),
@@ -363,6 +378,7 @@ def _engine(
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         window=plan.window,
         batch=plan.batch,
+        items=plan.widest if plan.items else 0,
         homes=policy.homes,
         streams=iterable,
         cuts=bool(plan.cuts),

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
-from minato_gpu.engine.handover import Handover
+from minato_gpu.engine.handover import Handover, ItemRun
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
@@ -50,7 +50,8 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
-        self._handover = Handover(parts)
+        self._items = ItemRun()
+        self._handover = Handover(parts, self._items)
         self._timeout = parts.timeout
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -72,6 +73,7 @@ class Engine(Batches):
     def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
         with self._lock:
+            self._items.left.clear()
             pump = self.pump
             if pump.estimates is not None:
                 pump.estimates.begin_epoch()
@@ -104,10 +106,9 @@ class Engine(Batches):
 
     # --- the consumer's side -------------------------------------------------------------------------------
 
-    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] | None = None) -> Value:
+    def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] = lambda: None) -> Value:
         """See Batches."""
-        if asked is not None:
-            asked()
+        asked()
         started, epochs = perf_counter(), self.epochs
         self.handed = None
         if os.getpid() != self._process:
@@ -115,6 +116,8 @@ class Engine(Batches):
                 f"this iterator, and its workers, are those of process {self._process}, from which this one was "
                 "forked: make another here with iter(loader)"
             )
+        if self._items.left and self._items.epoch == number and not self.closed:
+            return self._next_item(started)
         with self._lock:
             if self.closed:
                 raise EndOfEpoch
@@ -134,11 +137,12 @@ class Engine(Batches):
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
             positions = self.handed = epoch.positions(batch.dealt)
-            epochs.delivered(started - self._left if order > epoch.first_order else 0.0)
+            away = started - self._left if order > epoch.first_order else 0.0
+            epochs.delivered(away, batch)
             epochs.draw_on()
             if self._count is not None:
                 self._count_workers(self._count, batch.size)
-            trains = at_hand and started - self._left > _TRAINS_S
+            trains = at_hand and away > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
                 self._settle()
@@ -154,6 +158,14 @@ class Engine(Batches):
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def _next_item(self, started: float) -> Value:
+        """The next sample of the run that was taken last: nothing else is to be done for it."""
+        try:
+            self.handed = self._items.span
+            return self._items.next(self.log, started)
+        finally:
+            self._left = perf_counter()
 
     def pad(self, number: int, ticket: Ticket | None) -> Value:
         """See Batches."""

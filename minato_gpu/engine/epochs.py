@@ -21,7 +21,10 @@ from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
 from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.contract import PositionSpan
-from minato_gpu.window.records import Record
+from minato_gpu.window.records import Batch, Record
+
+_CHEAP_S = 200e-6  # of a sample that is delivered by itself, to prepare and to use: more than handing it over costs
+_WIDE_BYTES = 1 << 20  # of a place of such
 
 
 class Epoch:
@@ -58,6 +61,9 @@ class Epochs:
         self._parts = parts
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
+        self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
+        self._together = 1  # batches of the sampler in one place: more than one only where each is a sample
+        self._window = parts.window  # batches admitted and not delivered
         self._forget()
 
     def _forget(self) -> None:
@@ -83,7 +89,7 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._drawn - self.order < self._parts.window + self._parts.read_ahead
+        return not self._drawing and self._drawn - self.order < self._window + self._parts.read_ahead
 
     @property
     def delivered_all(self) -> bool:
@@ -141,8 +147,9 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
-        limit = self.order + self._parts.window + self.beyond
-        while self._drawing and self._drawn < limit + self._parts.read_ahead and not self._ends_in_error:
+        limit = self.order + self._window + self.beyond
+        most = limit + self._parts.read_ahead - self._together
+        while self._drawing and self._drawn <= most and not self._ends_in_error:
             try:
                 self._draw_next(self._drawing[0])
             except Exception as error:
@@ -157,21 +164,27 @@ class Epochs:
         return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
 
     def _draw_next(self, epoch: Epoch) -> None:
-        drawn = epoch.draw()
+        drawn, error = epoch.draw(), None
         if drawn is None:
             self._drawing.popleft()
             epoch.end = OutputBatch(self._drawn)
             self._ahead.append((epoch, ()))
             return
+        batches = 1
+        if self._together > 1 and drawn.left is None:
+            drawn, error = _more(epoch, drawn, self._together)
+            batches = len(drawn.keys)
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
-        self._drawn = SourceBatch(self._drawn + 1)
+        self._drawn = SourceBatch(self._drawn + batches)
         if self._parts.facts.hearers:
             first = drawn.positions[0]
             self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))
+        if error is not None:
+            raise error
 
     def _enter(self, limit: int) -> None:
         """Let places that have been drawn into the window, up to ``limit``."""
@@ -188,7 +201,7 @@ class Epochs:
             for piece in pieces:
                 self._due.append(partial(self._admit, self._place, piece, batch))
                 batch = 0
-            self._place = SourceBatch(self._place + 1)
+            self._place = SourceBatch(self._place + (drawn.rows if self._parts.items else 1))
 
     def draw_on(self) -> None:
         """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
@@ -208,10 +221,21 @@ class Epochs:
             self._drawing.clear()
             raise
 
-    def delivered(self, step_s: float) -> None:
+    def delivered(self, step_s: float, batch: Batch) -> None:
         """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
         self._due.append(partial(self._delivered, self.order, step_s))
-        self.order = OutputBatch(self.order + 1)
+        self.order = OutputBatch(self.order + batch.orders)
+        if batch.items:
+            self._widen(max(step_s, self._pump.run.typical_s), batch.nbytes // batch.orders)
+
+    def _widen(self, seconds: float, nbytes: int) -> None:
+        """Have more samples in a place, and in the window, while they cost next to nothing, or fewer. The last that
+        were delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
+        typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: a busy machine's vary
+        self._item_s = max(typical, _CHEAP_S / 2)
+        most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
+        self._together = max(1, min(2 * self._together, most))
+        self._window = self._parts.window * self._together
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
@@ -235,3 +259,16 @@ class Epochs:
         epoch = self._epochs.get(record.epoch)
         follow = None if epoch is None else epoch.samples_after(record.end)
         return m.Admitted(now, *what, batch=batch, home=home, fetched=fetched, follow=follow)
+
+
+def _more(epoch: Epoch, first: Drawn, most: int) -> tuple[Drawn, BaseException | None]:
+    """Up to ``most`` of the sampler's batches as one, beginning with this, each of one sample; what it raised then."""
+    keys, counts, error = [*first.keys], [*(first.occurrences or (0,))], None
+    try:
+        while len(keys) < most and (drawn := epoch.draw()) is not None:
+            keys += drawn.keys
+            counts += drawn.occurrences or (0,)
+    except BaseException as raised:  # what was drawn before comes first
+        error = raised
+    at = first.positions[0]
+    return Drawn(range(at, at + len(keys)), keys, counts if any(counts) else None), error  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ class Parts:
     ``window``: batches admitted and not delivered, of ``batch`` samples each. ``homes``: which device lanes may prepare
     the batches of an epoch, in turn. ``streams``: every worker iterates the data set for itself, so that nothing is
     drawn here, and an epoch ends when its streams do. ``cuts``: samples may go on from one lane to another.
+    ``items``: samples are delivered one by one, in order; so many, at most, are then admitted and handed over together.
     ``timeout``: seconds that the consumer waits for a batch, 0 for no limit. ``replaces``: a worker that dies is
     replaced, where it can be.
     """
@@ -51,6 +52,7 @@ class Parts:
     watchdog: Watchdog | None = None
     window: int = 1
     batch: int = 1
+    items: int = 0
     homes: Sequence[str] = (DEVICE,)
     streams: bool = False
     cuts: bool = False

@@ -51,6 +51,7 @@ class Run:
         self.sent: dict[int, Sent] = {}
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
+        self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
         self.awaits_answer = False  # something was revoked
         self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
         self._lanes, self._assembly = parts.lanes, parts.assembly
@@ -155,6 +156,8 @@ class Run:
                 self._ended[report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
         if report.done > report.first:
+            if self._parts.items:
+                self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
         if self._estimates is not None:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)

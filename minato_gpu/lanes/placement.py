@@ -35,6 +35,8 @@ class Placement:
     def putter(self, task: Task, piece: Piece, progress: Progress) -> Put:
         """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
         store = self._store
+        if not (self._job.auto_collation or piece.whole):
+            return lambda at, value: self._put_item(task, piece, at, value)
         if piece.slab >= 0 and task.layout:
             write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
             first = piece.row
@@ -53,6 +55,11 @@ class Placement:
             return self._shipped(task, piece, at, value)
 
         return put_blob
+
+    def _put_item(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
+        """A sample that is a batch by itself, converted."""
+        item = self.joined([value], task, piece, at)
+        return self._unsent_of(task, piece, {at: value}).get(at, item) if self._blames_samples(item) else item
 
     def _shipped(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
         """Where a sample lies that is to be joined with others.
@@ -132,12 +139,12 @@ class Placement:
                 found[at] = self._unsent(task, piece, at, error)
         return found
 
-    def joined(self, samples: list[Value], task: Task, piece: Piece) -> Laid | Failure:
-        """What the ``collate_fn`` makes of them. What it draws is the batch's own: whoever joins it, and whatever that
-        worker did before."""
+    def joined(self, samples: list[Value], task: Task, piece: Piece, at: int | None = None) -> Laid | Failure:
+        """What the ``collate_fn`` makes of them, or of number ``at`` of the piece alone. What it draws is the batch's
+        own: whoever joins it, and whatever that worker did before."""
         stage, hint = "collate", ""
         if self.own_collate and self._seeder is not None:
-            self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(0)))
+            self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(at or 0)))
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
             stage = "send"
@@ -145,6 +152,8 @@ class Placement:
         except Exception as error:
             if self._job.collate_fn is default_collate and "equal size" in str(error):
                 hint = ": samples of different shapes need a collate_fn that pads them"
+            if at is not None:
+                piece = piece._replace(position=piece.position_of(at), keys=[piece.keys[at]], positions=None)
             return self.batch_failure(error, f"{stage}{hint}", task.epoch, piece, stage)
 
     def batch_failure(

@@ -52,6 +52,11 @@ class Progress:
         self._every = seconds
         self.report_at = self.now + seconds
 
+    def tell_each(self) -> None:
+        """Each sample is told as soon as it is ready, with what it took on a core."""
+        self.tell_every(0.0)
+        self.delayed, self._before, self._ran = True, self._delay(), thread_time()
+
     def add(self, item: Item) -> None:
         """One more sample is ready; ``item`` is its reference."""
         now = perf_counter()

@@ -297,9 +297,6 @@ class Stream:
     def told(self, *, exactly: bool = True) -> StreamState:
         """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
         may be one of some batches ago."""
-        return self._stands(exactly=exactly)._replace(size=self.size)
-
-    def _stands(self, *, exactly: bool) -> StreamState:
         part: Value = self.samples
         kind = "iterator"
         if isinstance(part, (_Passes, _Told)):
@@ -310,10 +307,11 @@ class Stream:
             part, kind = self._dataset, "dataset"
         exactly = exactly or self.ended  # the next epoch may begin from here
         if not is_stateful(part):
-            return StreamState(None, self.ended, failed=() if self._failed is None else ((0, self._failed),))
+            failed = () if self._failed is None else ((0, self._failed),)
+            return StreamState(None, self.ended, None, 0, False, 0, failed, self.size)
         if self._since is not None and self._since + 1 < EVERY and not exactly:
             self._since += 1
-            return StreamState(None, self.ended, since=self._since)
+            return StreamState(None, self.ended, since=self._since, size=self.size)
         self._since = None
         try:
             own, beside = part.state_dict(), None
@@ -322,9 +320,9 @@ class Stream:
                 beside = part.state_dict()
             state = dumps((kind, own, beside))
         except Exception as error:
-            return StreamState(None, self.ended, _said(part, error))
+            return StreamState(None, self.ended, _said(part, error), size=self.size)
         self._since = 0 if len(state) > LARGE else None
-        return StreamState(state, self.ended)
+        return StreamState(state, self.ended, size=self.size)
 
 
 def _moved(stood: Mapping[str, bytes], look: Callable[[], Mapping[str, bytes]]) -> set[str]:

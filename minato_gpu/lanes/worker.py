@@ -126,11 +126,15 @@ class Worker:
         if self._job.cuts:
             progress.parts = []
         progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
-        if task.singly:
+        items = not (self._job.auto_collation or task.pieces[0].whole)
+        if items:  # what is delivered by itself does not wait for one that takes long
+            progress.tell_each()
+        elif task.singly:
             progress.tell_every(0.0)
         elif self._job.in_order and not (task.credit or self._job.cuts) and all(p.slab >= 0 for p in task.pieces):
             progress.tell_every(TELL_ROWS_S)
-        progress.unseeded = self._producer.begin_unseeded(progress.size)
+        if not (items and self._placement.own_collate):  # which draws between samples
+            progress.unseeded = self._producer.begin_unseeded(progress.size)
         if not self._attempt(task, progress):
             for item in progress.rewind():
                 self._store.discard(item)

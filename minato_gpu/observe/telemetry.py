@@ -157,16 +157,16 @@ class Telemetry:
         self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
     ) -> None:
         """Batch ``number``, of ``size`` samples and ``padded`` repeated ones, was prepared on the consumer's thread."""
-        log = self.lanes["cpu"]
+        log, took = self.lanes["cpu"], end - begin
         log.samples += size
-        log.busy_s += end - begin
-        log.service_s.append((end - begin) / max(size, 1))
-        position = positions[0][0] if positions else self.samples
-        self.spans.append((begin, end, "cpu", 0, self._number, position, size, (end - begin) / max(size, 1)))
+        log.busy_s += took
+        position, each = positions[0][0] if positions else self.samples, took / size if size else took
+        log.service_s.append(each)
+        self.spans.append((begin, end, "cpu", 0, self._number, position, size, each))
         if self.facts.hearers:
             where = self._number, "cpu", 0, positions, size
             self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
-        self.delivered(end, number, size, end - begin, (0,), padded, positions)
+        self.delivered(end, number, size, took, (0,), padded, positions)
 
     def stalled(self, cause: str, begin: float, end: float) -> None:
         """The consumer waited for this cause."""

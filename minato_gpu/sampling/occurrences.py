@@ -22,28 +22,29 @@ _MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 class Occurrences:
     """How often each key has come before in the epoch; integers below ``length`` take one byte each.
 
-    ``used``: draws derive from it; else it is only counted for who takes up the state, as far as that can hold it.
+    ``unique``: no key comes twice. ``used``: draws derive from it; else it is only counted for who takes up the state,
+    as far as that can hold it.
     """
 
     def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
         self.used = used
-        self._unique = unique
+        self.unique = unique
         self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Key] = Counter()
 
     def count(self, keys: list[Key]) -> list[int] | None:
         """The occurrence of each key, in order; None when all are 0."""
-        if self._unique:
+        if self.unique:
             return None
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
     def before(self, keys: list[Key]) -> Occurrences:
         """A copy, as it was before the last of these keys were counted (all of them were)."""
-        copy = Occurrences(None, unique=self._unique, used=self.used)
+        copy = Occurrences(None, unique=self.unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
         copy._others = Counter(self._others)
-        if not self._unique and not copy._uncounted_at_once(keys):
+        if not self.unique and not copy._uncounted_at_once(keys):
             for key in keys:
                 copy._uncount(key)
             copy._others = +copy._others
@@ -63,7 +64,7 @@ class Occurrences:
 
         Where every key is known to come once, there is nothing to count.
         """
-        if self._unique:
+        if self.unique:
             return
         if planes and self._seen is None:
             raise ValueError("the state counts indices of a data set with a length, and this one has none")

@@ -120,31 +120,28 @@ class Source:
     def draw(self) -> Drawn | None:
         """The next batch, or None at the end. What the sampler raises passes through."""
         with self.lock:
-            return self._draw()
-
-    def _draw(self) -> Drawn | None:
-        if not self._fill():
-            self._check_end()
-            return None
-        state, item = self.order.coming[0]
-        first = self.position
-        try:
-            keys = self.keys_of(item)
-        except Exception:  # it is told once, and the order goes on behind it
-            self.order.coming.popleft()
-            raise
-        if self.order.way != REPLAY:
-            self._remember(Mark(self.place, first, state, keys))
-            self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
-        occurrences = self._take(keys)
-        left = None
-        if self._before.above and first < self._before.top:
-            left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
-            self._gone += not left
-            if self._whole:
-                self._check_whole(left, len(keys))
-        # of positions, as a cast would say, in one call more for every batch
-        return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
+            if not self._fill():
+                self._check_end()
+                return None
+            state, item = self.order.coming[0]
+            first = self.position
+            try:
+                keys = self.keys_of(item)
+            except Exception:  # it is told once, and the order goes on behind it
+                self.order.coming.popleft()
+                raise
+            if self.order.way != REPLAY:
+                self._remember(Mark(self.place, first, state, keys))
+                self._stores_keys = self._stores_keys and _PLAIN.issuperset(map(type, keys))
+            occurrences = self._take(keys)
+            left = None
+            if self._before.above and first < self._before.top:
+                left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
+                self._gone += not left
+                if self._whole:
+                    self._check_whole(left, len(keys))
+            # of positions, as a cast would say, in one call more for every batch
+            return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
 
     def _take(self, keys: list[Key]) -> list[int] | None:
         """The next batch, of these keys, counts as drawn. Returns how often each has come before."""
@@ -154,7 +151,7 @@ class Source:
         self.place, self.position = self.place + 1, self.position + len(keys)
         if self.digests:
             self._digest(keys)
-        return self.occurrences.count(keys)
+        return None if self.occurrences.unique else self.occurrences.count(keys)
 
     def _fill(self) -> bool:
         """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""

@@ -52,7 +52,8 @@ class WorkerStreams:
         state = before.state if told.since else told.state
         failed = tuple((before.batches + at, took) for at, took in told.failed)
         failed = before.failed + failed if state is None else ()
-        self._at[number] = told._replace(state=state, batches=before.batches + 1, failed=failed)
+        stands = state, told.ended, told.error, told.since, told.over, before.batches + 1, failed, told.size
+        self._at[number] = StreamState(*stands)  # half of what ``_replace`` takes
         self.turn = (number + 1) % len(self._at)
         if not self.saves_come:
             self.on_saves(False)

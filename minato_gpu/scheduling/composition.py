@@ -86,6 +86,42 @@ class FixedComposition(_Composition):
         return bool(self._complete) and super().held_back
 
 
+class ItemComposition(_Composition):
+    """Samples that are delivered one by one in the sampler's order: a run of them as soon as it is ready, whatever its
+    turn. The order of a run is that of its first sample. One that has failed is a run by itself, and so is what is of
+    another place: no more samples are taken at once than have been admitted together."""
+
+    missing = 1
+    held_back = False
+
+    def __init__(self, places: Places) -> None:
+        super().__init__(places, 0)
+        self._shift = 0  # from a serial to its order
+        self._ends: list[TicketId] = []  # of places, rising
+        self._runs: deque[Compose] = deque()
+
+    def admit(self, place: Place, batch: int) -> None:
+        """A place was admitted; they come in the sampler's order."""
+        self._shift = place.number - place.first
+        if place.first < place.end:
+            self._ends.append(place.end)
+
+    def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
+        """``span``, of one epoch, is ready, ``failed`` of it as errors."""
+        ends, (lo, hi) = self._ends, span
+        cuts = {*ends[bisect_right(ends, lo) : bisect_right(ends, hi)], hi, *failed, *(s + 1 for s in failed)}
+        for end in sorted(cuts - {lo}):
+            spans, bad = ((lo, TicketId(end)),), (lo,) if lo in failed else ()
+            self._runs.append(Compose(OutputBatch(lo + self._shift), spans, bad))
+            lo = TicketId(end)
+        if (oldest := self._places.oldest) is not None:
+            del ends[: bisect_right(ends, oldest.first)]
+
+    def compose(self, eager: bool) -> Compose | None:
+        """The next run, or None."""
+        return self._runs.popleft() if self._runs else None
+
+
 class FreeComposition(_Composition):
     """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
 

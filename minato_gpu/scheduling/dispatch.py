@@ -265,7 +265,7 @@ class Dispatcher:
         if lane.is_device:
             return limit, target
         each, shares = lane.typical, 2 * max(lane.slots, 1)
-        window = self._ledger.within(self.policy.window)
+        window = self._ledger.within(self.intake.pace.window)
         lease = self.intake.pace.lease_s(each, window, even=lane.even)
         whole = self._whole_place_s(entry, each, window // shares)
         lease = max(lease, whole)

@@ -123,7 +123,7 @@ class Intake:
         count, total = len(costs), sum(costs)
         if total == total:
             self.pace.expect(total / count, None, count)
-        lease_s = self.pace.lease_s(0.0, self._policy.window)
+        lease_s = self.pace.lease_s(0.0, self.pace.window)
         limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / count), self._policy.chunk_s / 4)
         start = 0
         for at in () if self._policy.whole_places or max(costs) <= limit else range(count):

@@ -44,6 +44,7 @@ class Pace:
         self.slots = 0  # of all lanes
         self.cpu_slots = 0
         self.batch = 1  # samples of a place
+        self.window = policy.window  # in tickets
         self.ending = False  # the sampler's last batch has been admitted
         self.tau = 0.0
         self.cpu_tau = 0.0  # the same for the CPU lane alone

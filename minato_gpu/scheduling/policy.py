@@ -32,7 +32,8 @@ class Policy:
     ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
     ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. In strict order that one
     prepares samples of places that go to number n; elsewhere, where a batch may be overtaken, any.
-    ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at.
+    ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at. ``items``: every sample
+    is a batch by itself, in strict order; a place may hold several, and is delivered in as many runs as it comes in.
     """
 
     window: int
@@ -60,6 +61,7 @@ class Policy:
     spreads: bool = False
     devices: int = 1
     device_ahead: int = 1
+    items: bool = False
 
     @property
     def pins(self) -> bool:

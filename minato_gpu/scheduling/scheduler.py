@@ -12,7 +12,7 @@ from typing import Any
 
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.composition import FixedComposition, FreeComposition
+from minato_gpu.scheduling.composition import FixedComposition, FreeComposition, ItemComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
@@ -29,9 +29,13 @@ class Scheduler:
         self.policy = policy
         self._places = Places()
         places, lateness = self._places, policy.max_lateness
-        self._composition: FixedComposition | FreeComposition = (
-            FixedComposition(places, lateness) if policy.fixed else FreeComposition(places, lateness, policy.spreads)
-        )
+        self._composition: FixedComposition | FreeComposition | ItemComposition
+        if policy.items:
+            self._composition = ItemComposition(places)
+        elif policy.fixed:
+            self._composition = FixedComposition(places, lateness)
+        else:
+            self._composition = FreeComposition(places, lateness, policy.spreads)
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._intake = self._work.intake
@@ -101,7 +105,7 @@ class Scheduler:
         if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
             return None
         if not self.policy.max_lateness or self._composition.held_back:
-            return m.Awaited((oldest.first, oldest.end), oldest.missing, True)
+            return m.Awaited((oldest.first, oldest.end), 1 if self.policy.items else oldest.missing, True)
         return m.Awaited((oldest.first, self._intake.newest), max(1, self._composition.missing), False)
 
     @property
@@ -151,7 +155,11 @@ class Scheduler:
         self._undelivered += event.size
         self._intake.enter(place, event.follow)
         self._intake.pace.ending = event.last
-        self._intake.pace.batch = max(event.size, self._intake.pace.batch)
+        pace = self._intake.pace
+        if self.policy.items:
+            pace.window = max(self.policy.window, self._undelivered)
+        else:
+            pace.batch = max(event.size, pace.batch)
         if event.fetched is None:
             self._queue(place, place.first, place.end)
         else:
@@ -297,7 +305,7 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.in_flight)
-        self._next_order = OutputBatch(event.order + 1)
+        self._next_order = OutputBatch(event.order + (size if self.policy.items else 1))
         self._asked = False
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()

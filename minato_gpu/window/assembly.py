@@ -37,6 +37,7 @@ class Assembly:
 
     ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
     ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
+    ``items``: each sample is a batch by itself, which its worker has collated; a batch here is a run of them.
     ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
     """
 
@@ -46,6 +47,7 @@ class Assembly:
         *,
         stacks: bool,
         joins_whole: bool,
+        items: bool = False,
         loading: Loading | None = None,
         skips: bool = False,
     ) -> None:
@@ -53,6 +55,7 @@ class Assembly:
         self.holdings = HostMemoryAccount(links, loading)
         self._completions = links.completions
         self._joins_whole = joins_whole
+        self._items = items
         self._skips = skips
         self.window = Window()
         self.samples = Samples(links, self.window, self.holdings, stacks=stacks, loading=loading)
@@ -70,7 +73,7 @@ class Assembly:
     @property
     def needs_jobs(self) -> bool:
         """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
-        return self.samples.layout is None
+        return self.samples.layout is None and not self._items
 
     def pieces(self, spans: Iterable[TicketSpan], *, inspect: bool) -> tuple[Piece, ...]:
         """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
@@ -122,6 +125,9 @@ class Assembly:
             batch.nbytes = self.samples.nbytes(batch.spans)
             self._drop(compose.spans)
             return False
+        if self._items:
+            self._compose_items(batch)
+            return False
         item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
         if isinstance(item, (Blob, Local)) and item.collated:
             batch.nbytes = item.nbytes
@@ -135,6 +141,18 @@ class Assembly:
             return False
         batch.nbytes = self.samples.nbytes(batch.spans)
         return True
+
+    def _compose_items(self, batch: Batch) -> None:
+        """A run of samples is there: lent from now on, as any batch that is no rows (``_came``)."""
+        for serial in tickets(batch.spans):
+            item = self.window.at(serial).items.pop(serial)
+            assert isinstance(item, (Blob, Local))
+            batch.nbytes += item.nbytes
+            batch.items.append(self.holdings.lend(item))
+        batch.ready, batch.orders = True, batch.size
+        self.taken(batch.spans)
+        first = batch.spans[0][0]
+        batch.dealt = ((first, TicketId(first + 1)),)
 
     def _leave_out(self, batch: Batch, holes: list[TicketId], bad: list[Failure]) -> None:
         """The batch comes without these samples, which failed."""

@@ -133,7 +133,8 @@ class Batch:
 
     ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``). ``dealt``:
     its samples with those that were left out of ``spans``, ``bad``; ``ends``: where some may be, the first and the last
-    that were not. ``lent``: how the consumer gets at it. ``load``: on its way to a device.
+    that were not. ``lent``: how the consumer gets at it. ``items``: the same for each of a run of samples that count as
+    ``orders`` batches; the first is ``dealt``. ``load``: on its way to a device.
     """
 
     spans: tuple[TicketSpan, ...]
@@ -146,7 +147,9 @@ class Batch:
     ready: bool = False
     failure: Failure | None = None
     lent: Callable[[], Value] | None = None
+    items: list[Callable[[], Value]] = field(default_factory=list)
     load: Load | None = None
+    orders: int = 1
     dealt: tuple[TicketSpan, ...] = field(init=False)
     size: int = field(init=False)
 

@@ -1,0 +1,154 @@
+"""``batch_size=None``: samples that cost next to nothing are handed over in runs, and nobody can tell."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import Dataset
+
+from minato_gpu import DataLoader
+from minato_gpu.engine import epochs
+from minato_gpu.window.records import Batch
+
+LENGTH = 700
+_FORK = multiprocessing.get_context("fork")
+
+
+class Made(Dataset[Any]):
+    """Sample ``index`` is what a function makes of it."""
+
+    def __init__(self, make: Callable[[int], Any], length: int = LENGTH) -> None:
+        self.make, self.length = make, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+@pytest.fixture(autouse=True)
+def _all_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs grow on a busy machine, too."""
+    monkeypatch.setattr(epochs, "_CHEAP_S", 1e3)
+
+
+def loader(make: Callable[[int], Any], **more: Any) -> DataLoader[Any]:
+    return DataLoader(Made(make), **{"batch_size": None, "num_workers": 1, "multiprocessing_context": "fork", **more})
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_runs_are_taken_and_each_sample_counts_as_it_is_delivered(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    delivered = epochs.Epochs.delivered
+
+    def noted(self: epochs.Epochs, step_s: float, batch: Batch) -> None:
+        taken.append(batch.orders)
+        delivered(self, step_s, batch)
+
+    monkeypatch.setattr(epochs.Epochs, "delivered", noted)
+    items = loader(str, num_workers=workers)
+    for number, sample in enumerate(items):
+        assert sample == str(number)
+        stats = items.stats()
+        assert stats["batches_delivered"] == stats["samples_delivered"] == number + 1
+    assert sum(taken) == LENGTH and max(taken) > 8
+
+
+def test_a_state_from_the_middle_of_a_run_goes_on_after_the_last_delivered() -> None:
+    items = loader(lambda index: index, shuffle=True)
+    iterator = iter(items)
+    order = [next(iterator) for _ in range(400)]
+    states = []
+    for _ in range(5):
+        order.append(next(iterator))
+        states.append((len(order), items.state_dict()))
+    order += iterator
+    assert sorted(order) == list(range(LENGTH))
+    for done, state in states:
+        resumed = loader(lambda index: index, shuffle=True)
+        resumed.load_state_dict(state)
+        assert list(resumed) == order[done:]
+
+
+def fails(index: int) -> int:
+    if index % 50 == 7:
+        raise KeyError(f"sample {index}")
+    return index
+
+
+def collates(sample: int) -> int:
+    if sample % 50 == 9:
+        raise ArithmeticError(f"joined {sample}")
+    return -sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_fails_is_raised_in_its_place_and_takes_no_other_along(workers: int) -> None:
+    context = "fork" if workers else None
+    iterator = iter(loader(fails, collate_fn=collates, num_workers=workers, multiprocessing_context=context))
+    for index in range(LENGTH):
+        if index % 50 == 7:
+            with pytest.raises(KeyError, match=f"sample {index}"):
+                next(iterator)
+        elif index % 50 == 9:
+            with pytest.raises(ArithmeticError, match=f"joined {index}"):
+                next(iterator)
+        else:
+            assert next(iterator) == -index
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_a_sample_that_waits_for_the_training_loop_holds_up_none_before_it() -> None:
+    had = _FORK.Semaphore(0)
+
+    def waits(index: int) -> int:
+        if index % 100 == 90:  # for all of those before it to be delivered
+            for _ in range(100 if index > 100 else 90):
+                assert had.acquire(timeout=60)
+        return index
+
+    for number, sample in enumerate(loader(waits)):
+        assert sample == number
+        had.release()
+
+
+def test_of_large_samples_no_more_are_prepared_ahead_than_prefetch_factor_says() -> None:
+    begun = _FORK.Value("i", 0)
+
+    def large(index: int) -> np.ndarray[Any, Any]:
+        begun.value += 1
+        return np.zeros(1 << 21, np.uint8)
+
+    for number, _ in enumerate(loader(large), 1):
+        assert begun.value <= number + 4
+        if number == 60:
+            break
+
+
+def test_a_worker_that_dies_in_a_run_has_a_successor_that_goes_on(tmp_path: Path) -> None:
+    def deadly(index: int) -> int:
+        if index in (150, 400) and not (tmp_path / str(index)).exists():
+            (tmp_path / str(index)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+    assert list(loader(deadly, num_workers=2, on_worker_death="replace")) == list(range(LENGTH))
+
+
+def test_what_cannot_be_sent_is_told_by_its_own_index() -> None:
+    iterator = iter(loader(lambda index: (lambda: None) if index == 300 else index))
+    assert [next(iterator) for _ in range(300)] == list(range(300))
+    with pytest.raises(Exception, match="index 300"):
+        next(iterator)
+    assert list(iterator) == list(range(301, LENGTH))
