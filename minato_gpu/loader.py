@@ -197,7 +197,7 @@ class DataLoader(TorchDataLoader[T]):
     def _get_iterator(self) -> Any:
         session = self._session
         session.begin_here()
-        resumption = session.take_pending()
+        resumption = session.take_pending(self)
         number = session.number(resumption)
         session.observe(self)
         if self.num_workers == 0:

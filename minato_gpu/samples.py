@@ -161,6 +161,11 @@ _ZEROS = np.zeros(4, np.uint64)
 _UNUSED = {"buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
+def shown(key: Key) -> str:
+    """The key as errors and counts name it: a number of NumPy's as Python's."""
+    return repr(key.item() if isinstance(key, np.generic) else key)
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a failure happened, as far as it is known (promise P6)."""
@@ -175,7 +180,7 @@ class Origin:
     def __str__(self) -> str:
         known = {each.name: getattr(self, each.name) for each in fields(self)}
         parts = [
-            f"{name} {value!r}" if name in ("index", "path", "stage") else f"{name} {value}"
+            f"{name} {shown(value)}" if name in ("index", "path", "stage") else f"{name} {value}"
             for name, value in known.items()
             if value is not None
         ]

@@ -66,6 +66,7 @@ class Session:
         self.progress: EpochProgress | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
+        self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
         self._user: weakref.ref[EpochIterator] | None = None
         self._shown: Shown | None = None
         self._events: Path | None = None
@@ -83,7 +84,8 @@ class Session:
             self.facts, self._is_observed = Facts(), False
 
     def __getstate__(self) -> dict[str, Any]:
-        anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False}
+        given = self._given if self._pending is None else self._pending.given
+        anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False, "_given": given}
         return {**self.__dict__, **dict.fromkeys(_OWN), **anew}
 
     def number(self, resumption: Resumption | None) -> int:
@@ -102,9 +104,15 @@ class Session:
 
     # --- epochs --------------------------------------------------------------------------------------------
 
-    def take_pending(self) -> Resumption | None:
+    def _waiting(self, loader: Arguments) -> Resumption | None:
+        """What the next epoch is to go on from."""
+        if self._given is not None:
+            self._pending, self._given = Resumption(loader, self._given), None
+        return self._pending
+
+    def take_pending(self, loader: Arguments) -> Resumption | None:
         """What the epoch that begins is to go on from, with its loader prepared for it."""
-        resumption = self._pending
+        resumption = self._waiting(loader)
         if resumption is None:
             return None
         if resumption.moved_on:
@@ -164,10 +172,10 @@ class Session:
 
     def state(self, loader: Arguments, ahead: int) -> State:
         """See ``DataLoader.state_dict``."""
-        if self._pending is not None:
+        if (waiting := self._waiting(loader)) is not None:
             if ahead:
                 raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
-            return self._pending.given
+            return waiting.given
         if self.order_log is not None and self.order_log.replays:
             raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
         if self.progress is None or (self.progress.over and ahead == 0):
@@ -183,7 +191,7 @@ class Session:
             raise ValueError(
                 "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
             )
-        self._pending = Resumption(loader, state)
+        self._pending, self._given = Resumption(loader, state), None
 
     def streams_between(self, loader: Arguments, *, keeps: bool = True) -> list[StreamState]:
         """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:

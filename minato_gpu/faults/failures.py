@@ -22,7 +22,7 @@ from torch._utils import ExceptionWrapper
 from minato_gpu.lanes.base import Failure, reraise
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.samples import JSON, Key, Origin, Position
+from minato_gpu.samples import JSON, Key, Origin, Position, shown
 from minato_gpu.sampling.delivered import DeliveredPositions
 
 RAISE, SKIP, RETRY = "raise", "skip", "retry"
@@ -52,7 +52,7 @@ class BadSample:
 
     def plain(self) -> dict[str, JSON]:
         """The same as plain data."""
-        return {**asdict(replace(self, index=None)), "index": repr(self.index)}
+        return {**asdict(replace(self, index=None)), "index": shown(self.index)}
 
 
 class TooManyFailures(RuntimeError):

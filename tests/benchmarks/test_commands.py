@@ -107,13 +107,6 @@ def test_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize(("name", "seeds"), [("disk_chaos", "2"), ("cache_chaos", "1")])
-def test_chaos(tmp_path: Path, name: str, seeds: str) -> None:
-    said = programs.run(f"benchmarks.{name}", "--seeds", seeds, "--folder", str(tmp_path), "--json", "-")
-    document = json.loads(said)
-    assert document["settings"]["runs_broken"] == 0 and len(document["rows"]) == int(seeds)
-
-
 # --- planted causes -------------------------------------------------------------------------------------------------
 
 

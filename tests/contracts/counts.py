@@ -17,11 +17,6 @@ def same(what: str, got: Any, due: Any) -> Iterator[str]:
         yield f"{what}: {got}, should be {due}"
 
 
-def plain(text: str) -> str:
-    """The text, with integers of NumPy as others."""
-    return text.replace(f"np.int64({BAD})", str(BAD))
-
-
 def named(case: Case, error: str) -> bool:
     """Whether it is the name of what the sample of BAD raises."""
     due = {"killed twice": ("KilledWorkers",), "hung twice": ("WorkerHung",)}.get(case.fault)
@@ -50,7 +45,6 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
     path = f"/of/{BAD}" if case.data == "pipeline" and not case.replaces else None
     for failure in stats["failures"]:
         told = {name: failure[name] for name in ("epoch", "index", "lane", "stage", "path")}
-        told["index"] = plain(told["index"])
         due = {"epoch": part.step.epoch, "index": str(BAD), "lane": "cpu", "stage": stage, "path": path}
         yield from same("failure", told, due)
         if not named(case, failure["error"]):

@@ -142,8 +142,9 @@ class Lineage:
         made = copy.copy(self.loader) if how == "copy" else _through_pickle(self.loader)
         self.drop()
         self.loader = made
-        self.goes_on = False
-        self.at = replace(self.at, ended=True, drawn=self.at.drawn and self.case.stay != "persistent")
+        if not self.waits:
+            self.goes_on = False
+            self.at = replace(self.at, ended=True, drawn=self.at.drawn and self.case.stay != "persistent")
 
     def restore(self, saved: Saved, workers: int, *, same: bool) -> None:
         """Let a new loader, or the same one, go on from what was saved."""
@@ -205,7 +206,7 @@ class Lineage:
                     self.at = replace(self.at, parts=(*self.at.parts, part), died=True)
                     self.iterator, self.doomed = None, False
                     return False
-                self.got.append(Raised(type(error), f"{error} {error.__cause__}"))
+                self.got.append(Raised.of(error))
             else:
                 if len(self.got) % 2 == 0:
                     self.held[len(self.got)] = batch

@@ -42,22 +42,22 @@ _DAMAGES = ("spoilt", "shortened", "deleted", "directory deleted", "directory re
 @functools.cache
 def cases() -> list[Case]:
     """The loaders that the machine begins with, the plainest first."""
-    found = {replace(case, interruption="none", epochs=EPOCHS, ranks=1) for case in walked(20_000)}
+    found = {replace(case, interruption="none", epochs=EPOCHS, ranks=1) for case in walked(20_000, _known)}
     usual = vars(Case(epochs=EPOCHS))
     return sorted(
-        (case for case in found if may(case, "saved") and not case.ends_early and _known(case)),
+        (case for case in found if may(case, "saved") and not case.ends_early),
         key=lambda case: (sum(value != usual[name] for name, value in vars(case).items()), str(case)),
     )
 
 
 _FAULTS = ("none", "raise", "skip", "handler skips", "handler raises", "retry", "killed once", "killed twice")
-_AS_USUAL = ("start", "collate", "error", "most", "budget", "context")
+AS_USUAL = ("start", "collate", "error", "most", "budget", "context")
 
 
 def _known(case: Case) -> bool:
     """Whether the machine knows what comes: workers start and batches are joined as usual, and it sets the budget."""
-    plain = all(getattr(case, name) == getattr(Case, name) for name in _AS_USUAL)
-    return plain and case.fault in _FAULTS and case.data != "closures"
+    plain = all(getattr(case, name) == getattr(Case, name) for name in AS_USUAL)
+    return legal(case) and plain and case.fault in _FAULTS and case.data != "closures"
 
 
 def may(case: Case, interruption: str) -> bool:
@@ -250,7 +250,7 @@ class Machine(RuleBasedStateMachine):
         self.saved += [] if found is None else [found]
 
     @_step(
-        lambda self: not self.line.waits and (self.between() or self.may_leave()),
+        lambda self: self.between() or self.line.waits or self.may_leave(),
         lambda case: not _draws_once(case),
         how=st.sampled_from(("copy", "pickle")),
         count=st.integers(0, 6),

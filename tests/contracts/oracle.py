@@ -16,7 +16,7 @@ import torch.utils.data
 
 import minato_gpu
 from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewhere, steps
-from tests.contracts.counts import counts_of_epoch, counts_of_part, named, plain, same
+from tests.contracts.counts import counts_of_epoch, counts_of_part, named, same
 from tests.contracts.kinds import KINDS
 from tests.contracts.material import BROKEN, GONE, NO_KEYS, NO_START
 from tests.contracts.orders import Keys, orders
@@ -161,7 +161,7 @@ def _error(case: Case, part: Part, error: Raised) -> Iterator[str]:
         if not case.streams and not together and case.fault != "collate raises":
             texts += [f"index {BAD}", "lane cpu"]
             texts += [f"path '/of/{BAD}'", "stage 'read'"] if case.data == "pipeline" and case.raises else []
-    missing = [each for each in texts if each not in plain(error.text)]
+    missing = [each for each in texts if each not in error.text]
     if case.fault in ("none", "skip", "retry") or case.replaces or not issubclass(error.kind, kind) or missing:
         yield f"{error}, should be {kind.__name__} that says {missing}"
 

@@ -37,6 +37,12 @@ class Raised:
     kind: type[Exception]
     text: str
 
+    @classmethod
+    def of(cls, error: Exception) -> Raised:
+        """What is kept of an error."""
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return cls(type(error), f"{error} {error.__cause__} {notes}")
+
 
 @dataclass
 class Part:
@@ -224,8 +230,7 @@ class _Taking:
         return True
 
     def _failed(self, error: Exception) -> None:
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        self.part.got.append(Raised(type(error), f"{error} {error.__cause__} {notes}"))
+        self.part.got.append(Raised.of(error))
 
     def _read(self, batch: Any) -> None:
         samples, joined = samples_of(self.case, batch)

@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.contracts import chaos, lineage
 from tests.contracts.cases import Case
 from tests.contracts.lineage import WrongError
-from tests.contracts.machine import EPOCHS, Machine, cases
+from tests.contracts.machine import AS_USUAL, EPOCHS, Machine, cases
 
 _FEW = settings(
     max_examples=25,
@@ -32,7 +32,7 @@ def test_a_loader_and_its_successors() -> None:
 
 
 def test_the_machine_begins_with_every_value_that_it_may() -> None:
-    left_out = {"interruption", "epochs", "ranks"}
+    left_out = {"interruption", "epochs", "ranks", *AS_USUAL}
     for name in {field.name for field in dataclasses.fields(Case)} - left_out:
         assert len({getattr(case, name) for case in cases()}) > 1
     assert all(eval(str(case)) == case for case in cases())
