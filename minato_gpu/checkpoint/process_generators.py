@@ -8,18 +8,15 @@ them moved, to there, unless they have moved since ``load_state_dict``.
 
 from __future__ import annotations
 
-import ctypes
 import random
 import struct
 from collections.abc import Iterable, Mapping
-from functools import cache
 
 import numpy as np
 import torch
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.seeding import state_words
 from minato_gpu.notices import say_once
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Value
@@ -37,16 +34,6 @@ def concerning(loader: Arguments, sampling: Sampling) -> tuple[str, ...]:
         return TORCH, PYTHON, NUMPY
     own = sampling.replays and (sampling.generator is not None or not sampling.uses_default_generator)
     return () if loader.generator is not None and own else (TORCH,)
-
-
-@cache
-def _torch_words() -> bytes | ctypes.Array[ctypes.c_char]:
-    return state_words(torch.default_generator) or b""
-
-
-def torch_words() -> bytes:
-    """A few words of torch's state, others after each draw and for each seed; empty where they are not found."""
-    return bytes(_torch_words())
 
 
 def torch_now() -> bytes:

@@ -42,14 +42,13 @@ class EpochProgress:
         self._most_again = most_drawn_again(loader)
         self._cursor = Cursor(self._sampling, source, gone)
         self._globals = process_generators.concerning(loader, self._sampling)
-        self._asked = b""  # torch's global generator before the batch that is asked for,
-        self._words = b""  # and what shows that it has moved
+        self._asked = b""  # torch's global generator before the batch that is asked for
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered
 
     def asked(self) -> None:
         """The next batch is about to be taken, or to be fetched here."""
-        if self._globals and ((words := process_generators.torch_words()) != self._words or not words):
-            self._words, self._asked = words, process_generators.torch_now()
+        if self._globals and (state := process_generators.torch_now()) != self._asked:  # few of them, mostly
+            self._asked = state
 
     def delivered(
         self,

@@ -363,3 +363,20 @@ def test_what_the_user_seeds_before_the_epoch_goes_on(draw: str) -> None:
     resumed.load_state_dict(through_json(loader.state_dict()))
     seed(77)
     assert _once([*first, *resumed])
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3])
+def test_the_second_of_a_pair_of_normals_is_drawn_again(taken: int) -> None:
+    """torch keeps it beside its generator's numbers, which do not move as it is drawn."""
+    data: Any = Made(8, lambda _: torch.randn(()))
+    torch.manual_seed(3)
+    loader = DataLoader(data, batch_size=None)
+    iterator = iter(loader)
+    for _ in range(taken):
+        last = next(iterator)
+    state = through_json(loader.state_dict(ahead=1))
+    whole = [last, *iterator]
+    torch.manual_seed(4)
+    resumed = DataLoader(data, batch_size=None)
+    resumed.load_state_dict(state)
+    assert [each.item() for each in resumed] == [each.item() for each in whole]
