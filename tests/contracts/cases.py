@@ -23,11 +23,12 @@ DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
 HANG_S = 2.0  # the limit for a sample, which takes milliseconds
 STREAMS = (14, 5, 9)  # samples of each worker's stream
+FILES = ("files", "urls")  # data whose bytes the loader reads
 STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "data": (
-        *("numbers", "mapping", "ragged", "objects", "closures", "many at once", "pipeline", "files"),
+        *("numbers", "mapping", "ragged", "objects", "closures", "many at once", "pipeline", "files", "urls"),
         *("stream", "stateful stream", "stateful iterator"),
     ),
     "sampler": (
@@ -74,7 +75,7 @@ class Case:
     start: str = "plain"  # what worker_init_fn does
     lanes: str = "cpu"
     collate: str = "usual"  # "own" stacks tensors as a user would; "draws" draws numbers for each batch
-    cache: str = "none"  # where the bytes of "files" are kept
+    cache: str = "none"  # where the bytes of "files" and "urls" are kept
     budget: int | None = None  # host_memory_budget
     fault: str = "none"  # of the sample of key BAD, and what the loader is to do about it
     error: str = "ValueError"  # what that sample raises, or that it cannot be pickled, or that it has no file
@@ -188,7 +189,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.workers == 0 and (c.lanes != "cpu" or c.cache != "none" or c.interruption == "elsewhere"),
     ),
     ("Only pipelines have device stages.", lambda c: c.lanes != "cpu" and c.data != "pipeline"),
-    ("Only files can be cached.", lambda c: c.cache != "none" and c.data != "files"),
+    ("Only files can be cached.", lambda c: c.cache != "none" and c.data not in FILES),
     ("A thread that dies takes the program with it.", lambda c: "killed" in c.fault and c.kind == "thread"),
     (
         "Only what is prepared in another process need be pickled.",
@@ -198,7 +199,7 @@ RULES: tuple[Rule, ...] = (
         "A sample that cannot be pickled is of use to a user's own function, or it cannot be joined.",
         lambda c: c.error == "unsendable" and (c.collate != "usual" or c.data == "closures"),
     ),
-    ("Only files can be gone.", lambda c: c.error == "no file" and c.data != "files"),
+    ("Only files can be gone.", lambda c: c.error == "no file" and c.data not in FILES),
     (
         "What a sample raises matters where it raises.",
         lambda c: (

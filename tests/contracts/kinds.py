@@ -164,6 +164,7 @@ PIPELINE = Pipeline(
 
 
 _NUMBERS = Kind(_numbers, _read_numbers, _square)
+_FILES = Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key)))
 _STREAM = Kind(of_stream, _read_numbers, _square)
 KINDS = {
     "numbers": _NUMBERS,
@@ -173,7 +174,8 @@ KINDS = {
     "closures": Kind(_closure, _read_numbers, _square),
     "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
     "pipeline": Kind(int, _read_pipeline, lambda key: 1),
-    "files": Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key))),
+    "files": _FILES,
+    "urls": _FILES,
     "stream": _STREAM,
     "stateful stream": _STREAM,
     "stateful iterator": _STREAM,

@@ -27,7 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from minato_gpu.notices import LOGGER
 from tests.contracts import elsewhere
-from tests.contracts.cases import Case, legal, walked
+from tests.contracts.cases import FILES, Case, legal, walked
 from tests.contracts.lineage import DEATHS, Lineage, Saved, send, with_files
 from tests.support.leaks import Snapshot, child_pids, leaks, take_snapshot
 from tests.support.waiting import wait_until
@@ -66,7 +66,7 @@ def may(case: Case, interruption: str) -> bool:
 
 
 def _has_processes(case: Case) -> bool:
-    return case.workers > 0 and (case.kind == "process" or case.data == "files")
+    return case.workers > 0 and (case.kind == "process" or case.data in FILES)
 
 
 def _draws_once(case: Case) -> bool:
@@ -317,7 +317,7 @@ class Machine(RuleBasedStateMachine):
     def _kind(self, pid: int) -> str:
         if pid in self.line.pids:
             return "worker"
-        files, replaces = self.line.case.data == "files", self.line.case.replaces
+        files, replaces = self.line.case.data in FILES, self.line.case.replaces
         return "reader or forker" if files and replaces else "reader" if files else "forker"
 
     @_step(None, lambda case: case.cache == "disk", how=st.sampled_from(_DAMAGES), seed=st.integers(0, 99))

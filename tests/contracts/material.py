@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from minato_gpu import Source, read_bytes
-from tests.contracts.cases import BAD, SAMPLES, STREAM_OF, STREAMS, Case
+from tests.contracts.cases import BAD, FILES, SAMPLES, STREAM_OF, STREAMS, Case
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample, of_stream
 
 BROKEN = f"sample {BAD} is broken"
@@ -112,6 +113,19 @@ class Files(Data):
         return file_sample(key, bytes(read_bytes(self.source(key)).data))
 
 
+class Urls(Files):
+    """The same at URLs, whose bytes the worker processes have from this one as they are forked."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        super().__init__(case, folder)
+        system = fsspec.filesystem("memory")
+        for file in folder.glob("*.bin"):
+            system.pipe(str(file), file.read_bytes())
+
+    def source(self, key: Any) -> Source:
+        return Source(f"memory:/{super().source(key).path}")
+
+
 def written(folder: Path) -> Path:
     """The folder with all files in it."""
     for key in range(SAMPLES):
@@ -198,8 +212,8 @@ def data_of(case: Case, folder: Path) -> Any:
     }
     if case.streams:
         return streams[case.data](case)
-    if case.data == "files":
-        return Files(case, folder)
+    if case.data in FILES:
+        return (Files if case.data == "files" else Urls)(case, folder)
     return (ManyAtOnce if case.data == "many at once" else Data)(case, folder)
 
 
