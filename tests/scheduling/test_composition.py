@@ -1,13 +1,21 @@
-"""When a batch may overtake an older sample, and when it may not."""
+"""When a batch may overtake an older sample and when not, that a chunk has one epoch, that recorded runs replay."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from minato_gpu.samples import SourceBatch, TicketId
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.composition import FixedComposition, FreeComposition, ItemComposition
 from minato_gpu.scheduling.messages import Admitted, Compose
 from minato_gpu.scheduling.places import Place, Places
+from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.simulation.catalogue import SCENARIOS
+from minato_gpu.simulation.virtual import VirtualLoader
 from tests.support.tickets import span
 
 SIZE = 2
@@ -66,6 +74,68 @@ def test_no_batch_overtakes_the_end_of_an_epoch(fixed: bool) -> None:
     assert composer.composed(eager=True) is None
     composer.finish(0)
     assert [composer.composed(eager=True) for _ in range(2)] == [((0, 2),), ((2, 4),)]
+
+
+EPOCH = 4
+
+
+def chunks_of_two_epochs(lane: str) -> list[m.Chunk]:
+    """Two epochs of one batch each, admitted while the lane is closed, then as many chunks as it takes."""
+    scheduler = Scheduler(Policy(window=4 * EPOCH))
+    device = [1e-5] * EPOCH if lane != m.CPU else None
+    for epoch in range(2):
+        cpu = [1e-5 if device is None else 10.0] * EPOCH
+        scheduler.handle(m.Admitted(0.0, SourceBatch(epoch), epoch, TicketId(epoch * EPOCH), EPOCH, cpu, device))
+    chunks: list[m.Chunk] = []
+    instructions = scheduler.handle(m.LaneOpened(0.0, lane, 1, m.CPU if lane == m.CPU else m.DEVICE))
+    time = 0.0
+    while instructions:
+        sent = [each.chunk for each in instructions if isinstance(each, m.Dispatch)]
+        chunks += sent
+        instructions = []
+        for chunk in sent:
+            time += 1e-3
+            instructions += scheduler.handle(m.Finished(time, chunk.number, chunk.size, 1e-4))
+    return chunks
+
+
+@pytest.mark.parametrize("lane", [m.CPU, "device"])
+def test_no_chunk_spans_two_epochs(lane: str) -> None:
+    chunks = chunks_of_two_epochs(lane)
+    serials = [serial for chunk in chunks for lo, hi in chunk.spans for serial in range(lo, hi)]
+    assert sorted(serials) == list(range(2 * EPOCH))
+    assert all(len({serial // EPOCH for lo, hi in chunk.spans for serial in range(lo, hi)}) == 1 for chunk in chunks)
+    assert any(chunk.size > 1 for chunk in chunks)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_recorded_run_replays_to_the_same_instructions(fixed: bool) -> None:
+    work = replace(SCENARIOS["hybrid"], epoch_samples=(200,)).work(0, 0.3)
+    policy = Policy(window=256, fixed=fixed, max_lateness=0 if fixed else 8, budget_bytes=200_000)
+    loader = VirtualLoader(work, policy)
+    lines = [replay.header(policy)]
+    handle = loader.scheduler.handle
+
+    def record(event: m.Event) -> list[m.Instruction]:
+        said = handle(event)
+        lines.append(replay.line(event, said))
+        return said
+
+    loader.scheduler.handle = record  # type: ignore[method-assign]
+    loader.run()
+    assert replay.verify(lines) == len(lines) - 1
+    events, again = [replay.parse(text)[0] for text in lines[1:]], Scheduler(policy)
+    assert [replay.line(event, again.handle(event)) for event in events] == lines[1:]
+
+    changed = [replay.header(replace(policy, chunk_s=0.5, micro_batch=1)), *lines[1:]]
+    with pytest.raises(replay.ReplayMismatch, match="event"):
+        replay.verify(changed)
+
+
+@pytest.mark.parametrize("text", ['{"event": 3}', "[]", '{"policy": {}}', '{"event": ["Fin'])
+def test_a_line_that_is_no_event_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="event log"):
+        replay.parse(text)
 
 
 def test_samples_that_are_delivered_one_by_one_are_composed_as_they_come() -> None:
