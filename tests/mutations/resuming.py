@@ -187,7 +187,7 @@ FAULTS = (
         "sampling/worker_streams.py",
         "            places[number] = before\n            turn = number\n",
         "            places[number] = before\n",
-        ("contracts/test_resume_streams.py",),
+        ("contracts/test_table.py",),
     ),
     Fault(
         "keys that are left have the occurrences of those that came first",
