@@ -149,6 +149,6 @@ FAULTS = (
         "lanes/thread_lane.py",
         "            self._watch.close()\n            os.close(self._bell)\n            self._bell = -1\n",
         "            self._bell = -1\n",
-        ("lanes/test_cpu.py",),
+        ("contracts/test_ends.py",),
     ),
 )
