@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -315,6 +316,23 @@ def test_one_that_forks_is_killed(
     assert sorted(received) == list(range(100))
     assert caplog.text.count("A process that starts replacements of workers") == times
     assert wait_until(lambda: all(gone(pid) for pid in seen))
+
+
+def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
+    """The other one answers."""
+    iterator = iter(_loader(Costly(100)))
+    received = next(iterator).tolist()
+    lane = iterator._engine.pump.lanes["cpu"]
+    first, spare = _both(lane)
+    stop(first)
+    pid = lane.pids[0]
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: lane._pool._spawner._asked)
+    _kill(lane, first)
+    assert wait_until(lambda: lane.pids[0] != pid)
+    assert psutil.Process(lane.pids[0]).ppid() == spare == _both(lane)[0]
+    received += [key for batch in iterator for key in batch.tolist()]
+    assert sorted(received) == list(range(100))
 
 
 def test_both_processes_that_fork_are_killed() -> None:

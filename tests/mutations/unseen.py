@@ -13,13 +13,6 @@ FAULTS = (
         ("contracts/test_bad_samples.py",),
     ),
     Fault(
-        "in a replayed order every key seems to come for the first time",
-        "sampling/order_log.py",
-        "yield Drawn(positions, [key for key, _ in pairs], [occurrence for _, occurrence in pairs])",
-        "yield Drawn(positions, [key for key, _ in pairs], None)",
-        ("contracts/test_order_log.py",),
-    ),
-    Fault(
         "batches that were drawn to find a sample to repeat are lost",
         "inline.py",
         "        drawn = self._ahead.popleft() if self._ahead else self._source.draw()\n        if drawn is None:\n",
@@ -52,7 +45,7 @@ FAULTS = (
         "window/assembly.py",
         "            if not any(item.collated for item in items):  # else it is the batch itself that failed\n",
         "            if items:\n",
-        ("contracts/test_bad_samples.py",),
+        ("contracts/test_table.py",),
     ),
     Fault(
         "a replacement is waited for that was asked of a spawner that is gone",
@@ -80,6 +73,6 @@ FAULTS = (
         "sources/local.py",
         "            if file is not None and before == version:\n",
         "            if file is not None:\n",
-        ("sources/test_pool.py",),
+        ("sources/test_local.py",),
     ),
 )
