@@ -79,6 +79,31 @@ class Streams(IterableDataset[Any]):
             yield torch.tensor([worker, number])
 
 
+class Counts(Streams):
+    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes)
+        self.epoch = self.at = 0
+
+    @property
+    def worker(self) -> int:
+        info = get_worker_info()
+        return 0 if info is None else info.id
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.sizes[self.worker]:
+            self.at += 1
+            yield torch.tensor([self.worker, self.epoch, self.at - 1])
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
 class Recorded(Sampler[Any]):
     """Yields what ``inner`` yields and keeps it, epoch by epoch, in ``epochs``."""
 

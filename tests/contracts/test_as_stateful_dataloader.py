@@ -8,49 +8,20 @@ state is resumed twice, the place.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Made, Streams
+from tests.contracts.datasets import Counts, Made, Streams
+from tests.contracts.resuming import values
 
 torchdata: Any = pytest.importorskip("torchdata.stateful_dataloader")
 
 Make = Callable[[], Any]
 _SIZES = [11, 9]
-
-
-class Counts(Streams):
-    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes)
-        self.epoch = self.at = 0
-
-    @property
-    def worker(self) -> int:
-        info = get_worker_info()
-        return 0 if info is None else info.id
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < self.sizes[self.worker]:
-            self.at += 1
-            yield torch.tensor([self.worker, self.epoch, self.at - 1])
-        self.epoch, self.at = self.epoch + 1, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.at = state["epoch"], state["at"]
-
-
-def values(batches: Any) -> list[Any]:
-    return [batch.tolist() for batch in batches]
 
 
 def _map(sizes: list[int]) -> Any:

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import streams
 from minato_gpu.checkpoint.resumption import Resumption
-from tests.contracts.datasets import Made, Streams
+from tests.contracts.datasets import Counts, Made, Streams
 from tests.contracts.modes import IN_ORDER_THREADS
 from tests.contracts.resuming import (
     DATA,
@@ -33,7 +33,7 @@ from tests.contracts.samplers import (
     KeepsPlace,
     Unknown,
 )
-from tests.contracts.test_resume_streams import Counts, _saved
+from tests.contracts.test_resume_streams import _saved
 
 
 class Endless:

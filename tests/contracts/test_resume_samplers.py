@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import copy
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -350,26 +348,23 @@ def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
     assert sorted(rest) == sorted([*order[2:4], *order[6:]])
 
 
-class OwnKeys(KeepsPlace):
+class _Keys:
+    """Makes keys of any kind of a sampler's numbers."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.make, super().__iter__())  # type: ignore[misc]
+
+
+class OwnKeys(_Keys, KeepsPlace):
     """Keys of any kind, and a state."""
 
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.make = make
 
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.make, super().__iter__())
-
-
-class OwnKeysWithoutState(Unknown):
-    """The same, stored."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        super().__init__()
-        self.make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.make, super().__iter__())
+class OwnKeysWithoutState(_Keys, Unknown):
+    """Keys of any kind, which are stored."""
 
 
 _OWN_KEYS: dict[str, Callable[[int], Any]] = {
@@ -400,18 +395,3 @@ def test_a_data_set_is_given_numpys_numbers_as_such_after_a_resume(sampler: Any,
         resumed = make()
         resumed.load_state_dict(state)
         state = after(resumed, batches)
-
-
-@pytest.mark.parametrize("clone", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
-def test_a_copy_of_a_loader_goes_on_from_the_state_that_waits_in_it(clone: Callable[[Any], Any]) -> None:
-    """So does the copy's copy, and the loader itself; the epoch after that is a whole one."""
-    first = DataLoader(Made(12, torch.tensor), 4)
-    iterator = iter(first)
-    next(iterator)
-    loader: Any = DataLoader(Made(12, torch.tensor), 4)
-    loader.load_state_dict(first.state_dict())
-    copied = clone(loader)
-    state = copied.state_dict()
-    for each in (clone(copied), copied, loader):
-        assert each.state_dict() == state
-        assert [len(list(each)) for _ in range(2)] == [2, 3]

@@ -12,36 +12,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY, LARGE
+from tests.contracts.datasets import Counts
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import saves_along, through_json, values
 
 _EPOCHS = 3
-
-
-class Counts(IterableDataset[Any]):
-    """Yields (worker, epoch, n); its state at the end of an epoch is that of the next one's beginning."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-        self.epoch = self.at = 0
-
-    @property
-    def worker(self) -> int:
-        info = get_worker_info()
-        return 0 if info is None else info.id
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < self.sizes[self.worker]:
-            self.at += 1
-            yield torch.tensor([self.worker, self.epoch, self.at - 1])
-        self.at = 0
-        self.epoch += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.at = state["epoch"], state["at"]
 
 
 class CountsAtIter(Counts):

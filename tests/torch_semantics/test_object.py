@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 
+import minato_gpu
 from tests.torch_semantics.datasets import Numbers, Stream, as_lists, keep
 
 
@@ -121,3 +122,18 @@ def test_the_names_that_libraries_build_on(loader_class: Any) -> None:
     assert unbatched._index_sampler is unbatched.sampler
     assert isinstance(unbatched._index_sampler, SequentialSampler)
     assert unbatched._auto_collation is False
+
+
+@pytest.mark.parametrize("clone", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_goes_on_from_the_state_that_waits_in_it(clone: Callable[[Any], Any]) -> None:
+    """So does the copy's copy, and the loader itself; the epoch after that is a whole one."""
+    first: Any = minato_gpu.DataLoader(Numbers(12), 4)
+    iterator = iter(first)
+    next(iterator)
+    loader: Any = minato_gpu.DataLoader(Numbers(12), 4)
+    loader.load_state_dict(first.state_dict())
+    copied = clone(loader)
+    state = copied.state_dict()
+    for each in (clone(copied), copied, loader):
+        assert each.state_dict() == state
+        assert [len(list(each)) for _ in range(2)] == [2, 3]
