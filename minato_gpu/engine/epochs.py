@@ -62,8 +62,7 @@ class Epochs:
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
-        self._together = 1  # batches of the sampler in one place: more than one only where each is a sample
-        self._window = parts.window  # batches admitted and not delivered
+        self._together = 1  # batches of the sampler in one place: more than one, in a longer window, where each is a sample
         self._forget()
 
     def _forget(self) -> None:
@@ -89,7 +88,10 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return not self._drawing and self._drawn - self.order < self._window + self._parts.read_ahead
+        return (
+            not self._drawing
+            and self._drawn - self.order < self._parts.window * self._together + self._parts.read_ahead
+        )
 
     @property
     def delivered_all(self) -> bool:
@@ -147,7 +149,7 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window has come to where it did."""
-        limit = self.order + self._window + self.beyond
+        limit = self.order + self._parts.window * self._together + self.beyond
         most = limit + self._parts.read_ahead - self._together
         while self._drawing and self._drawn <= most and not self._ends_in_error:
             try:
@@ -235,7 +237,6 @@ class Epochs:
         self._item_s = max(typical, _CHEAP_S / 2)
         most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
         self._together = max(1, min(2 * self._together, most))
-        self._window = self._parts.window * self._together
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)

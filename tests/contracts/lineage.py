@@ -29,7 +29,7 @@ from tests.contracts.counts import counts_of_epoch, counts_of_part
 from tests.contracts.material import Data, data_of, samples_of, written
 from tests.contracts.oracle import Drawn
 from tests.contracts.orders import orders
-from tests.contracts.run import Outcome, Part, Raised, _loaders, _stored, run
+from tests.contracts.run import Outcome, Part, Raised, loaders_of, run, stored
 
 TIMEOUT_S = 60.0  # a batch that takes longer is taken to hang
 HANG_S = 2.0
@@ -123,7 +123,7 @@ class Lineage:
         def make(data: Any, **given: Any) -> Any:
             return minato_gpu.DataLoader(data, **{**given, **more})
 
-        self.loader = _loaders(self.case, self.data, self.folder, Outcome(), make)[0]
+        self.loader = loaders_of(self.case, self.data, self.folder, Outcome(), make)[0]
 
     def _note(self, worker: int) -> None:
         self.pids[worker] = os.getpid()
@@ -226,7 +226,7 @@ class Lineage:
 
     def save(self, ahead: int = 0) -> Saved:
         """The state now; the last ``ahead`` batches count as not delivered."""
-        state = _stored(self.loader.state_dict(**({"ahead": ahead} if ahead else {})))
+        state = stored(self.loader.state_dict(**({"ahead": ahead} if ahead else {})))
         if self.iterator is None:
             return replace(self.at, state=state)
         part = self.part(ahead)
@@ -258,21 +258,21 @@ def _differences(case: Case, at: Saved, part: Part) -> list[str]:
     parts = [each for each in (*at.parts, part) if each.got or each is part]
     order = orders(case, 0)[at.told if case.sampler == "distributed" else at.epoch]
     whole = part.step.take is None
-    found = [*oracle._content(case, part), *counts_of_part(case, part)]
+    found = [*oracle.of_content(case, part), *counts_of_part(case, part)]
     if part.got or whole:
         again = sum(bool(before.got) and isinstance(before.got[-1], Raised) for before, _ in pairwise(parts))
         took = sum(len(each.got) for each in parts) - again
         last = part if whole else replace(part, step=Step(at.epoch, took, "leave"))
-        found += oracle._epoch(case, order, [*parts[:-1], last])
+        found += oracle.of_epoch(case, order, [*parts[:-1], last])
     if case.lateness > 0 and not case.streams and not case.fails:
-        found += oracle._lateness(
+        found += oracle.of_lateness(
             case, order, [[sample.key for sample in batch] for each in parts for batch in each.batches]
         )
     if whole and not at.died:
         found += counts_of_epoch(case, order, parts, set())
     due = _due_draws(case) if at.drawn else None
     if due is not None:
-        found += oracle._drawn(case, Outcome(parts), due)
+        found += oracle.of_drawn(case, Outcome(parts), due)
     return found
 
 

@@ -36,16 +36,16 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
                 continue
             new = {key for batch in order for key in batch} - seen
             seen |= new
-            wrong = (*_epoch(case, order, parts), *counts_of_epoch(case, order, parts, new))
+            wrong = (*of_epoch(case, order, parts), *counts_of_epoch(case, order, parts, new))
             found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
     if case.ranks > 1 and case.interruption == "elsewhere":
         found += _shared(case, outcome)
     for part in outcome.parts:
-        wrong = (*_content(case, part), *counts_of_part(case, part))
+        wrong = (*of_content(case, part), *counts_of_part(case, part))
         found += [f"{part.step} of rank {part.rank}: {words}" for words in wrong]
     if not (case.ends_early and outcome.parts[-1].errors):
         found += same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
-    found += _drawn(case, outcome, drawn) if drawn is not None else []
+    found += of_drawn(case, outcome, drawn) if drawn is not None else []
     found += _repeated(case, outcome)
     if case.fault.startswith("handler"):
         failed = sum(len(part.errors) if case.raises else part.stats["samples_failed"] for part in outcome.parts)
@@ -57,7 +57,7 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
 # --- what came of an epoch ---------------------------------------------------------------------------------
 
 
-def _epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
+def of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     """The keys and errors of all parts of an epoch, against its order."""
     got = [keys for part in parts for keys in _keys(part)]
     for before, after in pairwise(parts):
@@ -130,7 +130,7 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
     if case.streams:
         yield from _each_in_order(got)
     elif case.interruption == "none" and not case.fails:
-        yield from _lateness(case, order, got)
+        yield from of_lateness(case, order, got)
 
 
 _RAISED: dict[str, tuple[type[Exception], str]] = {
@@ -175,7 +175,7 @@ def _each_in_order(got: list[Keys]) -> Iterator[str]:
         yield from same(f"order of stream {worker}", keys, sorted(keys))
 
 
-def _lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
+def of_lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
     """The n-th time a key comes is at most so many batches after its n-th place."""
     places = defaultdict[int, list[int]](list)
     for number, batch in enumerate(order):
@@ -204,7 +204,7 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
 # --- what the samples are ----------------------------------------------------------------------------------
 
 
-def _content(case: Case, part: Part) -> Iterator[str]:
+def of_content(case: Case, part: Part) -> Iterator[str]:
     for batch in part.batches:
         for sample in batch:
             yield from same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
@@ -251,7 +251,7 @@ def draws(case: Case, outcome: Outcome) -> Drawn:
     return found
 
 
-def _drawn(case: Case, outcome: Outcome, due: Drawn) -> Iterator[str]:
+def of_drawn(case: Case, outcome: Outcome, due: Drawn) -> Iterator[str]:
     in_order = case.lateness == 0 and not case.fails
     for where, several in draws(case, outcome).items():
         if where[1] == -1 and not in_order:  # batches of other samples

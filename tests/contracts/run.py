@@ -83,7 +83,7 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
     outcome = Outcome()
     _seed()
     data = data_of(case, folder / "files")
-    loaders = _loaders(case, data, folder, outcome, loader_class)
+    loaders = loaders_of(case, data, folder, outcome, loader_class)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         left = steps(case)
@@ -110,16 +110,16 @@ def _seed() -> None:
 def _resumed(case: Case, loaders: list[Any], data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
     """Other loaders, which go on from where these are; these are dropped."""
     ahead = {"ahead": 1} if case.interruption == "ahead" else {}
-    states = [_stored(loader.state_dict(**ahead)) for loader in loaders]
+    states = [stored(loader.state_dict(**ahead)) for loader in loaders]
     loaders.clear()
     data = data_of(case, folder / "files") if case.streams else data  # a stream that is taken up begins where it does
-    fresh = _loaders(elsewhere(case), data, folder, outcome, loader_class)
+    fresh = loaders_of(elsewhere(case), data, folder, outcome, loader_class)
     for loader in fresh:
-        loader.load_state_dict(states[0] if case.ranks == 1 else _stored(minato_gpu.merge_state_dicts(states)))
+        loader.load_state_dict(states[0] if case.ranks == 1 else stored(minato_gpu.merge_state_dicts(states)))
     return fresh
 
 
-def _stored(state: Any) -> Any:
+def stored(state: Any) -> Any:
     """The state as another process reads it: from JSON or, where a sampler's own holds tensors, without pickles."""
     try:
         return json.loads(json.dumps(state))
@@ -130,7 +130,7 @@ def _stored(state: Any) -> Any:
         return torch.load(file, weights_only=True)
 
 
-def _loaders(case: Case, data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
+def loaders_of(case: Case, data: Any, folder: Path, outcome: Outcome, loader_class: Any) -> list[Any]:
     """One loader for each rank."""
     extra = {} if loader_class is torch.utils.data.DataLoader else _own_arguments(case, folder, outcome)
     batching: dict[str, Any] = {"batch_size": case.batch, "drop_last": case.drop_last}

@@ -19,7 +19,7 @@ from minato_gpu.scheduling import replay
 from tests.contracts.datasets import Costly, Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
 from tests.contracts.resuming import DATA, after, generator, interrupted, sorted_samples
-from tests.contracts.run import _stored as stored
+from tests.contracts.run import stored
 from tests.contracts.samplers import (
     ChunkByChunk,
     Counting,
