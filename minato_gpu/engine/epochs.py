@@ -62,7 +62,9 @@ class Epochs:
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
-        self._together = 1  # batches of the sampler in one place: more than one, in a longer window, where each is a sample
+        self._together = (
+            1  # batches of the sampler in a place, where each is one sample; the window is as many times as long
+        )
         self._forget()
 
     def _forget(self) -> None:
