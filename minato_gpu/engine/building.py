@@ -170,7 +170,6 @@ class Plan:
             fixed=self._replays or not options.free,
             max_lateness=0 if self._replays else options.lateness,
             budget_bytes=loader.host_memory_budget,
-            whole_places=joins and self.workers == 1,  # no other could help to join them
             joins=joins,
             inspect=has_device,
             queues=rests and not has_device,

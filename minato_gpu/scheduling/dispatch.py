@@ -18,7 +18,7 @@ from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
 from minato_gpu.scheduling.flights import Flight, cut
-from minato_gpu.scheduling.intake import Intake
+from minato_gpu.scheduling.intake import LAID_DOWN_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.pacing import MANY_SLOTS
@@ -29,7 +29,7 @@ from minato_gpu.scheduling.waiting import Entry, Waiting
 
 INSPECT_CHUNK = 8
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
-JOINED_BELOW_S = 20e-3  # laying a sample down for the worker that joins its batch takes 0.1 to 0.2 ms, there and here
+JOINED_BELOW_S = 20e-3  # beside what a costlier sample takes, laying it down counts for nothing
 LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
 LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
 
@@ -41,7 +41,7 @@ class Dispatcher:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
-        self.fetching = Fetching(places, whole=policy.whole_places or policy.joins)
+        self.fetching = Fetching(places, whole=policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
@@ -234,7 +234,9 @@ class Dispatcher:
             count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
                 break  # the next place may go whole to another slot
-            if count > 1 and not self.policy.whole_places:
+            if self._goes_whole(lane, following, each):
+                count = size
+            elif count > 1:
                 count = min(count, following.within(target - seconds, each))
             count = self._within_budget(following, count, total, handing=plan is not None)
             if count == 0:
@@ -267,33 +269,51 @@ class Dispatcher:
         each, shares = lane.typical, 2 * max(lane.slots, 1)
         window = self._ledger.within(self.intake.pace.window)
         lease = self.intake.pace.lease_s(each, window, even=lane.even)
-        whole = self._whole_place_s(entry, each, window // shares)
-        lease = max(lease, whole)
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting
             equal_s = ceil(self.intake.pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
             lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
-        if left is None and not whole and lane.slots < MANY_SLOTS:  # else the window shows the end in time
+        if left is None and lane.slots < MANY_SLOTS:  # else the window shows the end in time
             said = self.intake.left_as_said(entry.lo)
             lease = lease if said is None else min(lease, said * lane.mean / max(lane.slots, 1))
-        followed = left is not None and self.intake.newest > entry.lo + left
-        if left is not None and not (whole and followed):  # a job to join it would wait for leases of the next epoch
+        if left is not None:
             lease = min(lease, left * lane.mean / shares)
         return limit, max(target, lease)
 
-    def _whole_place_s(self, entry: Entry, each: float, most: int) -> float:
-        """Seconds of the entry's place, if one slot should take the whole of it, ``most`` samples; 0.0 if not.
+    def _goes_whole(self, lane: LaneState, entry: Entry, each: float) -> bool:
+        """Whether one slot takes all of the entry's place, and joins it.
 
-        Where samples are so cheap that laying them down for another worker would count, and the consumer does not wait
-        for this very place: with a window of more places than slots no slot is ever without work.
+        It does where samples cost less than laying them down would. Costlier ones are shared out where the consumer
+        waits for this very place, and where there are fewer places than would keep all slots at work.
         """
-        count = entry.hi - entry.lo
-        complete = entry.lo == entry.place.first and count >= self.intake.pace.batch
-        if not (self.policy.joins and complete) or entry.place is self.oldest or count > most:
-            return 0.0
-        seconds = entry.seconds(count, entry.cpu or each) * (1 + 1e-9)
-        return seconds if seconds < JOINED_BELOW_S * count else 0.0
+        place, count = entry.place, entry.hi - entry.lo
+        if not self.policy.joins or lane.is_device or (entry.lo, entry.hi) != (place.first, place.end):
+            return False
+        seconds = entry.seconds(count, entry.cpu or each)
+        if lane.slots < 2 or seconds <= LAID_DOWN_S * count:
+            return True
+        if place is self.oldest or seconds >= JOINED_BELOW_S * count:
+            return False
+        left = self.intake.left(entry.lo)
+        if left is None or self.intake.newest > entry.lo + left:  # a job would wait for leases of the next epoch
+            left = self._ledger.within(self.intake.pace.window)
+        return 2 * lane.slots * count <= left
+
+    def kept(self, flight: Flight, done: int, since_s: float) -> int:
+        """How many samples of the chunk its slot keeps, which has been at number ``done`` for so long: all, unless that
+        is late. A place that is to be joined there is cut only where both what is lost and what is left of it are worth
+        more than laying its samples down."""
+        chunk, least = flight.chunk, PATIENCE_S / 2
+        each, end = chunk.seconds / chunk.size, done + 1
+        if self.policy.joins and each:
+            entry, serial = flight.at(done)
+            rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.hi - entry.place.first)
+            if rest * each <= split_s:
+                end += rest
+            else:
+                least = max(least, split_s)
+        return end if since_s > max(least, 2 * each) else chunk.size
 
     def _each(self, lane: LaneState, entry: Entry) -> float:
         """Predicted seconds of each sample; where nothing is known of it, what few of the others exceed."""

@@ -12,8 +12,9 @@ from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
-from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 
+LAID_DOWN_S = 300e-6  # laying a sample down for the worker that joins its batch, and reading it there
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
 
 
@@ -125,8 +126,10 @@ class Intake:
             self.pace.expect(total / count, None, count)
         lease_s = self.pace.lease_s(0.0, self.pace.window)
         limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / count), self._policy.chunk_s / 4)
+        if self._policy.joins:  # the rest of its batch would have to be laid down
+            limit = max(limit, LAID_DOWN_S * count) if self.pace.cpu_slots > 1 else INFINITE
         start = 0
-        for at in () if self._policy.whole_places or max(costs) <= limit else range(count):
+        for at in () if max(costs) <= limit else range(count):
             if not costs[at] <= limit:  # nan: nothing is known of it
                 self._add_run(TicketId(first + start), place, costs[start:at])
                 self._add_one(TicketId(first + at), place, costs[at], None, False, (), expected=True)

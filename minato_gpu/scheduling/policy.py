@@ -13,9 +13,8 @@ class Policy:
 
     ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition; otherwise they
     are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order). ``budget_bytes``: host bytes
-    in flight, None for no limit. ``whole_places``: a dispatch takes batches whole, however costly, because their
-    samples must be joined where they were prepared; ``joins``: while nobody waits for them, because a worker that has
-    all samples of a batch need not lay them down for another. ``inspect``: read headers first where costs are unknown
+    in flight, None for no limit. ``joins``: a batch is joined by a worker, and a worker that prepares all of its samples
+    need not lay them down for another. ``inspect``: read headers first where costs are unknown
     and a device lane is open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices
     prepare every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted
     seconds; ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot
@@ -40,7 +39,6 @@ class Policy:
     fixed: bool = True
     max_lateness: int = 0
     budget_bytes: int | None = None
-    whole_places: bool = False
     joins: bool = False
     inspect: bool = False
     cpu_runs: bool = True

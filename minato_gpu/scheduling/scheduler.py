@@ -262,8 +262,8 @@ class Scheduler:
         if keep == chunk.size:
             self._rescue(flight, event)
             return
-        others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
-        if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
+        keep = self._work.kept(flight, event.done, event.since_s)
+        if keep < chunk.size and self._work.lanes[chunk.lane].slots > 1:
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
         elif flight.look_at <= event.time:

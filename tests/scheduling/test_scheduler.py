@@ -32,7 +32,7 @@ BETWEEN = st.sampled_from([CUTS, CUTS[:1], CUTS[1:], ()]).flatmap(
 MODES: dict[str, dict[str, Any]] = {
     "fixed in order": {"fixed": True, "max_lateness": 0},
     "fixed out of order": {"fixed": True, "max_lateness": 2},
-    "whole places": {"fixed": True, "max_lateness": 0, "whole_places": True},
+    "joined": {"fixed": True, "max_lateness": 0, "joins": True},
     "free": {"fixed": False, "max_lateness": 3},
     "free and spread": {"fixed": False, "max_lateness": 2, "spreads": True},
     "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
