@@ -303,16 +303,15 @@ class Dispatcher:
     def kept(self, flight: Flight, done: int, since_s: float) -> int:
         """How many samples of the chunk its slot keeps, which has been at number ``done`` for so long: all, unless that
         is late. A place that is to be joined there is cut only where both what is lost and what is left of it are worth
-        more than laying its samples down."""
+        more than laying its samples down: on a busy machine a slot may just wait for a core."""
         chunk, least = flight.chunk, PATIENCE_S / 2
         each, end = chunk.seconds / chunk.size, done + 1
-        if self.policy.joins and each:
+        if self.policy.joins:
             entry, serial = flight.at(done)
-            rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.hi - entry.place.first)
-            if rest * each <= split_s:
+            rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.place.end - entry.place.first)
+            least = max(least, 2 * split_s)
+            if each and rest * each <= split_s:
                 end += rest
-            else:
-                least = max(least, split_s)
         return end if since_s > max(least, 2 * each) else chunk.size
 
     def _each(self, lane: LaneState, entry: Entry) -> float:
