@@ -103,7 +103,7 @@ class Report(NamedTuple):
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
-    somebody knows. ``layout``, ``repeated``, ``parts``: see ``Outcome``; the parts of all samples, or None.
+    somebody knows. ``layout``, ``repeated``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     """
 
     run: int
@@ -123,7 +123,7 @@ class Report(NamedTuple):
     parts: list[Part | None] | None = None
 
 
-class Outcome(NamedTuple):
+class TicketOutcome(NamedTuple):
     """What a worker says of one ticket that is more than where its sample lies.
 
     ``part``: of a pipeline that can be cut, the stage the sample came with and the seconds of each part from there on.

@@ -10,17 +10,17 @@ from multiprocessing.reduction import ForkingPickler
 from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Item, Outcome, Part, Report, Task
+from minato_gpu.lanes.base import Blob, Item, Part, Report, Task, TicketOutcome
 from minato_gpu.lanes.contract import Number
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import BATCH, BLOB, LOCAL, PICKLED, READY, RETURNED, ROW, Lying
 
-_PLAIN = Outcome(None)
+_PLAIN = TicketOutcome(None)
 
 
-def lay_down(outcome: Outcome, mark: int, store: Store, links: WorkerChannels) -> Lying:
+def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Lying:
     """In the worker: where the parent finds what is to be said of a finished ticket. Raises what pickling that does."""
     item = outcome.item
     if store.handover is None:
@@ -137,7 +137,7 @@ class Leases:
 
     def _take(self, lease: Lease, done: int) -> Report:
         first, worker, times, ends, seconds = lease.reported, lease.worker, list[float](), list[float](), 0.0
-        others: dict[int, Outcome] = {}  # by offset, of what is no plain row
+        others: dict[int, TicketOutcome] = {}  # by offset, of what is no plain row
         for begin, stop in lease.between(first, done):
             took, elapsed, ended, worker, lying = self._completions.take(begin, stop)
             for at, (kind, offset, nbytes) in enumerate(lying or ()):
@@ -161,19 +161,19 @@ class Leases:
             known.update(times=times, ends=ends)
         return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
-    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> Outcome:
+    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:
         """What ``lay_down`` has laid down."""
         if kind in (BLOB, BATCH):
-            return Outcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
+            return TicketOutcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
         if kind == LOCAL:
-            local: Outcome = self._completions.local.pop(mark)
+            local: TicketOutcome = self._completions.local.pop(mark)
             return local
         data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
         self.give_back(worker, offset)
-        return Outcome(*pickle.loads(data))
+        return TicketOutcome(*pickle.loads(data))
 
 
-def _beside(others: dict[int, Outcome], count: int, *, costly: bool) -> dict[str, Any]:
+def _beside(others: dict[int, TicketOutcome], count: int, *, costly: bool) -> dict[str, Any]:
     """What a report of so many samples says of those that are no plain rows: outcomes by offset."""
     repeated = 0
     layout: bytes | None = None

@@ -17,9 +17,9 @@ from minato_gpu.lanes.base import (
     Joined,
     Laid,
     NoSample,
-    Outcome,
     Piece,
     Task,
+    TicketOutcome,
     Unshippable,
     Yielded,
     failure,
@@ -91,7 +91,7 @@ class Placement:
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane="cpu")
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
-    def unsent(self, task: Task, number: int, outcome: Outcome, error: Exception) -> Outcome:
+    def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
         """What is said in the place of an outcome that could not be sent: of sample ``number`` of the task, or of a
         batch. Text and bytes of a sample may be more than the worker has memory for."""
         item = outcome.item

@@ -5,7 +5,7 @@ board which sample it is at, so that a slow one is noticed while it runs and wha
 others. All that it reports are marks (see memory/completions.py): of costly samples at once, of cheap ones together,
 and of those of a batch that waits for all of them together as well, every tenth of a second and at its end: marking
 takes some 200 µs where a sample has emptied the processor's caches. What is more than a row or one block of memory is
-an ``Outcome`` beside the mark. A batch that is joined here lies at its first sample's mark.
+a ``TicketOutcome`` beside the mark. A batch that is joined here lies at its first sample's mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Outcome, Piece, Task, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.leases import lay_down
@@ -366,18 +366,18 @@ class Worker:
             self._bell.ring()  # the next tasks should know it
 
     @staticmethod
-    def _outcomes(progress: Progress) -> list[Outcome | None]:
+    def _outcomes(progress: Progress) -> list[TicketOutcome | None]:
         """What is to be said of each sample that is no plain row; with the first, what it was found out of all."""
         parts = progress.parts or [None] * len(progress.items)
         pairs = zip(progress.items, parts, strict=True)
-        found = [None if item is None and part is None else Outcome(item, part) for item, part in pairs]
+        found = [None if item is None and part is None else TicketOutcome(item, part) for item, part in pairs]
         if progress.layout is not None or progress.repeated:
-            first = found[0] or Outcome(None)
+            first = found[0] or TicketOutcome(None)
             found[0] = first._replace(layout=progress.layout, repeated=progress.repeated)
             progress.layout, progress.repeated = None, 0
         return found
 
-    def _lay_down(self, progress: Progress, outcome: Outcome, mark: int) -> Lying:
+    def _lay_down(self, progress: Progress, outcome: TicketOutcome, mark: int) -> Lying:
         """Where the parent finds the outcome; where it cannot be sent, that is the outcome."""
         try:
             return lay_down(outcome, mark, self._store, self._links)

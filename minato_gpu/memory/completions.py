@@ -60,8 +60,8 @@ _MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of s
 
 ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED = range(6)
 """What has become of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
-anything else, whose ``Outcome`` is pickled there; the same in this very process, in ``Completions.local``; or nothing:
-the worker returns this ticket and those of its lease that follow."""
+anything else, whose ``TicketOutcome`` is pickled there; the same in this very process, in ``Completions.local``; or
+nothing: the worker returns this ticket and those of its lease that follow."""
 
 Lying = tuple[int, int, int]
 """What it is, and where it lies in the worker's arena: offset and bytes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Extra, Outcome
+from minato_gpu.lanes.base import Extra, TicketOutcome
 from minato_gpu.lanes.contract import Opened, Revoked
 from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
@@ -195,7 +195,7 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark = sent.pieces[0].marks
-    lying = [lay_down(Outcome(Extra(["text"])), at, store, links) for at in (mark, mark + 1)]
+    lying = [lay_down(TicketOutcome(Extra(["text"])), at, store, links) for at in (mark, mark + 1)]
     while links.board.give_back(0, 0):
         pass  # it takes nothing back any more: what else is to be given back must wait
     links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, lying)
@@ -205,7 +205,7 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     other = marked(links, task(piece([3]), chunk=2))
     leases.add(other)
     successor = Store(1, links, links.arenas[1])
-    one = lay_down(Outcome(Extra(["text"])), other.pieces[0].marks, successor, links)
+    one = lay_down(TicketOutcome(Extra(["text"])), other.pieces[0].marks, successor, links)
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports(unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
@@ -216,7 +216,7 @@ def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(li
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark, store = sent.pieces[0].marks, Store(0, links)
-    lay_down(Outcome(Extra(["text"])), mark + 1, store, links)
+    lay_down(TicketOutcome(Extra(["text"])), mark + 1, store, links)
     assert list(links.completions.local) == [mark + 1]
     leases.drop(*sent[:2])
     assert not links.completions.local
