@@ -284,7 +284,6 @@ def build_engine(
             plan.workers,
             addressed=plan.iterable,
             arenas=not options.threads,
-            window=plan.policy.window * (2 * plan.widest - 1),  # in blocks of each size
             fetched=fetched,
             active=loader.num_workers,
             fields=fields,

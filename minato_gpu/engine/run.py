@@ -11,7 +11,7 @@ from time import perf_counter
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, Unshippable, Yielded
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
@@ -27,14 +27,15 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 
 class Sent:
     """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
-    from ``stop`` on were taken back."""
+    from ``stop`` on were taken back. ``mark``: of a job, for its batch."""
 
-    __slots__ = ("chunk", "done", "epoch", "sent", "stop")
+    __slots__ = ("chunk", "done", "epoch", "mark", "sent", "stop")
 
-    def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
+    def __init__(self, chunk: m.Chunk, epoch: int, sent: float, mark: int = -1) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
+        self.mark = mark
         self.done = 0
         self.stop = chunk.size
 
@@ -106,11 +107,12 @@ class Run:
             return
         if chunk.kind == "collate":
             task = self._jobs.task(chunk, self.number, self.seeds, self.logs)
-            self.sent[chunk.number] = Sent(chunk, task.epoch, now)
-            self._jobs.send(lane, task, self.logs[task.epoch])
+            mark = self._parts.links.completions.reserve(1)
+            self.sent[chunk.number] = Sent(chunk, task.epoch, now, mark)
+            self._jobs.send(lane, task._replace(mark=mark), self.logs[task.epoch])
             return
         if assembly.samples.unshippable and chunk.kind == "run":
-            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size)
             self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
@@ -133,11 +135,12 @@ class Run:
         if self.streams is not None:
             self.streams.turns[ticket] = worker
             shared = self.streams.shared_seed if self.number > _FIRST else None
-        self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
+        record = Record(epoch, ticket, [Position(ticket)], [None], None)
+        self._assembly.admit(record)
         self.sent[chunk.number] = Sent(chunk, epoch, now)
         start = self.stream_starts.pop(worker, None)
         task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.batch, start=start)
-        lane.send(task._replace(shared_seed=shared), worker)
+        lane.send(task._replace(shared_seed=shared, mark=record.marks), worker)
 
     # --- what lanes report ----------------------------------------------------------------------------------
 
@@ -145,13 +148,11 @@ class Run:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
-            if report.done == report.first and not report.final:  # marks tell of the samples, and may have come first
-                return
         sent = self.sent[report.chunk]
         chunk = sent.chunk
         sent.done = report.done
         if report.final:
-            del self.sent[report.chunk]
+            self._ended_with(chunk.number)
             if chunk.credit:
                 self._ended[report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
@@ -162,7 +163,7 @@ class Run:
         if self._estimates is not None:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
-            self._finished(report, spans)
+            self._finished(report, spans, report.items)
         elif chunk.kind == "collate":
             assert report.items is not None
             self._jobs.joined(chunk.order, report.items[0])
@@ -171,7 +172,8 @@ class Run:
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self._release(spans)
-            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
+            nbytes = sum(item.nbytes for item in report.items if item is not None)
+            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
         else:
             self._next_finished(chunk, spans, report)
 
@@ -182,15 +184,20 @@ class Run:
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next")
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
-        log = self.logs[sent.epoch]
-        some_failed = report.items is not None and Failure in map(type, report.items)
-        failed = _failed(report, stream=sent.chunk.kind == "next") if some_failed else 0
-        log.worked(lane.name, report, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
+        log, count, failed = self.logs[sent.epoch], report.done - report.first, 0
+        if sent.chunk.kind == "next":
+            batch = _yielded(report)
+            count = 0 if batch.item is None else count if batch.state is None else batch.state.size
+            failed = isinstance(batch.item, Failure)  # nobody knows which sample it was
+        elif report.items is not None and Failure in map(type, report.items):
+            # those of a batch that could not be joined were prepared
+            failed = sum(isinstance(item, Failure) and not item.collated for item in report.items)
+        log.worked(lane.name, report, positions, sent.sent, count, prepared=prepared, handed=going_on, failed=failed)
         (shown or log).kept_busy(lane.name, report)
 
-    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
+    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...], items: list[Item] | None) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
-        found = self._assembly.samples.arrived(spans, report.items, report.nbytes)
+        found = self._assembly.samples.arrived(spans, items)
         self._release(spans)
         failed = tuple(report.first + at for at in found.failed)
         handed = tuple((report.first + at, stage) for at, stage in found.handed)
@@ -204,15 +211,16 @@ class Run:
 
     def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
         """A batch of a worker's own stream, or its end."""
-        if report.status == "exhausted":
+        batch = _yielded(report)
+        if batch.item is None:
             self._assembly.taken(chunk.spans)
             if self.streams is not None:
-                self.streams.exhausted(report.chunk, report.worker, report.told)
+                self.streams.exhausted(report.chunk, report.worker, batch.state)
             self.handle(m.Exhausted(perf_counter(), report.chunk))
             return
-        if report.told is not None and self.streams is not None:
-            self.streams.told[report.chunk] = report.told
-        self._finished(report, spans)
+        if batch.state is not None and self.streams is not None:
+            self.streams.told[report.chunk] = batch.state
+        self._finished(report, spans, [batch.item])
 
     def revoked(self, revoked: Revoked) -> None:
         """Of a chunk so many samples are kept by the worker that has it."""
@@ -233,7 +241,7 @@ class Run:
     def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
         """A worker of the lane has ended; all that it had reported is received. Others do what else it had taken."""
         claim = exit_.claim
-        sent = self.sent.pop(claim.chunk, None) if claim.run == self.number else None
+        sent = self._ended_with(claim.chunk) if claim.run == self.number else None
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
@@ -246,10 +254,17 @@ class Run:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
             spans = cut(sent.chunk.spans, *settled)
-            found = self._assembly.samples.arrived(spans, items, 0)
+            found = self._assembly.samples.arrived(spans, items)
             self._release(spans)
             offsets = tuple(settled[0] + at for at in found.failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, found.nbytes))
+
+    def _ended_with(self, chunk: int) -> Sent | None:
+        """Nobody is at this chunk any more."""
+        sent = self.sent.pop(chunk, None)
+        if sent is not None and sent.mark >= 0:
+            self._parts.links.completions.give_back(sent.mark)
+        return sent
 
     def told_of(self, claim: Claim, lane: str) -> str:
         """What a worker of the lane is at, in words."""
@@ -264,7 +279,7 @@ class Run:
         return f"one sample ({Origin(*place, stage, lane, self._assembly.samples.path(serial))})"
 
 
-def _failed(report: Report, *, stream: bool) -> int:
-    """Samples that were not prepared. Those of a batch that could not be joined were; of a stream's batch nobody knows
-    what it was that failed, and one is taken for it."""
-    return sum(isinstance(item, Failure) and (stream or not item.collated) for item in report.items or ())
+def _yielded(report: Report) -> Yielded:
+    """What a worker says of its own stream."""
+    assert report.items is not None and isinstance(report.items[0], Yielded)
+    return report.items[0]

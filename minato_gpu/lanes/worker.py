@@ -1,34 +1,32 @@
-"""What a CPU worker does with a task: prepare samples, put each where it belongs, report.
+"""What a CPU worker does with a task: prepare samples, put each where it belongs, mark it as finished.
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
-others. Finished samples are told by their marks (see memory/completions.py): costly ones at once, cheap ones together,
-and those of a batch that waits for all of them together as well, every tenth of a second and at its end: telling takes
-some 200 µs where a sample has emptied the processor's caches.
-What concerns more than one sample is told by messages: batches that are joined, the layout, host reads, streams.
+others. All that it reports are marks (see memory/completions.py): of costly samples at once, of cheap ones together,
+and of those of a batch that waits for all of them together as well, every tenth of a second and at its end: marking
+takes some 200 µs where a sample has emptied the processor's caches. What is more than a row or one block of memory is
+a ``TicketOutcome`` beside the mark. A batch that is joined here lies at its first sample's mark.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
-from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.streams import Stream, share_seed
-from minato_gpu.lanes.wire import Channel
+from minato_gpu.lanes.streams import Stream, StreamState, share_seed
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import Lying
+from minato_gpu.memory.completions import IN_ROW, RETURNED, Lying
 from minato_gpu.memory.status_board import (
     ACTIVE,
     BYTES,
@@ -55,12 +53,14 @@ _SINCE_S = 50e-6  # the board says that precisely how long a sample has been run
 
 
 class Worker:
-    """Worker ``number``: ``run`` takes tasks until the channel ends."""
+    """Worker ``number``: ``run`` takes tasks until there will be none (``receive`` returns None)."""
 
-    def __init__(self, number: int, job: Job, channel: Channel, store: Store, links: WorkerChannels) -> None:
+    def __init__(
+        self, number: int, job: Job, receive: Callable[[], Task | None], store: Store, links: WorkerChannels
+    ) -> None:
         self._number = number
         self._job = job
-        self._channel = channel
+        self._receive = receive
         self._store = store
         self._links = links
         self._reads_ahead = links.fetched is not None
@@ -78,7 +78,7 @@ class Worker:
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
-        """Serve until the engine ends the channel."""
+        """Serve until there will be no other task."""
         AT_HAND.arena, AT_HAND.keeps_fields = self._links.fetched, self._producer.keeping is not None
         delay = RunQueueDelay()
         try:
@@ -107,7 +107,7 @@ class Worker:
         """Wait for one; before that, while this worker is to rest."""
         while self._number >= self._words[ACTIVE]:
             os.eventfd_read(self._links.rests[self._number])
-        return self._channel.receive()
+        return self._receive()
 
     def _count_reads(self) -> None:
         """Note what has been read from storage itself."""
@@ -119,13 +119,8 @@ class Worker:
 
     def _prepare(self, task: Task, progress: Progress) -> None:
         """Samples of a map-style data set, with or without a pipeline."""
-        if task.credit:
-            progress.nbytes = self._owed(task)
-            if progress.nbytes >= task.credit:
-                return
         if self._job.cuts:
             progress.parts = []
-        progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
         items = not (self._job.auto_collation or task.pieces[0].whole)
         if items:  # what is delivered by itself does not wait for one that takes long
             progress.tell_each()
@@ -135,13 +130,25 @@ class Worker:
             progress.tell_every(TELL_ROWS_S)
         if not (items and self._placement.own_collate):  # which draws between samples
             progress.unseeded = self._producer.begin_unseeded(progress.size)
-        if not self._attempt(task, progress):
+        if task.credit:
+            progress.nbytes = self._owed(task)
+        if not 0 < task.credit <= progress.nbytes and not self._attempt(task, progress):
             for item in progress.rewind():
                 self._store.discard(item)
             progress.unseeded = False
             self._attempt(task, progress)
         if task.credit:
             self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
+            if progress.nbytes >= task.credit and progress.done < progress.size:
+                self._return_rest(progress)
+
+    def _return_rest(self, progress: Progress) -> None:
+        """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
+        self._show(progress.done + 1)
+        self._board.fence()
+        if progress.done < self._words[self._row + LIMIT]:
+            piece, at = progress.task.find(progress.done)
+            self._bell.publish(piece.marks + at, [0.0], progress.now, 0.0, self._number, [(RETURNED, 0, 0)])
 
     def _owed(self, task: Task) -> int:
         """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
@@ -153,6 +160,7 @@ class Worker:
     def _inspect(self, task: Task, progress: Progress) -> None:
         for piece in task.pieces:
             produce = self._producer.of(task, piece, False)
+            progress.shift = piece.marks - progress.done
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
@@ -160,6 +168,7 @@ class Worker:
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
+            self._mark(progress)
 
     def _collate(self, task: Task, progress: Progress) -> None:
         """Join samples that other workers prepared, or that could not be sent between processes."""
@@ -168,6 +177,7 @@ class Worker:
         if lying is not None:
             self._show(0, JOINING)
             progress.add(self._placement.joined(lying, task, piece))
+            self._mark(progress)
             return
         progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
@@ -179,6 +189,7 @@ class Worker:
                 bad.append(self._producer.failure(task, piece, at, error))
         self._show(len(piece.keys), JOINING)
         progress.add(self._placement.alone(task, samples, bad))
+        self._mark(progress)
 
     def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
@@ -192,7 +203,8 @@ class Worker:
 
     def _next(self, task: Task, progress: Progress) -> None:
         """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
-        item: Item = None
+        item: Laid | Failure | None = None
+        state: StreamState | None = None
         failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
@@ -203,14 +215,15 @@ class Worker:
             item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
             if self._stream is not None:
-                progress.told_of_stream = self._stream.told()
-            progress.status, self._stream = "exhausted", None
+                state = self._stream.told()
+            self._stream = None
         except Exception as error:
             failed = True
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
-        progress.add(item)
+            state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        progress.add(Yielded(item, state))
+        self._mark(progress)
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None
@@ -251,7 +264,6 @@ class Worker:
             if progress.unseeded:  # also after a batch has been joined
                 self._producer.begin_unseeded(progress.size)
             samples: list[Value] = []
-            start = len(progress.items)
             progress.shift, progress.share = piece.marks - begin, 0.0
             if fetches_many:
                 self._show(progress.done + 1, FETCHING)
@@ -266,23 +278,23 @@ class Worker:
                 put = _unless_handed(put)
             if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
                 return False
-            if whole and not self._join(progress, piece, start, samples):
+            if whole and not self._join(progress, piece, samples):
                 return False
             if progress.done < end or 0 < task.credit <= progress.nbytes:
-                break  # the rest was taken back, or is given back
+                break  # the rest was taken back, or is to be returned
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
-    def _join(self, progress: Progress, piece: Piece, start: int, samples: list[Value]) -> bool:
+    def _join(self, progress: Progress, piece: Piece, samples: list[Value]) -> bool:
         """Join a batch whose samples were all prepared here; False as of ``_attempt``."""
         words = self._words
         if progress.unseeded and self._placement.own_collate and self._producer.drew():
             return False  # the batch has seeds of its own: what samples have drawn would be seen no more
         self._show(progress.done, JOINING)
-        self._placement.join(progress, piece, start, samples)
-        progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
+        self._placement.join(progress, piece, samples)
+        progress.nbytes += sum(item.nbytes for item in progress.items if item is not None)
         words[self._row + BYTES] = progress.nbytes
         words[self._row + STAGE] = 0
-        return progress.now <= progress.report_at or self._publish(progress)
+        return self._publish(progress)
 
     def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
@@ -325,60 +337,62 @@ class Worker:
                     break
             if now > progress.report_at and not to_end and not self._publish(progress):
                 return False
-        return not progress.marks or not progress.times or self._publish(progress)
+        return to_end or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
 
     def _publish(self, progress: Progress) -> bool:
-        """Tell what is finished so far; False where it must not be told, as it drew without seeds."""
+        """Mark what is finished so far; False where it must not be told, as it drew without seeds."""
         if progress.unseeded and self._producer.drew():
             return False
-        if progress.marks:
+        if progress.times:
             self._mark(progress)
-        if not progress.marks and progress.done < progress.size and progress.now > progress.report_at:
-            self._report(progress, final=False)
         return True
 
     def _mark(self, progress: Progress) -> None:
-        """Mark what is finished; if a mark cannot tell it, it and the rest are told by messages."""
-        items, first = progress.items, progress.reported + progress.shift
+        """Mark what is finished."""
+        items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
         lying: list[Lying] | None = None
-        if progress.layout is not None:
-            send(self._channel, progress.described(self._number), progress.task, self._store, self._producer.who)
-        if progress.parts is not None or items.count(None) < len(items):
-            lying = []
+        if progress.parts is not None or layout is not None or items.count(None) < len(items):
+            outcomes = self._outcomes(progress)
             self._show_stage(REPORTING - 1)
-            try:
-                for at, item in enumerate(items):
-                    part = None if progress.parts is None else progress.parts[at]
-                    lying.append(lay_down(item, part, first + at, self._store, self._links))
-            except Exception:
-                traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
-                progress.marks = False
+            lying = [
+                IN_ROW if each is None else self._lay_down(progress, each, first + at)
+                for at, each in enumerate(outcomes)
+            ]
             self._show_stage(-1)
-        count = len(items) if lying is None else len(lying)
-        if count:
-            times, ends, elapsed = progress.told(count)
-            self._bell.publish(first, times, ends, elapsed, self._number, lying)
+        self._bell.publish(first, *progress.told(), self._number, lying)
+        if layout is not None:
+            self._bell.ring()  # the next tasks should know it
+
+    @staticmethod
+    def _outcomes(progress: Progress) -> list[TicketOutcome | None]:
+        """What is to be said of each sample that is no plain row; with the first, what it was found out of all."""
+        parts = progress.parts or [None] * len(progress.items)
+        pairs = zip(progress.items, parts, strict=True)
+        found = [None if item is None and part is None else TicketOutcome(item, part) for item, part in pairs]
+        if progress.layout is not None or progress.repeated:
+            first = found[0] or TicketOutcome(None)
+            found[0] = first._replace(layout=progress.layout, repeated=progress.repeated)
+            progress.layout, progress.repeated = None, 0
+        return found
+
+    def _lay_down(self, progress: Progress, outcome: TicketOutcome, mark: int) -> Lying:
+        """Where the parent finds the outcome; where it cannot be sent, that is the outcome."""
+        try:
+            return lay_down(outcome, mark, self._store, self._links)
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was to be sent, perhaps most of the memory
+            failed = self._placement.unsent(progress.task, mark - progress.shift, outcome, error)
+        return lay_down(failed, mark, self._store, self._links)
 
     def _end(self, progress: Progress) -> None:
-        """The worker is through with its task: if every sample is marked, nothing is left to be said."""
-        if progress.marks and progress.reported == progress.size:
-            self._words[self._row + CHUNK] = -1
-            self._board.fence()
-            if progress.task.chunk >= self._words[RING_FROM]:
-                self._bell.ring()
-        else:
-            self._report(progress, final=True)
-
-    def _report(self, progress: Progress, *, final: bool) -> None:
-        words, row = self._words, self._row
-        words[row + STAGE] = REPORTING
-        if final:
-            words[row + CHUNK] = -1
-        report = progress.report(self._number, final=final)
-        send(self._channel, report, progress.task, self._store, self._producer.who)
-        words[row + STAGE] = 0
+        """The worker is through with its task."""
+        words, task = self._words, progress.task
+        words[self._row + CHUNK] = -1
+        self._board.fence()
+        if task.kind != "run" or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
+            self._bell.ring()
 
 
 def _append_to(samples: list[Value]) -> Put:

@@ -1,4 +1,4 @@
-"""The CPU lane: what worker processes and threads have in common, which tell through a board in shared memory."""
+"""The CPU lane: what worker processes and threads have in common, the board and the marks in shared memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -93,8 +92,8 @@ class WorkerLane(Lane):
         """See Lane."""
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
-        messages = self._messages()  # and of the dead: all that they told is there by then
-        reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
+        self._hear()  # before marks are read: those of the dead are all there by then
+        reports = self.leases.reports(unfinished=self._looks or bool(self._faults))
         if not (self._answers or self._faults or self._looks):
             return reports
         out: list[Message] = [*self._answers, *reports]
@@ -104,8 +103,8 @@ class WorkerLane(Lane):
         self._answers, self._faults, self._looks = [], [], False
         return out
 
-    def _messages(self) -> list[Report]:
-        """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
+    def _hear(self) -> None:
+        """Workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
 
     def _buried(self, fault: Exit | Opened) -> Exit | Opened:

@@ -31,7 +31,7 @@ CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, D
 """Words of a row. DIRECT and DIRECT_NS: how often, and how long, its worker has read from storage itself, although the
 loader reads ahead. BYTES: what its task has come to so far, where that has a credit."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
-"""In STAGE: collating a batch, in __getitems__, sending the last report; else a pipeline's stage plus 1, or 0."""
+"""In STAGE: collating a batch, in __getitems__, laying down outcomes; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
@@ -142,10 +142,7 @@ class WorkerStatusBoard:
         """What a worker that has ended took last, whether it was through with it or not."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
-        shown = self.words[row + CHUNK]
-        if self.words[row + STAGE] == REPORTING and shown == -1:
-            shown = chunk
-        if (self.words[row + RUN], shown) != (run, chunk):
+        if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
             return Claim(run, chunk, 0, 0)
         return Claim(run, chunk, self.words[row + STARTED], self.words[row + STAGE])
 

@@ -19,7 +19,6 @@ from minato_gpu.memory.status_board import (
     JOINING,
     LIMIT,
     NO_LIMIT,
-    REPORTING,
     RUN,
     SPLITS,
     STAGE,
@@ -153,11 +152,8 @@ def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:
     board.words[board.row(1) + STARTED] = 4
     board.words[board.row(1) + STAGE] = JOINING
     assert board.claim(1) == Claim(3, 7, 4, JOINING)
-    board.words[board.row(1) + STAGE] = REPORTING
     board.words[board.row(1) + CHUNK] = -1
-    assert board.claim(1) == Claim(3, 7, 4, REPORTING), "it is through with the samples, and tells of them"
-    board.words[board.row(1) + STAGE] = 0
-    assert board.claim(1) == Claim(3, 7, 0, 0)
+    assert board.claim(1) == Claim(3, 7, 0, 0), "it is through"
     assert board.claim(0) == board.claim(2) == Claim(-1, -1, 0, 0)
     assert board.give_back(1, 4096)
     board.forget(1)

@@ -103,13 +103,6 @@ FAULTS = (
         "fe6fabd",
     ),
     Fault(
-        "a layout that comes after some marks of its lease takes back what they have told",
-        "lanes/leases.py",
-        "lease.reported = max(lease.reported, message.done)",
-        "lease.reported = message.done",
-        ("lanes/test_cpu.py",),
-    ),
-    Fault(
         "lease numbers of a run that was given up silence ends of the next",
         "lanes/leases.py",
         "if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:",

@@ -7,6 +7,7 @@ from tests.mutations.fault import Fault
 _FENCE = "        self._fence()\n        self._unfence()\n"
 _RECORD = "        completions.record(begin, took, end, elapsed, worker, lying)\n"
 _STATUS = "        completions.set_ready(begin, stop, in_rows=lying is None)\n"
+_STORES = "        for at in range(end - 1, begin - 1, -1):\n            status[at] = mark\n"
 _SPLITS = (
     "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"
 )
@@ -66,9 +67,23 @@ FAULTS = (
     Fault(
         "status bytes are stored by a copy, which stores some twice",
         "memory/completions.py",
-        "        for at in range(begin, end):\n            status[at] = mark\n",
+        _STORES,
         "        status[begin:end] = bytes([mark]) * (end - begin)\n",
         _COMPLETIONS,
+    ),
+    Fault(
+        "a batch that is joined by its worker is told before all of it is marked",
+        "memory/completions.py",
+        _STORES,
+        _STORES.replace("range(end - 1, begin - 1, -1)", "range(begin, end)"),
+        _COMPLETIONS,
+    ),
+    Fault(
+        "a worker returns what was taken back from it",
+        "lanes/worker.py",
+        "if progress.done < self._words[self._row + LIMIT]:",
+        "if True:",
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "a block of marks begins with those of its last place",
@@ -129,8 +144,8 @@ FAULTS = (
     Fault(
         "a worker rings and has not said that it is through",
         "lanes/worker.py",
-        "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
-        "            self._board.fence()\n",
+        "        words[self._row + CHUNK] = -1\n        self._board.fence()\n",
+        "        self._board.fence()\n",
         ("lanes/test_cpu.py",),
     ),
     Fault(
