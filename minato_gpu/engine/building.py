@@ -360,7 +360,8 @@ def _engine(
 ) -> Engine:
     loader, policy, records, iterable = plan.loader, plan.policy, plan.records, plan.iterable
     workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
-    whole, skips = not plan.items and (not plan.batched or policy.fixed), plan.options.skips
+    whole = not (plan.items or plan.cuts) and (not plan.batched or policy.fixed)
+    skips = plan.options.skips
     parts = Parts(
         links,
         lanes,

@@ -24,7 +24,7 @@ from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin, TicketId
 from minato_gpu.scheduling.flights import cut
-from minato_gpu.scheduling.messages import Chunk, Span, TicketSpan, tickets
+from minato_gpu.scheduling.messages import Span, TicketSpan, tickets
 from minato_gpu.window.assembly import Assembly
 
 MOST = 2
@@ -37,6 +37,11 @@ class Verdict(NamedTuple):
 
     settled: Span
     items: list[Item]
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first of these, a failure where there is any."""
+        return next((item for item in self.items if isinstance(item, Failure)), None)
 
 
 class Deaths:
@@ -70,42 +75,42 @@ class Deaths:
             return "collate" if claim.stage == JOINING else "send"
         return self._stages[claim.stage - 1] if 0 < claim.stage <= len(self._stages) else None
 
-    def judge(self, exit_: Exit, claim: Claim, chunk: Chunk, done: int, stop: int, assembly: Assembly) -> Verdict:
-        """The chunk's samples from ``done`` to ``stop`` are not reported: which of them are given up?"""
+    def judge(
+        self,
+        exit_: Exit,
+        claim: Claim,
+        spans: tuple[TicketSpan, ...],
+        done: int,
+        stop: int,
+        assembly: Assembly,
+        *,
+        job: bool = False,
+    ) -> Verdict:
+        """Of a task's samples ``spans`` those from ``done`` to ``stop`` are not reported: which of them are given up?
+        ``job``: they are a batch."""
         nothing = Verdict((0, 0), [])
         reporting = claim.stage == REPORTING
         at = (min(claim.started, stop) if reporting else claim.started) - 1
         if not done <= at < stop:
-            self._check_loop(exit_, cut(chunk.spans, done, stop))
+            self._check_loop(exit_, cut(spans, done, stop))
             return nothing
-        serial = cut(chunk.spans, at, at + 1)[0][0]
-        record = assembly.window.at(serial)
+        serial = cut(spans, at, at + 1)[0][0]
+        if claim.stage == JOINING or (job and reporting):
+            first = 0 if job else at - (serial - assembly.window.at(serial).first)
+            serial = cut(spans, first, first + 1)[0][0]
+            if not self._again(("batch", serial)):
+                return nothing
+            batch = self._of_sample(exit_, claim, serial, assembly, collated=True)
+            return Verdict((first, at + 1), [batch, *[None] * (at - first)])
         if claim.stage == FETCHING or (reporting and at > done):
-            together = cut(chunk.spans, at if claim.stage == FETCHING else done, stop)
+            together = cut(spans, at if claim.stage == FETCHING else done, stop)
             known = reporting and self.singly(together)  # and all the same reported together: a batch, or host reads
             self._singly.update(tickets(together))
             if not known:
                 return nothing
-        if claim.stage == JOINING:
-            first = at - (serial - record.first)
-            if not self._again(("batch", record.first)):
-                return nothing
-            origin = Origin(record.epoch, record.positions[0], record.keys[0], "collate", "cpu")
-            return Verdict((first, at + 1), [self._failure(exit_, origin, True), *[None] * (at - first)])
         if not self._again(serial):
             return nothing
         return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
-
-    def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[TicketSpan, ...], assembly: Assembly) -> Failure | None:
-        """What is given up, the batch or a sample of it (not ``collated``), or None: it is to be tried again."""
-        if not claim.started and not claim.stage:
-            self._check_loop(exit_, spans)
-            return None
-        serial, collated = spans[0][0], claim.stage in (JOINING, REPORTING)
-        if not collated:
-            serial = cut(spans, claim.started - 1, claim.started)[0][0]
-        again = self._again(("batch", serial) if collated else serial)
-        return self._of_sample(exit_, claim, serial, assembly, collated=collated) if again else None
 
     def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
         """The same for a batch of one sample that is repeated."""

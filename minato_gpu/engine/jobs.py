@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from minato_gpu.engine.deaths import Deaths
-from minato_gpu.lanes.base import Item, Local, Reference, Task
+from minato_gpu.lanes.base import Failure, Item, Piece, Reference, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.samples import OutputBatch
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.assembly import Assembly
 
 
 class Jobs:
-    """The jobs of one run, by the order of their batches."""
+    """The jobs of one run, by the order of their batches. A job names its batch's samples, and of each where it is
+    stored; those that are stored nowhere it prepares."""
 
     def __init__(self, assembly: Assembly, deaths: Deaths) -> None:
         self._assembly = assembly
         self._deaths = deaths
-        self._spans: dict[OutputBatch, tuple[m.TicketSpan, ...]] = {}  # of those that no worker has been sent
-        self._anew: set[OutputBatch] = set()  # batches whose samples the job is to prepare anew
+        self._anew: set[OutputBatch] = set()  # batches of which the job is to prepare every sample
+        self._left: set[TicketId] = set()  # samples that jobs are to prepare, and nobody has
         self._pads: dict[OutputBatch, Task] = {}  # the only sample of a batch that has lost its own
 
-    def need(self, order: OutputBatch) -> None:
-        """The composed batch is to be joined."""
-        self._spans[order] = self._assembly.spans(order)
+    def leave(self, spans: tuple[m.TicketSpan, ...]) -> None:
+        """These samples are to be prepared by the jobs that join them."""
+        self._left.update(m.tickets(spans))
 
     def pad(self, order: OutputBatch, place: int, task: Task) -> None:
         """Batch ``order``, number ``place`` in its epoch, has lost all its samples, and must come all the same (see
@@ -32,63 +33,66 @@ class Jobs:
         self._assembly.expect_another(order, place)
         self._pads[order] = task
 
-    def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int], logs: dict[int, Telemetry]) -> Task:
-        """What a worker is told that is to join the chunk's batch."""
+    def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int]) -> Task:
+        """The task of joining the chunk's batch, without marks."""
         if chunk.order in self._pads:
             return self._pads[chunk.order]._replace(chunk=chunk.number)
-        spans, window = self._spans.pop(chunk.order), self._assembly.window
-        epoch, pieces = window.at(spans[0][0]).epoch, window.described(spans)
-        items = None if chunk.order in self._anew else self._lying(spans, logs[epoch])
-        return Task(run, chunk.number, "collate", epoch, seeds[epoch], pieces, None, items)
+        spans, window = self._assembly.spans(chunk.order), self._assembly.window
+        stored = None if chunk.order in self._anew else self._stored(spans)
+        epoch, piece = window.at(spans[0][0]).epoch, window.described(spans)._replace(stored=stored)
+        singly = stored is not None or self._deaths.singly(spans)
+        return Task(run, chunk.number, "collate", epoch, seeds[epoch], (piece,), singly=singly)
 
-    def _lying(self, spans: tuple[m.TicketSpan, ...], log: Telemetry) -> list[Reference] | None:
-        """Where the samples lie; None where a device does not give them up: the job then prepares them itself."""
+    def _stored(self, spans: tuple[m.TicketSpan, ...]) -> list[Reference] | None:
+        """Where the samples are stored; None where none is, or a device does not give them up."""
         try:
-            return self._assembly.references(spans)
+            stored = self._assembly.stored(spans)
         except Exception:
-            log.repeated += m.count(spans)
             return None
+        return stored if any(stored) else None
 
     @staticmethod
-    def send(lane: Lane, task: Task, log: Telemetry) -> None:
-        """Have a batch joined. What the device lane left in this process may be nothing that can be sent to a worker:
-        the job then prepares the samples itself."""
+    def send(lane: Lane, task: Task) -> Piece:
+        """Have a batch joined; returns its samples, as they were sent. What a device has left in this process may be
+        nothing that can be sent to a worker: the job then prepares all of them."""
         try:
             lane.send(task)
         except Exception:
-            if task.items is None or not any(isinstance(item, Local) for item in task.items):
+            (piece,) = task.pieces
+            if piece.stored is None:
                 raise
-            log.repeated += len(task.items)
-            lane.send(task._replace(items=None))
+            task = task._replace(pieces=(piece._replace(stored=None),))
+            lane.send(task)
+        return task.pieces[0]
 
-    def joined(self, order: OutputBatch, item: Item) -> None:
-        """A worker is through with the job."""
-        self._pads.pop(order, None)
-        self._assembly.joined(order, item)
+    def joined(self, order: OutputBatch, items: list[Item], prepared: int, log: Telemetry) -> int:
+        """A worker is through with the job, and has ``prepared`` so many of its samples; returns how many of these
+        nobody had prepared before."""
+        spans = self._assembly.spans(order)
+        first = self._left.intersection(m.tickets(spans)) if self._left else set[TicketId]()
+        self._left -= first
+        if self._pads.pop(order, None) is None:
+            log.repeated += prepared - len(first)
+        self._assembly.joined(order, items)
+        return len(first)
 
-    def lost(self, order: OutputBatch, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+    def lost(self, order: OutputBatch, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
         """A worker died at the job; returns whether another is to try it."""
-        spans, pad = self._assembly.spans(order), self._pads.get(order)
-        if pad is None:
-            failed = self._deaths.judge_job(exit_, claim, spans, self._assembly)
+        failed: Failure | None
+        if (pad := self._pads.get(order)) is not None:
+            failed, offset = self._deaths.judge_pad(exit_, claim, pad), 0
         else:
-            failed = self._deaths.judge_pad(exit_, claim, pad)
-        again = failed is None
-        if failed is not None and failed.collated:
-            self._assembly.joined(order, failed)
-        elif failed is not None:
-            again = self._assembly.lose(order, failed)
+            spans, stop = self._assembly.spans(order), len(job.keys)
+            verdict = self._deaths.judge(exit_, claim, spans, 0, stop, self._assembly, job=True)
+            failed, offset = verdict.failure, verdict.settled[0]
+            self._repeat(order, job, claim, log)
+        again = failed is None or self._assembly.give_up(order, offset, failed)
         if not again:
             self._pads.pop(order, None)
-        elif pad is None:
-            self.need(order)
-            self._repeat(order, claim, log)
         return again
 
-    def _repeat(self, order: OutputBatch, claim: Claim, log: Telemetry) -> None:
-        """Another worker is to do the job; one that joined what lies ready may have changed it in place."""
-        if claim.stage == JOINING and not claim.started:
+    def _repeat(self, order: OutputBatch, job: Piece, claim: Claim, log: Telemetry) -> None:
+        """Another worker may have to do the job; one that was joining may have changed in place what is stored."""
+        log.repeated += claim.started if job.stored is None else job.stored[: claim.started].count(None)
+        if claim.stage == JOINING:
             self._anew.add(order)
-            log.repeated += m.count(self._spans[order])
-        else:
-            log.repeated += claim.started

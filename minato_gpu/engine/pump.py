@@ -53,7 +53,7 @@ class Pump:
         for lane in self.lanes.values():
             lane.recall()
         marks, memory = self.assembly.clear()
-        marks += [sent.mark for sent in ended.sent.values() if sent.mark >= 0]
+        marks += [sent.job.marks for sent in ended.sent.values() if sent.job is not None]
         self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, marks, memory)
         if self.reads is not None:
             self.reads.new_run()

@@ -11,7 +11,7 @@ from time import perf_counter
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, Unshippable, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, Yielded
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
@@ -27,15 +27,15 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 
 class Sent:
     """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
-    from ``stop`` on were taken back. ``mark``: of a job, for its batch."""
+    from ``stop`` on were taken back. ``job``: the samples of a batch that is joined."""
 
-    __slots__ = ("chunk", "done", "epoch", "mark", "sent", "stop")
+    __slots__ = ("chunk", "done", "epoch", "job", "sent", "stop")
 
-    def __init__(self, chunk: m.Chunk, epoch: int, sent: float, mark: int = -1) -> None:
+    def __init__(self, chunk: m.Chunk, epoch: int, sent: float, job: Piece | None = None) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
-        self.mark = mark
+        self.job = job
         self.done = 0
         self.stop = chunk.size
 
@@ -85,7 +85,6 @@ class Run:
                 self._dispatch(instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 if self._assembly.compose(instruction):
-                    self._jobs.need(instruction.order)
                     self.handle(m.CollateNeeded(perf_counter(), instruction.order))
             elif isinstance(instruction, m.HandOver):
                 self._lanes[instruction.lane].hand_over(self.number, instruction.chunk, instruction.splits)
@@ -95,7 +94,7 @@ class Run:
 
     def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
         """Have a batch made of this sample alone: see ``Jobs.pad``."""
-        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
+        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], joins=True)
         self._jobs.pad(order, place, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
         self.handle(m.CollateNeeded(perf_counter(), order))
 
@@ -106,13 +105,11 @@ class Run:
             self._dispatch_next(lane, chunk, now)
             return
         if chunk.kind == "collate":
-            task = self._jobs.task(chunk, self.number, self.seeds, self.logs)
-            mark = self._parts.links.completions.reserve(1)
-            self.sent[chunk.number] = Sent(chunk, task.epoch, now, mark)
-            self._jobs.send(lane, task._replace(mark=mark), self.logs[task.epoch])
+            self._dispatch_job(lane, chunk, now)
             return
-        if assembly.samples.unshippable and chunk.kind == "run":
-            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size)
+        if assembly.samples.stored_nowhere and chunk.kind == "run":
+            self._jobs.leave(chunk.spans)
+            assembly.samples.arrived(chunk.spans, None)
             self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
@@ -126,6 +123,14 @@ class Run:
         ended = self._ended.copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
+
+    def _dispatch_job(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
+        """A worker is to join a batch, and to prepare what is missing of it."""
+        task = self._jobs.task(chunk, self.number, self.seeds)
+        (piece,) = task.pieces
+        piece = piece._replace(marks=self._parts.links.completions.reserve(len(piece.keys)))
+        piece = self._jobs.send(lane, task._replace(pieces=(piece,)))
+        self.sent[chunk.number] = Sent(chunk, task.epoch, now, piece)
 
     def _dispatch_next(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
         """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
@@ -159,14 +164,12 @@ class Run:
         if report.done > report.first:
             if self._parts.items:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
-            self._log(lane, sent, spans, report, shown)
+            self._log(lane, sent, spans, report, shown, self._joined(sent, report))
         if self._estimates is not None:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
             self._finished(report, spans, report.items)
         elif chunk.kind == "collate":
-            assert report.items is not None
-            self._jobs.joined(chunk.order, report.items[0])
             self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
         elif chunk.kind == "inspect":
             assert report.items is not None and self._estimates is not None
@@ -177,12 +180,25 @@ class Run:
         else:
             self._next_finished(chunk, spans, report)
 
+    def _joined(self, sent: Sent, report: Report) -> int:
+        """Where the report is that of a job, take its batch in; returns how many samples it has prepared first."""
+        if sent.job is None:
+            return 0
+        assert report.items is not None
+        return self._jobs.joined(sent.chunk.order, report.items, report.prepared, self.logs[sent.epoch])
+
     def _log(
-        self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
+        self,
+        lane: Lane,
+        sent: Sent,
+        spans: tuple[m.TicketSpan, ...],
+        report: Report,
+        shown: Telemetry | None,
+        by_job: int,
     ) -> None:
         first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
-        prepared = sent.chunk.kind in ("run", "next")
+        prepared = sent.chunk.kind in ("run", "next") or by_job > 0
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
         log, count, failed = self.logs[sent.epoch], report.done - report.first, 0
         if sent.chunk.kind == "next":
@@ -192,6 +208,8 @@ class Run:
         elif report.items is not None and Failure in map(type, report.items):
             # those of a batch that could not be joined were prepared
             failed = sum(isinstance(item, Failure) and not item.collated for item in report.items)
+        if sent.job is not None:
+            count, failed = max(1, by_job), min(failed, by_job)
         log.worked(lane.name, report, positions, sent.sent, count, prepared=prepared, handed=going_on, failed=failed)
         (shown or log).kept_busy(lane.name, report)
 
@@ -245,14 +263,15 @@ class Run:
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
-            if self._jobs.lost(sent.chunk.order, exit_, claim, log):
+            assert sent.job is not None
+            if self._jobs.lost(sent.chunk.order, sent.job, exit_, claim, log):
                 self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
             else:
                 self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))
                 self.handle(m.Lost(perf_counter(), lane.name))
         else:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
-            settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
+            settled, items = self._deaths.judge(exit_, claim, sent.chunk.spans, sent.done, sent.stop, self._assembly)
             spans = cut(sent.chunk.spans, *settled)
             found = self._assembly.samples.arrived(spans, items)
             self._release(spans)
@@ -262,8 +281,8 @@ class Run:
     def _ended_with(self, chunk: int) -> Sent | None:
         """Nobody is at this chunk any more."""
         sent = self.sent.pop(chunk, None)
-        if sent is not None and sent.mark >= 0:
-            self._parts.links.completions.give_back(sent.mark)
+        if sent is not None and sent.job is not None:
+            self._parts.links.completions.give_back(sent.job.marks)
         return sent
 
     def told_of(self, claim: Claim, lane: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -32,10 +32,11 @@ class Piece(NamedTuple):
     """Neighbouring tickets of one place: ``position`` to ``position + len(keys)`` of the epoch.
 
     ``slab`` is the offset of the place's slab in the engine's arena (-1: none) that has ``rows`` rows; the first
-    ticket goes to row ``row``. ``whole``: these are all tickets of a batch whose composition is settled, so the
-    worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
-    left, for tickets that were inspected before (None: this one was not). ``positions`` where they are not neighbours
-    (a replayed order).
+    ticket goes to row ``row``. ``joins``: these are all tickets of a batch whose composition is settled: the worker
+    prepares those that are missing, and collates it. ``stored``: for each ticket where its prepared sample is stored
+    (None: it is missing); None where all are missing. ``occurrences`` are None when all are 0. ``sources`` are
+    references to what the host read left, for tickets that were inspected before (None: this one was not).
+    ``positions`` where they are not neighbours (a replayed order).
     ``marks``: the first ticket's mark, and those of the others follow (see memory/completions.py).
     ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
     """
@@ -43,26 +44,33 @@ class Piece(NamedTuple):
     position: Position
     keys: list[Key]
     occurrences: list[int] | None
-    slab: int
-    rows: int
-    row: int
-    whole: bool
+    slab: int = -1
+    rows: int = 0
+    row: int = 0
+    joins: bool = False
     sources: list[Source | None] | None = None
     positions: Sequence[Position] | None = None
     marks: int = -1
     fetched: list[tuple[Place, ...]] | None = None
+    stored: list[Reference] | None = None
 
     def position_of(self, at: int) -> Position:
         """Place of ticket ``at`` in the sampler's order."""
         return Position(self.position + at) if self.positions is None else self.positions[at]
 
+    def only(self, offsets: Iterable[int]) -> Piece:
+        """The tickets at these offsets, of which there is one."""
+        offsets = [*offsets]
+        positions = [self.position_of(at) for at in offsets]
+        return Piece(positions[0], [self.keys[at] for at in offsets], None, positions=positions)
+
 
 class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
-    ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
-    next (the next ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
-    ``mark``: of the batch that comes of the last two; the others mark each ticket.
+    ``kind``: run, inspect, collate (the one piece, of a batch that is composed, is joined) or next (the next
+    ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    ``mark``: of the batch that comes of the last; the others mark each ticket.
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -78,7 +86,6 @@ class Task(NamedTuple):
     seed: int
     pieces: tuple[Piece, ...] = ()
     layout: bytes | None = None
-    items: list[Reference] | None = None
     start: Any = None  # lanes.streams.StreamState: that file imports this one
     stop: int = -1
     singly: bool = False
@@ -103,7 +110,8 @@ class Report(NamedTuple):
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
-    somebody knows. ``layout``, ``repeated``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
+    somebody knows. ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
+    ``repeated``: samples that a device has run again.
     """
 
     run: int
@@ -119,6 +127,7 @@ class Report(NamedTuple):
     times: list[float] | None = None
     ends: list[float] | None = None
     layout: bytes | None = None
+    prepared: int = 0
     repeated: int = 0
     parts: list[Part | None] | None = None
 
@@ -127,13 +136,14 @@ class TicketOutcome(NamedTuple):
     """What a worker says of one ticket that is more than where its sample lies.
 
     ``part``: of a pipeline that can be cut, the stage the sample came with and the seconds of each part from there on.
-    ``layout``: of the first sample that the worker prepared without one. ``repeated``: samples prepared a second time.
+    ``layout``: of the first sample that the worker prepared without one. ``prepared``: of a batch that is
+    composed, samples that the worker that joins it has prepared.
     """
 
     item: Item
     part: Part | None = None
     layout: bytes | None = None
-    repeated: int = 0
+    prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,26 +209,6 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True)
-class Unshippable:
-    """A sample that cannot be pickled: its batch must be prepared, and joined, by one worker."""
-
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """A batch that one worker prepared and joined without the samples ``bad``; ``item`` is None where none was left."""
-
-    item: Laid | Failure | None
-    bad: list[Failure]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the batch."""
-        return 0 if self.item is None else self.item.nbytes
-
-
-@dataclass(frozen=True, slots=True)
 class Yielded:
     """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
 
@@ -279,10 +269,13 @@ class Failure:
 
 Laid = Blob | Local
 """Where an object was laid down."""
-Item = Extra | Blob | Local | Unshippable | Joined | Yielded | Features | Handed | Failure | None
-"""A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it."""
-Reference = Row | Item
-"""The same for whoever joins the sample with others, and is told of its row."""
+Item = Extra | Blob | Local | Yielded | Features | Handed | Failure | None
+"""A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it.
+
+Where there are no rows, None is nowhere: the sample is in its batch already, or it cannot be sent, and is prepared by
+whoever joins that."""
+Reference = Row | Blob | Local | None
+"""Where a prepared sample is stored, for the worker that joins it with others; None: nowhere."""
 Source = Laid | Handed | Failure
 """What lies ready for a sample from an earlier step: its host read, or what another lane has made of that."""
 

@@ -175,11 +175,11 @@ class Leases:
 
 def _beside(others: dict[int, TicketOutcome], count: int, *, costly: bool) -> dict[str, Any]:
     """What a report of so many samples says of those that are no plain rows: outcomes by offset."""
-    repeated = 0
+    prepared = 0
     layout: bytes | None = None
     items: list[Item] = [None] * count
     parts: list[Part | None] = [None] * count
-    for at, (item, part, described, again) in others.items():
-        items[at], parts[at], repeated = item, part, repeated + again
+    for at, (item, part, described, more) in others.items():
+        items[at], parts[at], prepared = item, part, prepared + more
         layout = layout if described is None else described
-    return {"items": items, "layout": layout, "repeated": repeated, "parts": parts if costly and any(parts) else None}
+    return {"items": items, "layout": layout, "prepared": prepared, "parts": parts if costly and any(parts) else None}

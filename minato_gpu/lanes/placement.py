@@ -14,13 +14,11 @@ from minato_gpu.lanes.base import (
     Features,
     Handed,
     Item,
-    Joined,
     Laid,
     NoSample,
     Piece,
     Task,
     TicketOutcome,
-    Unshippable,
     Yielded,
     failure,
 )
@@ -50,7 +48,7 @@ class Placement:
     def putter(self, task: Task, piece: Piece, progress: Progress) -> Put:
         """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
         store = self._store
-        if not (self._job.auto_collation or piece.whole):
+        if not self._job.auto_collation:
             return lambda at, value: self._put_item(task, piece, at, value)
         if piece.slab >= 0 and task.layout:
             write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
@@ -60,31 +58,32 @@ class Placement:
                 try:
                     objects = write(first + at, value)
                 except Mismatch:
-                    return self._shipped(task, piece, at, value)
+                    return self._stored(task, piece, at, value)
                 return None if objects is None else Extra(objects)
 
             return put_row
 
         def put_blob(at: int, value: Value) -> Item:
             self._learn(progress, value)
-            return self._shipped(task, piece, at, value)
+            return self._stored(task, piece, at, value)
 
         return put_blob
 
     def _put_item(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
         """A sample that is a batch by itself, converted."""
-        item = self.joined([value], task, piece, at)
+        item = self.joined([value], task, piece.only([at]))
         return self._unsent_of(task, piece, {at: value}).get(at, item) if self._blames_samples(item) else item
 
-    def _shipped(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
-        """Where a sample lies that is to be joined with others.
+    def _stored(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
+        """Where a sample is stored that is to be joined with others.
 
-        One that cannot be sent has failed, unless a ``collate_fn`` of the user's own may make something of it here.
+        One that cannot be sent has failed, unless a ``collate_fn`` of the user's own may make something of it: then it
+        is stored nowhere, and prepared again by the worker that joins it.
         """
         try:
             return self._store.put(value)
         except Exception as error:
-            return self._unsent(task, piece, at, error) if self._sends_all else Unshippable()
+            return self._unsent(task, piece, at, error) if self._sends_all else None
 
     def _unsent(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """This sample could not be pickled."""
@@ -95,7 +94,7 @@ class Placement:
         """What is said in the place of an outcome that could not be sent: of sample ``number`` of the task, or of a
         batch. Text and bytes of a sample may be more than the worker has memory for."""
         item = outcome.item
-        inner = item.item if isinstance(item, (Joined, Yielded)) else item
+        inner = item.item if isinstance(item, Yielded) else item
         self._store.discard(item.fields if isinstance(item, (Features, Handed)) else inner)
         if task.mark >= 0 or getattr(inner, "collated", False):
             failed = self.batch_failure(error, "send", task.epoch, stage="send")
@@ -111,41 +110,31 @@ class Placement:
             progress.layout, progress.has_described = self._learned, True
 
     def join(self, progress: Progress, piece: Piece, samples: list[Value]) -> None:
-        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short."""
-        task, items = progress.task, progress.items
-        empty = isinstance(piece.keys[0], NoSample)
-        prepared = [at for at, item in enumerate(items) if not isinstance(item, Failure)]
-        failed = len(prepared) < len(items)
-        if not items or (failed and not self._job.skips) or not (samples or empty):
-            return
-        if empty:
-            items[0] = self.joined([], task, piece)
-            return
-        by_offset, unsent = dict(zip(prepared, samples, strict=True)), dict[int, Failure]()
-        if len(samples) == len(piece.keys):
-            self._learn(progress, samples[0])
-            items[0] = item = self.joined(samples, task, piece)
-            unsent = self._unsent_of(task, piece, by_offset) if self._blames_samples(item) else {}
-            if not unsent:
-                return
-        # joined later: without those that failed, or together with the rest of a batch that was cut short
-        for at, sample in by_offset.items():
-            items[at] = unsent[at] if at in unsent else self._shipped(task, piece, at, sample)
+        """Collate a batch whose samples are all at hand; store them singly if it was cut short.
 
-    def alone(self, task: Task, samples: dict[int, Value], bad: list[Failure]) -> Laid | Joined | Failure | None:
-        """A batch of samples that only this worker has, by their offsets; ``bad`` are those that failed.
-
-        Where samples may be left out, it comes without them and without those that cannot be sent.
+        The reference of the batch is that of its first sample. Where samples may be left out, it comes without those
+        that failed, and those that cannot be sent.
         """
-        piece = task.pieces[0]
-        if bad and (bad[0].collated or not self._job.skips):
-            return replace(bad[0], collated=True)
-        item = self.joined(list(samples.values()), task, piece) if samples else None
-        unsent = self._unsent_of(task, piece, samples) if self._blames_samples(item) else {}
-        if unsent:
-            rest = {at: value for at, value in samples.items() if at not in unsent}
-            return self.alone(task, rest, [*bad, *unsent.values()])
-        return Joined(item, bad) if bad else item
+        task, items = progress.task, progress.items
+        if isinstance(piece.keys[0], NoSample):
+            items[:1] = [self.joined([], task, piece)][: len(items)]
+            return
+        left = dict(zip([at for at, item in enumerate(items) if item is None], samples, strict=True))
+        if len(items) < len(piece.keys):  # what is missing is prepared by another, and then a job joins them
+            for at, sample in left.items():
+                items[at] = self._stored(task, piece, at, sample)
+            return
+        if left:
+            self._learn(progress, samples[0])
+        while left and (self._job.skips or len(left) == len(items)):
+            item = self.joined([*left.values()], task, piece if len(left) == len(items) else piece.only(left))
+            unsent = self._unsent_of(task, piece, left) if self._blames_samples(item) else {}
+            if not unsent:
+                items[min(left)] = item
+                return
+            for at, failed in unsent.items():
+                items[at] = failed
+                del left[at]
 
     def _blames_samples(self, item: Item) -> bool:
         """Whether one of its samples may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
@@ -163,12 +152,12 @@ class Placement:
                 found[at] = self._unsent(task, piece, at, error)
         return found
 
-    def joined(self, samples: list[Value], task: Task, piece: Piece, at: int | None = None) -> Laid | Failure:
-        """What the ``collate_fn`` makes of them, or of number ``at`` of the piece alone. What it draws is the batch's
-        own: whoever joins it, and whatever that worker did before."""
+    def joined(self, samples: list[Value], task: Task, piece: Piece) -> Laid | Failure:
+        """What the ``collate_fn`` makes of these samples of the piece. What it draws is the batch's own: whoever joins
+        it, and whatever that worker did before."""
         stage, hint = "collate", ""
         if self.own_collate and self._seeder is not None:
-            self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(at or 0)))
+            self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(0)))
         try:
             batch = self._job.collate_fn(samples if self._job.auto_collation else samples[0])
             stage = "send"
@@ -176,8 +165,6 @@ class Placement:
         except Exception as error:
             if self._job.collate_fn is default_collate and "equal size" in str(error):
                 hint = ": samples of different shapes need a collate_fn that pads them"
-            if at is not None:
-                piece = piece._replace(position=piece.position_of(at), keys=[piece.keys[at]], positions=None)
             return self.batch_failure(error, f"{stage}{hint}", task.epoch, piece, stage)
 
     def batch_failure(

@@ -31,7 +31,7 @@ class Progress:
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
-        self.repeated = 0  # samples that had been prepared before
+        self.prepared = 0  # samples of a batch that is composed
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own
         self.shift = max(task.mark, 0)  # from the number of a sample to its mark

@@ -87,7 +87,7 @@ class Worker:
             delay.close()
 
     def _serve(self, delay: RunQueueDelay) -> None:
-        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._collate, "next": self._next}
+        kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._prepare, "next": self._next}
         words, row = self._words, self._row
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
@@ -118,17 +118,17 @@ class Worker:
     # --- kinds of task -------------------------------------------------------------------------------------
 
     def _prepare(self, task: Task, progress: Progress) -> None:
-        """Samples of a map-style data set, with or without a pipeline."""
-        if self._job.cuts:
+        """Samples of a map-style data set, with or without a pipeline, and batches of them."""
+        if self._job.cuts and task.kind == "run":
             progress.parts = []
-        items = not (self._job.auto_collation or task.pieces[0].whole)
+        items = not (self._job.auto_collation or task.pieces[0].joins)
         if items:  # what is delivered by itself does not wait for one that takes long
             progress.tell_each()
         elif task.singly:
             progress.tell_every(0.0)
         elif self._job.in_order and not (task.credit or self._job.cuts) and all(p.slab >= 0 for p in task.pieces):
             progress.tell_every(TELL_ROWS_S)
-        if not (items and self._placement.own_collate):  # which draws between samples
+        if task.kind == "run" and not (items and self._placement.own_collate):  # which draws between samples
             progress.unseeded = self._producer.begin_unseeded(progress.size)
         if task.credit:
             progress.nbytes = self._owed(task)
@@ -169,37 +169,6 @@ class Worker:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
             self._mark(progress)
-
-    def _collate(self, task: Task, progress: Progress) -> None:
-        """Join samples that other workers prepared, or that could not be sent between processes."""
-        piece = task.pieces[0]
-        lying = self._lying(task)
-        if lying is not None:
-            self._show(0, JOINING)
-            progress.add(self._placement.joined(lying, task, piece))
-            self._mark(progress)
-            return
-        progress.repeated = 0 if task.items is None else len(piece.keys)
-        produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
-        for at in range(len(piece.keys)):
-            self._show(at + 1)
-            try:
-                samples[at] = produce(at)
-            except Exception as error:
-                bad.append(self._producer.failure(task, piece, at, error))
-        self._show(len(piece.keys), JOINING)
-        progress.add(self._placement.alone(task, samples, bad))
-        self._mark(progress)
-
-    def _lying(self, task: Task) -> list[Item] | None:
-        """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
-        cannot be sent, the ``collate_fn`` may make something of it where it was prepared."""
-        if task.items is None:
-            return None
-        try:
-            return [self._store.get(item, lasting=self._placement.own_collate) for item in task.items]
-        except Exception:
-            return None
 
     def _next(self, task: Task, progress: Progress) -> None:
         """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
@@ -247,10 +216,6 @@ class Worker:
         words[row + STARTED] = started
         words[row + SINCE_NS] = int(1e9 * perf_counter())
 
-    def _joins(self, piece: Piece) -> bool:
-        """Whether the samples of this piece are joined here, all together."""
-        return piece.whole and piece.slab < 0 and (not self._job.cuts or isinstance(piece.keys[0], NoSample))
-
     # --- samples -------------------------------------------------------------------------------------------
 
     def _attempt(self, task: Task, progress: Progress) -> bool:
@@ -260,7 +225,7 @@ class Worker:
             begin, end = end, end + len(piece.keys)
             if progress.done >= end:
                 continue
-            whole, fetches_many = self._joins(piece), self._producer.fetches_many(task)
+            joins, fetches_many = piece.joins, self._producer.fetches_many(task)
             if progress.unseeded:  # also after a batch has been joined
                 self._producer.begin_unseeded(progress.size)
             samples: list[Value] = []
@@ -271,21 +236,40 @@ class Worker:
             if fetches_many:
                 progress.fetched(end - progress.done)
             words[stage] = 0
-            put = _append_to(samples) if whole else self._placement.putter(task, piece, progress)
+            if task.kind == "collate":
+                produce = self._where_missing(piece, produce, progress)
+            put = _append_to(samples) if joins else self._placement.putter(task, piece, progress)
             if isinstance(piece.keys[0], NoSample):
                 produce = put = _nothing
             elif self._job.cuts:
                 put = _unless_handed(put)
-            if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
+            if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=joins):
                 return False
-            if whole and not self._join(progress, piece, samples):
+            if joins and not self._join(progress, piece, samples):
                 return False
             if progress.done < end or 0 < task.credit <= progress.nbytes:
                 break  # the rest was taken back, or is to be returned
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
+    def _where_missing(self, piece: Piece, produce: Produce, progress: Progress) -> Produce:
+        """Of a batch that is composed: a sample that is stored is loaded, the others are prepared. So is one that can't
+        be loaded: as with those that can't be sent, the ``collate_fn`` may make something of it where it is prepared.
+        """
+        stored, lasting = piece.stored, self._placement.own_collate
+
+        def produced(at: int) -> Value:
+            if stored is not None and (reference := stored[at]) is not None:
+                try:
+                    return self._store.get(reference, lasting=lasting)
+                except Exception:
+                    stored[at] = None
+            progress.prepared += 1
+            return produce(at)
+
+        return produced
+
     def _join(self, progress: Progress, piece: Piece, samples: list[Value]) -> bool:
-        """Join a batch whose samples were all prepared here; False as of ``_attempt``."""
+        """Join a batch whose samples are all at hand; False as of ``_attempt``."""
         words = self._words
         if progress.unseeded and self._placement.own_collate and self._producer.drew():
             return False  # the batch has seeds of its own: what samples have drawn would be seen no more
@@ -371,10 +355,10 @@ class Worker:
         parts = progress.parts or [None] * len(progress.items)
         pairs = zip(progress.items, parts, strict=True)
         found = [None if item is None and part is None else TicketOutcome(item, part) for item, part in pairs]
-        if progress.layout is not None or progress.repeated:
+        if progress.layout is not None or progress.prepared:
             first = found[0] or TicketOutcome(None)
-            found[0] = first._replace(layout=progress.layout, repeated=progress.repeated)
-            progress.layout, progress.repeated = None, 0
+            found[0] = first._replace(layout=progress.layout, prepared=progress.prepared)
+            progress.layout, progress.prepared = None, 0
         return found
 
     def _lay_down(self, progress: Progress, outcome: TicketOutcome, mark: int) -> Lying:

@@ -13,9 +13,9 @@ class Policy:
 
     ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition; otherwise they
     are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order). ``budget_bytes``: host bytes
-    in flight, None for no limit. ``joins``: a batch is joined by a worker, and a worker that prepares all of its samples
-    need not lay them down for another. ``inspect``: read headers first where costs are unknown
-    and a device lane is open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices
+    in flight, None for no limit. ``joins``: a batch is joined by a worker, and one that prepares all of its samples
+    need not lay them down for another. ``inspect``: read headers first where costs are unknown and a device lane is
+    open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices
     prepare every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted
     seconds; ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot
     is given at once.

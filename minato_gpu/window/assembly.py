@@ -6,20 +6,17 @@ simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from minato_gpu.lanes.base import (
     Blob,
     Failure,
     Item,
-    Joined,
     Laid,
     Local,
     NoSample,
     Piece,
     Reference,
-    Unshippable,
     reraise,
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -97,7 +94,7 @@ class Assembly:
             -1 if empty else record.slab,
             record.rows,
             a,
-            (complete and self._joins_whole) or empty,
+            (complete and self._joins_whole and record.slab < 0) or empty,
             sources,
             None if isinstance(positions, range) else positions,
             record.marks + a,
@@ -106,40 +103,45 @@ class Assembly:
     # --- batches -------------------------------------------------------------------------------------------
 
     def compose(self, compose: Compose) -> bool:
-        """A batch's composition is settled; returns whether a job must join it (``references``)."""
+        """A batch's composition is settled; returns whether a job must join it (``stored``)."""
         number = compose.order - self.window.at(compose.spans[0][0]).begins
         batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
-        if self._skips and compose.failed:
-            failed = sorted(compose.failed)
-            items = [self._failed(serial) for serial in failed]
-            if not any(item.collated for item in items):  # else it is the batch itself that failed
-                self._leave_out(batch, failed, items)
-                compose = replace(compose, spans=batch.spans, failed=())
-            if not batch.size:
-                batch.ready = True
-                return False
-        self._note_ends(batch)
-        failure = self._failure(compose)
-        if failure is not None:
-            batch.failure, batch.ready, batch.failed = failure, True, len(compose.failed)
-            batch.nbytes = self.samples.nbytes(batch.spans)
-            self._drop(compose.spans)
+        if self._settled(batch, sorted(compose.failed)):
             return False
         if self._items:
             self._compose_items(batch)
             return False
-        item = self.window.at(compose.spans[0][0]).items.get(compose.spans[0][0])
-        if isinstance(item, (Blob, Local)) and item.collated:
-            batch.nbytes = item.nbytes
-            self.taken(compose.spans)
-            self._came(batch, item)
-            return False
-        if self.samples.in_rows(compose.spans):
+        if self.samples.in_rows(batch.spans):
             self.samples.stack(batch)
             batch.ready = batch.load is None
-            self.taken(compose.spans)
+            self.taken(batch.spans)
             return False
         batch.nbytes = self.samples.nbytes(batch.spans)
+        return True
+
+    def _settled(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
+        """Whether nothing is left to be done for the batch, of which these samples have failed: a worker has joined it,
+        it is an error, or no sample of it is left."""
+        if self._skips and failed:
+            items = [self._failed(serial) for serial in failed]
+            if not any(item.collated for item in items):  # else it is the batch itself that failed
+                self._leave_out(batch, failed, items)
+                failed = ()
+            if not batch.size:
+                batch.ready = True
+                return True
+        self._note_ends(batch)
+        failure = self._failure(batch.spans, failed)
+        if failure is not None:
+            batch.failure, batch.ready, batch.failed = failure, True, len(failed)
+            batch.nbytes = self.samples.nbytes(batch.spans)
+            self._drop(batch.spans)
+            return True
+        item = self.window.at(batch.spans[0][0]).items.get(batch.spans[0][0])
+        if self._items or not isinstance(item, (Blob, Local)) or not item.collated:
+            return False
+        self.taken(batch.spans)
+        self._came(batch, item)
         return True
 
     def _compose_items(self, batch: Batch) -> None:
@@ -154,9 +156,9 @@ class Assembly:
         first = batch.spans[0][0]
         batch.dealt = ((first, TicketId(first + 1)),)
 
-    def _leave_out(self, batch: Batch, holes: list[TicketId], bad: list[Failure]) -> None:
+    def _leave_out(self, batch: Batch, holes: Sequence[TicketId], bad: Sequence[Failure]) -> None:
         """The batch comes without these samples, which failed."""
-        batch.spans = tuple(without(batch.spans, singles(sorted(holes))))
+        batch.spans = tuple(without(batch.spans, singles(holes)))
         batch.bad += bad
         batch.size -= len(bad)
         self._note_ends(batch)
@@ -184,49 +186,66 @@ class Assembly:
         """The samples that a composed batch consists of."""
         return self._batches[order].spans
 
-    def references(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
-        """Where the samples of a batch lie, for the job that joins them; None when it must prepare them itself."""
+    def stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference]:
+        """Where each sample of a batch is stored, for the job that joins them. Raises what keeps a device from giving
+        them up."""
         if self.loading is not None:
             self.samples.bring_to_host(self.window.parts(spans))
-        references = [self.samples.reference(serial) for serial in tickets(spans)]
-        return None if any(isinstance(item, Unshippable) for item in references) else references
+        return [self.samples.reference(serial) for serial in tickets(spans)]
 
-    def joined(self, order: OutputBatch, item: Item) -> None:
-        """The job for this batch is done."""
+    def joined(self, order: OutputBatch, items: Sequence[Item]) -> None:
+        """The job for this batch is done: what came of its samples, as of those that a worker has joined at once."""
         batch = self._batches[order]
-        if isinstance(item, Joined):
-            self._lose(batch, item.bad)
-            item = item.item
-        assert item is None or isinstance(item, (Blob, Local, Failure))
         self.holdings.bytes -= batch.nbytes
-        batch.nbytes = 0 if item is None else item.nbytes
-        self.holdings.count(batch.nbytes)
-        self._drop(batch.spans)
+        batch.nbytes, failed = 0, list[TicketId]()
+        self.holdings.count(sum(item.nbytes for item in items if item is not None))
+        if not batch.spans:
+            self._padded(batch, items[0])
+            return
+        for serial, item in zip(tickets(batch.spans), items, strict=True):
+            self._put(serial, item)
+            if isinstance(item, Failure):
+                failed.append(serial)
+        done = self._settled(batch, failed)
+        assert done, f"batch {order} was not joined"
+        batch.nbytes = batch.nbytes if batch.failure is None else 0
+
+    def _padded(self, batch: Batch, item: Item) -> None:
+        """The batch is of a sample of another one."""
         if isinstance(item, (Blob, Local)):
             self._came(batch, item)
         else:
+            assert isinstance(item, Failure)
             batch.failure, batch.ready = item, True
 
-    def lose(self, order: OutputBatch, failed: Failure) -> bool:
-        """The job for this batch cannot prepare one of its samples; returns whether it is to go on without it."""
+    def _put(self, serial: TicketId, item: Item) -> None:
+        """This is what came of the sample, in the place of what lay there."""
+        items = self.window.at(serial).items
+        self.holdings.release(items.pop(serial, None))
+        if item is not None:
+            items[serial] = item
+
+    def give_up(self, order: OutputBatch, offset: int, failed: Failure) -> bool:
+        """The job for this batch cannot prepare its sample number ``offset``, or cannot join it (``collated``); returns
+        whether it is to go on without that sample."""
         batch = self._batches[order]
-        if not self._skips:
-            self.joined(order, replace(failed, collated=True))
+        if failed.collated or not self._skips:
+            items: list[Item] = [None] * max(1, batch.size)
+            items[offset] = failed
+            self.joined(order, items)
             return False
-        self._lose(batch, [failed])
+        serial = [*tickets(batch.spans)][offset]
+        self._put(serial, failed)
+        self._leave_out(batch, [serial], [failed])
         if not batch.size:
             self.holdings.bytes -= batch.nbytes
             batch.nbytes, batch.ready = 0, True
         return bool(batch.size)
 
-    def _lose(self, batch: Batch, bad: list[Failure]) -> None:
-        positions = {failure.origin.position for failure in bad if failure.origin is not None}
-        holes = [serial for serial in tickets(batch.spans) if self.window.position(serial) in positions]
-        self._leave_out(batch, holes, bad)
-
     def _came(self, batch: Batch, item: Laid) -> None:
         """A batch that is no rows is there. It is lent from now on: once it were neither in the window nor lent, the
         death of the worker that made it would give its memory to the next one."""
+        batch.nbytes = item.nbytes
         lent = self.holdings.lend(item)
         if self.loading is None:
             batch.lent, batch.ready = lent, True
@@ -303,12 +322,12 @@ class Assembly:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def _failure(self, compose: Compose) -> Failure | None:
-        first = compose.spans[0][0]
+    def _failure(self, spans: tuple[TicketSpan, ...], failed: Sequence[TicketId]) -> Failure | None:
+        first = spans[0][0]
         item = self.window.at(first).items.get(first)
         if isinstance(item, Failure):
             return item
-        return self._failed(min(compose.failed)) if compose.failed else None
+        return self._failed(min(failed)) if failed else None
 
     def _failed(self, serial: TicketId) -> Failure:
         item = self.window.at(serial).items[serial]

@@ -101,12 +101,12 @@ class Window:
         record = self.at(serial)
         return record.positions[serial - record.first]
 
-    def described(self, spans: Iterable[TicketSpan]) -> tuple[Piece, ...]:
+    def described(self, spans: Iterable[TicketSpan]) -> Piece:
         """The tickets of a batch that a job joins."""
         found = [self.at(serial).ticket(serial) for serial in tickets(spans)]
         keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
         occurrences = [ticket.occurrence for ticket in found]
-        return (Piece(positions[0], keys, occurrences, -1, 0, 0, False, None, positions),)
+        return Piece(positions[0], keys, occurrences, joins=True, positions=positions)
 
     def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[Record, TicketId, TicketId]]:
         """The spans cut where places meet: each part with its place. A part's place may be removed meanwhile."""

@@ -31,7 +31,6 @@ from minato_gpu.lanes.base import (
     Resident,
     Row,
     Source,
-    Unshippable,
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -57,7 +56,7 @@ class Samples:
     """The samples of one loader. ``stacks``: whether rows may be used at all; ``loading``: batches go to a device.
 
     ``layout_bytes``: the pickled layout for tasks; empty while it is to be learned, None when rows are not used.
-    ``unshippable``: a sample could not be pickled, so that jobs prepare their samples themselves.
+    ``stored_nowhere``: a sample could not be pickled, so that whoever joins a batch prepares its samples.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Samples:
         self.layout: Layout | None = None
         self.layout_bytes: bytes | None = b"" if stacks else None
         self.row_bytes = 0
-        self.unshippable = False
+        self.stored_nowhere = False
         self._links = links
         self._window = window
         self._holdings = holdings
@@ -121,7 +120,6 @@ class Samples:
                 self._window.at(serial).items[serial] = item
                 if isinstance(item, Failure):
                     failed.append(offset)
-                self.unshippable = self.unshippable or isinstance(item, Unshippable)
         nbytes += rows * self.row_bytes
         self._holdings.count(nbytes)
         return Arrived(nbytes, failed, handed, held)
@@ -131,7 +129,7 @@ class Samples:
     def path(self, serial: TicketId) -> str | None:
         """The source path of a ticket, where its host read has told it."""
         source = lying(self._window.at(serial).sources.get(serial))
-        if source is None or isinstance(source, Failure):
+        if not isinstance(source, (Blob, Local)):
             return None
         fields = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
@@ -160,14 +158,17 @@ class Samples:
         )
 
     def reference(self, serial: TicketId) -> Reference:
-        """Where a sample lies."""
+        """Where a sample is stored."""
         record = self._window.at(serial)
         item = record.items.get(serial)
-        if item is None or isinstance(item, Extra):
-            assert self.layout_bytes is not None
-            objects = None if item is None else item.objects
-            return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
-        return item
+        if isinstance(item, (Blob, Local)):
+            return item
+        if record.slab < 0:
+            self.stored_nowhere = True
+            return None
+        assert self.layout_bytes is not None
+        objects = item.objects if isinstance(item, Extra) else None
+        return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
 
     def _views(self, record: Record) -> Views:
         """The place's slab as arrays, one for each leaf."""
@@ -197,15 +198,13 @@ class Samples:
         for record, lo, hi in self._window.parts(spans):
             self.give_slab(record)
             items = [(serial, record.items.get(serial)) for serial in serials(lo, hi)] if record.items else []
-            others = [(serial, item) for serial, item in items if isinstance(item, (Blob, Local, Unshippable))]
+            others = [(serial, item) for serial, item in items if isinstance(item, (Blob, Local))]
             if not all(self._into_row(record, serial, item) for serial, item in others):
                 return False
         return True
 
-    def _into_row(self, record: Record, serial: TicketId, item: Blob | Local | Unshippable) -> bool:
+    def _into_row(self, record: Record, serial: TicketId, item: Blob | Local) -> bool:
         """Whether the sample is a row from now on."""
-        if isinstance(item, Unshippable):
-            return False
         assert self.layout is not None
         try:
             objects = self.layout.writer(self._views(record))(serial - record.first, self._store.get(item))

@@ -80,6 +80,10 @@ class Floor:
         assert self.assembly.ready(OutputBatch(order))
         return self.assembly.value(self.assembly.take(OutputBatch(order)))
 
+    def joined(self, order: int, value: Any) -> None:
+        """A worker has joined a batch of four."""
+        self.assembly.joined(OutputBatch(order), [self.worker.put(value, collated=True), None, None, None])
+
     def settle(self) -> tuple[int, int]:
         """Bytes in use in the engine's and the worker's arena once everything that came back is free."""
         self.assembly.holdings.reclaim()
@@ -135,12 +139,12 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChanne
     floor.prepare(0, 12, odd=2)
     assert floor.assembly.compose(Compose(OutputBatch(0), spans((0, 4))))
     assert not floor.assembly.ready(OutputBatch(0))
-    references = floor.assembly.references(spans((0, 4))) or []
+    references = floor.assembly.stored(spans((0, 4)))
     assert isinstance(references[0], Row)
     values = [floor.worker.get(item) for item in references]
     same([values[0], values[1], values[3]], [sample(0), sample(1), sample(3)])
     assert values[2]["x"].shape == (9,)
-    floor.assembly.joined(OutputBatch(0), floor.worker.put(["joined"], collated=True))
+    floor.joined(0, ["joined"])
     assert floor.assembly.value(floor.assembly.take(OutputBatch(0))) == ["joined"]
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
     del values
@@ -196,7 +200,7 @@ def test_whatever_is_forgotten_is_freed_once(links: WorkerChannels, progress: in
         floor.assembly.compose(Compose(OutputBatch(1), spans((4, 8)), (TicketId(6),)))
     if progress >= 4:
         assert floor.assembly.compose(Compose(OutputBatch(2), spans((8, 12))))
-        floor.assembly.joined(OutputBatch(2), floor.worker.put(torch.ones(5), collated=True))
+        floor.joined(2, torch.ones(5))
     before = floor.settle()
     marks, memory = floor.assembly.clear()
     assert len(marks) == len(set(marks))

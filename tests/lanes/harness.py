@@ -62,10 +62,10 @@ def job(dataset: Any, **changes: Any) -> Job:
     return Job(**{**parts, **changes})
 
 
-def piece(keys: Any, *, position: int = 0, slab: int = -1, whole: bool = False, **more: Any) -> Piece:
+def piece(keys: Any, *, position: int = 0, slab: int = -1, joins: bool = False, **more: Any) -> Piece:
     """All tickets of a place with these keys."""
     keys = list(keys)
-    return Piece(Position(position), keys, more.pop("occurrences", None), slab, len(keys), 0, whole, **more)
+    return Piece(Position(position), keys, more.pop("occurrences", None), slab, len(keys), 0, joins, **more)
 
 
 def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None = None, **more: Any) -> Task:
@@ -75,7 +75,7 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
 
 def marked(links: WorkerChannels, sent: Task) -> Task:
     """The task with marks."""
-    if sent.kind in ("collate", "next"):
+    if sent.kind == "next":
         return sent._replace(mark=links.completions.reserve(1))
     marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))

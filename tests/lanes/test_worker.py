@@ -93,7 +93,7 @@ def test_what_a_collate_fn_keeps_of_a_sample_stays_as_it_is(links: WorkerChannel
     assert isinstance(blob, Blob)
     slab.layout.write(rows, 0, a_sample(3))
     items: list[Any] = [blob if kind == "blob" else Row(slab.offset, 1, 0, slab.bytes, ["n3"])]
-    bench.run(task(piece([3]), kind="collate", items=items))
+    bench.run(task(piece([3], joins=True, stored=items), kind="collate"))
     slab.layout.write(rows, 0, a_sample(4))
     for offset, nbytes in blob.blocks:
         links.buffer(blob.worker)[offset : offset + nbytes] = bytes(nbytes)
