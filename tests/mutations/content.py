@@ -22,7 +22,7 @@ FAULTS = (
     Fault(
         "what a collate_fn keeps of a sample becomes another sample",
         "lanes/worker.py",
-        "lasting=self._placement.own_collate",
+        "lasting=lasting",
         "lasting=False",
         ("lanes/test_worker.py",),
     ),
