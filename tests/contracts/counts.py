@@ -37,7 +37,7 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
     yield from same("samples_delivered", stats["samples_delivered"], sum(map(len, batches)))
     yield from same("batches_delivered", stats["batches_delivered"], len(batches))
     yield from same("samples_padded", stats["samples_padded"], 0)
-    if not case.replaces:
+    if not (case.replaces or case.data == "closures" or case.error == "unsendable"):  # else whoever joins it prepares it
         yield from same("samples_repeated", stats["samples_repeated"], 0)
     if stats["lateness"]["max"] > case.lateness:
         yield f"lateness is said to be {stats['lateness']['max']}"
@@ -53,7 +53,7 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
     done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
     if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
         yield from same("samples delivered, failed and skipped", done, stats["samples_expected"])
-    if case.fault == "none" == case.interruption and case.data != "closures":  # a lane does not know of what is joined
+    if case.fault == "none" == case.interruption:
         prepared = sum(lane["samples"] for lane in stats["lanes"].values())
         yield from same("samples of all lanes", prepared, stats["samples_delivered"])
 
