@@ -65,8 +65,8 @@ FAULTS = (
     Fault(
         "samples of a batch that was joined keep their memory",
         "window/assembly.py",
-        "            self.holdings.release(self.window.at(serial).items.pop(serial, None))\n",
-        "            self.window.at(serial).items.pop(serial, None)\n",
+        "        self.holdings.release(items.pop(serial, None))\n",
+        "        items.pop(serial, None)\n",
         ("engine/test_assembly.py", "contracts/test_memory.py"),
     ),
     Fault(
