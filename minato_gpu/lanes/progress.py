@@ -31,6 +31,7 @@ class Progress:
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
+        self.returned = False  # what is not begun, as the credit is used up
         self.repeated = 0  # samples that had been prepared before
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own

@@ -45,6 +45,8 @@ from minato_gpu.memory.status_board import (
     SINCE_NS,
     STAGE,
     STARTED,
+    STOPPED,
+    base_of,
 )
 from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
@@ -75,6 +77,7 @@ class Worker:
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
+        self._base = NO_LIMIT  # of the task, see ``status_board``
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
@@ -92,7 +95,7 @@ class Worker:
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
-            words[row + LIMIT] = NO_LIMIT
+            self._base = base_of(task.run, task.chunk)
             words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
@@ -146,7 +149,8 @@ class Worker:
         """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
         self._show(progress.done + 1)
         self._board.fence()
-        if progress.done < self._words[self._row + LIMIT]:
+        if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:
+            progress.returned = True
             piece, at = progress.task.find(progress.done)
             self._bell.publish(piece.marks + at, [0.0], progress.now, 0.0, self._number, [(RETURNED, 0, 0)])
 
@@ -235,7 +239,7 @@ class Worker:
     def _goes_on(self) -> bool:
         """One more sample of a stream that is read again: whether the parent still wants it."""
         self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
-        return bool(self._words[self._row + LIMIT] > 0)
+        return bool(self._words[self._row + LIMIT] != self._base)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1
@@ -304,7 +308,7 @@ class Worker:
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        credit, nbytes = progress.task.credit, self._row + BYTES
+        credit, nbytes, base = progress.task.credit, self._row + BYTES, self._base
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -312,7 +316,7 @@ class Worker:
                 shown = now + _SINCE_S
             fence()
             unfence()
-            if done >= words[limit]:
+            if base <= words[limit] <= base + done:
                 break
             try:
                 item = put(at, produce(at))
@@ -389,6 +393,9 @@ class Worker:
     def _end(self, progress: Progress) -> None:
         """The worker is through with its task."""
         words, task = self._words, progress.task
+        if progress.done < progress.size and task.kind == "run" and not progress.returned:
+            words[self._row + STOPPED] = self._base + progress.done
+            self._board.fence()
         words[self._row + CHUNK] = -1
         self._board.fence()
         if task.kind != "run" or task.chunk >= words[RING_FROM] or progress.reported < progress.size:

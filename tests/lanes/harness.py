@@ -20,7 +20,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.status_board import CHUNK, LIMIT, RUN
+from minato_gpu.memory.status_board import CHUNK, RUN
 from minato_gpu.samples import Position
 
 
@@ -131,8 +131,10 @@ class Bench:
 
     def revoke(self, keep: int) -> None:
         """Take back what the worker is at, from sample ``keep`` on, which it has not started."""
-        self.leases.revoked(self.word(RUN), self.word(CHUNK), keep)
-        self.links.board.words[self.links.board.row(self.number) + LIMIT] = keep
+        task = self.word(RUN), self.word(CHUNK)
+        kept = self.links.board.revoke(self.number, *task, keep)
+        assert kept == keep
+        self.leases.revoked(*task, kept, self.number)
 
 
 class Slab:
