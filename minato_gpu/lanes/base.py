@@ -61,8 +61,8 @@ class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
-    next (the next ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
-    ``mark``: of the batch that comes of the last two; the others mark each ticket.
+    next (the next batches of the worker's own stream, of ``samples`` each; ``start`` comes with the first: where it
+    begins). ``mark``: of the batch that collate makes; the others mark each ticket.
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -223,7 +223,7 @@ class Yielded:
     """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
 
     item: Laid | Failure | None
-    state: Any  # lanes.streams.StreamState, None where it does not say: that file imports this one
+    state: Any  # lanes.streams.StreamState, None where there is nothing to be said: that file imports this one
 
     @property
     def nbytes(self) -> int:

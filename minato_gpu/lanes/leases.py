@@ -34,11 +34,11 @@ def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChann
 class Lease:
     """The tickets of one task: runs of marks, and how many of the first are reported."""
 
-    __slots__ = ("begin", "cut", "kind", "last", "number", "reported", "runs", "size", "watched", "worker")
+    __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "singly", "size", "watched", "worker")
 
     def __init__(self, task: Task) -> None:
         self.number = task.run, task.chunk
-        self.kind = task.kind
+        self.singly = task.kind in ("run", "next")  # samples are reported, and taken back, without waiting for all
         if task.mark >= 0:
             self.runs = [(task.mark, task.mark + 1)]
         else:
@@ -117,7 +117,7 @@ class Leases:
     def revoked(self, run: int, chunk: int, keep: int, worker: int) -> None:
         """Samples of the task from number ``keep`` on are not this worker's any more."""
         lease = self._leases.get((run, chunk))
-        if lease is not None and lease.kind == "run":
+        if lease is not None and lease.singly:
             lease.size, lease.watched, lease.worker, lease.cut = min(keep, lease.size), True, worker, True
 
     def settle(self, worker: int) -> None:
@@ -144,8 +144,8 @@ class Leases:
             done += leading
             if leading < end - begin:
                 break
-        if done < lease.size and (done == lease.reported or lease.kind != "run"):
-            return None  # host reads are reported all together
+        if done < lease.size and (done == lease.reported or not lease.singly):
+            return None
         return self._take(lease, done)
 
     def _take(self, lease: Lease, done: int) -> Report:

@@ -51,6 +51,8 @@ from minato_gpu.memory.status_board import (
 from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
+_END = Yielded(None, None)
+_WHOLE = StreamState(None)  # of a stream without a state of its own, after a batch that is whole
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
 
@@ -206,28 +208,34 @@ class Worker:
             return None
 
     def _next(self, task: Task, progress: Progress) -> None:
+        """The next batches of the worker's own stream."""
+        piece = task.pieces[0]
+        progress.shift = piece.marks
+        progress.tell_each()
+        self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
+
+    def _fetch(self, task: Task) -> Item:
         """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
         item: Laid | Failure | None = None
-        state: StreamState | None = None
         failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
                 self._open(task)
             if self._stream is None:
-                raise StopIteration
+                return _END
             item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
-            if self._stream is not None:
-                state = self._stream.told()
-            self._stream = None
+            stream, self._stream = self._stream, None
+            return Yielded(None, stream and stream.told())
         except Exception as error:
             failed = True
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
-        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
-        progress.add(Yielded(item, state))
-        self._mark(progress)
+        if self._stream is None:
+            return item
+        # also after a batch that failed: its samples are gone from the stream
+        state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        return item if state == _WHOLE._replace(size=task.samples) else Yielded(item, state)
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None
@@ -393,12 +401,13 @@ class Worker:
     def _end(self, progress: Progress) -> None:
         """The worker is through with its task."""
         words, task = self._words, progress.task
-        if progress.done < progress.size and task.kind == "run" and not progress.returned:
+        singly = task.kind in ("run", "next")
+        if singly and progress.done < progress.size and not progress.returned:
             words[self._row + STOPPED] = self._base + progress.done
             self._board.fence()
         words[self._row + CHUNK] = -1
         self._board.fence()
-        if task.kind != "run" or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
+        if not singly or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
             self._bell.ring()
 
 

@@ -75,7 +75,7 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
 
 def marked(links: WorkerChannels, sent: Task) -> Task:
     """The task with marks."""
-    if sent.kind in ("collate", "next"):
+    if sent.kind == "collate":
         return sent._replace(mark=links.completions.reserve(1))
     marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
