@@ -68,9 +68,8 @@ class Piece(NamedTuple):
 class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
-    ``kind``: run, inspect, collate (the one piece, of a batch that is composed, is joined) or next (the next
-    ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
-    ``mark``: of the batch that comes of the last; the others mark each ticket.
+    ``kind``: run, inspect, collate (the one piece, of a batch that is composed, is joined) or next (the next batches of
+    the worker's own stream, of ``samples`` each; ``start`` comes with the first: where it begins).
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -93,7 +92,6 @@ class Task(NamedTuple):
     credit: int = 0
     samples: int = 0
     ended: dict[int, int] | None = None
-    mark: int = -1
 
     def find(self, number: int) -> tuple[Piece, int]:
         """The piece that ticket ``number`` of the task is in, and its offset there."""
@@ -213,7 +211,7 @@ class Yielded:
     """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
 
     item: Laid | Failure | None
-    state: Any  # lanes.streams.StreamState, None where it does not say: that file imports this one
+    state: Any  # lanes.streams.StreamState, None where there is nothing to be said: that file imports this one
 
     @property
     def nbytes(self) -> int:

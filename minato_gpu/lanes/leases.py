@@ -34,19 +34,17 @@ def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChann
 class Lease:
     """The tickets of one task: runs of marks, and how many of the first are reported."""
 
-    __slots__ = ("begin", "kind", "last", "number", "reported", "runs", "size", "watched", "worker")
+    __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "singly", "size", "watched", "worker")
 
     def __init__(self, task: Task) -> None:
         self.number = task.run, task.chunk
-        self.kind = task.kind
-        if task.mark >= 0:
-            self.runs = [(task.mark, task.mark + 1)]
-        else:
-            self.runs = [(piece.marks, piece.marks + len(piece.keys)) for piece in task.pieces]
+        self.singly = task.kind in ("run", "next")  # samples are reported, and taken back, without waiting for all
+        self.runs = [(piece.marks, piece.marks + len(piece.keys)) for piece in task.pieces]
         self.size = sum(end - begin for begin, end in self.runs)
         self.last = self.runs[-1][1] - 1
         # the last mark does not tell that there is something: it may end earlier, or is to describe its first sample
         self.watched = task.credit > 0 or task.layout == b""
+        self.cut = False  # some were taken back: the board says where the worker has stopped
         self.reported = 0
         self.worker = -1  # who has it, once that is known
         self.begin: float | None = None  # when the first sample was begun, once it is reported
@@ -113,11 +111,21 @@ class Leases:
             return 0
         return next(islice(self._leases, half, None))[1]
 
-    def revoked(self, run: int, chunk: int, keep: int) -> None:
-        """Samples of the task from number ``keep`` on are another worker's now."""
+    def revoked(self, run: int, chunk: int, keep: int, worker: int) -> None:
+        """Samples of the task from number ``keep`` on are not this worker's any more."""
         lease = self._leases.get((run, chunk))
-        if lease is not None and lease.kind == "run" and keep < lease.size:
-            lease.size, lease.watched = keep, True
+        if lease is not None and lease.singly:
+            lease.size, lease.watched, lease.worker, lease.cut = min(keep, lease.size), True, worker, True
+
+    def settle(self, worker: int) -> None:
+        """Find out where tasks were ended that have been taken back from this worker: another is about to be."""
+        for lease in self._leases.values():
+            if lease.cut and lease.worker == worker:
+                self._settle(lease)
+
+    def _settle(self, lease: Lease) -> None:
+        stopped = self._links.board.stopped(lease.worker, *lease.number)
+        lease.size = lease.size if stopped is None else min(stopped, lease.size)
 
     def report(self, run: int, chunk: int) -> Report | None:
         """What marks tell of one lease."""
@@ -125,14 +133,16 @@ class Leases:
         return None if lease is None else self._told(lease)
 
     def _told(self, lease: Lease) -> Report | None:
+        if lease.cut:
+            self._settle(lease)
         done = lease.reported
         for begin, end in lease.between(done, lease.size):
             leading = self._completions.leading(begin, end)
             done += leading
             if leading < end - begin:
                 break
-        if done < lease.size and (done == lease.reported or lease.kind != "run"):
-            return None  # host reads are reported all together
+        if done < lease.size and (done == lease.reported or not lease.singly):
+            return None
         return self._take(lease, done)
 
     def _take(self, lease: Lease, done: int) -> Report:

@@ -96,7 +96,7 @@ class Placement:
         item = outcome.item
         inner = item.item if isinstance(item, Yielded) else item
         self._store.discard(item.fields if isinstance(item, (Features, Handed)) else inner)
-        if task.mark >= 0 or getattr(inner, "collated", False):
+        if task.kind == "next" or getattr(inner, "collated", False):
             failed = self.batch_failure(error, "send", task.epoch, stage="send")
         else:
             failed = self._unsent(task, *task.find(number), error)

@@ -31,10 +31,11 @@ class Progress:
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
+        self.returned = False  # what is not begun, as the credit is used up
         self.prepared = 0  # samples of a batch that is composed
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own
-        self.shift = max(task.mark, 0)  # from the number of a sample to its mark
+        self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart

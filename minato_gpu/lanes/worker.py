@@ -45,10 +45,14 @@ from minato_gpu.memory.status_board import (
     SINCE_NS,
     STAGE,
     STARTED,
+    STOPPED,
+    base_of,
 )
 from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
+_END = Yielded(None, None)
+_WHOLE = StreamState(None)  # of a stream without a state of its own, after a batch that is whole
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
 
@@ -75,6 +79,7 @@ class Worker:
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
+        self._base = NO_LIMIT  # of the task, see ``status_board``
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
@@ -92,7 +97,7 @@ class Worker:
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
-            words[row + LIMIT] = NO_LIMIT
+            self._base = base_of(task.run, task.chunk)
             words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
@@ -146,7 +151,8 @@ class Worker:
         """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
         self._show(progress.done + 1)
         self._board.fence()
-        if progress.done < self._words[self._row + LIMIT]:
+        if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:
+            progress.returned = True
             piece, at = progress.task.find(progress.done)
             self._bell.publish(piece.marks + at, [0.0], progress.now, 0.0, self._number, [(RETURNED, 0, 0)])
 
@@ -171,28 +177,34 @@ class Worker:
             self._mark(progress)
 
     def _next(self, task: Task, progress: Progress) -> None:
+        """The next batches of the worker's own stream."""
+        piece = task.pieces[0]
+        progress.shift = piece.marks
+        progress.tell_each()
+        self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
+
+    def _fetch(self, task: Task) -> Item:
         """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
         item: Laid | Failure | None = None
-        state: StreamState | None = None
         failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
                 self._open(task)
             if self._stream is None:
-                raise StopIteration
+                return _END
             item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
-            if self._stream is not None:
-                state = self._stream.told()
-            self._stream = None
+            stream, self._stream = self._stream, None
+            return Yielded(None, stream and stream.told())
         except Exception as error:
             failed = True
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
-        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
-        progress.add(Yielded(item, state))
-        self._mark(progress)
+        if self._stream is None:
+            return item
+        # also after a batch that failed: its samples are gone from the stream
+        state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        return item if state == _WHOLE._replace(size=task.samples) else Yielded(item, state)
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None
@@ -204,7 +216,7 @@ class Worker:
     def _goes_on(self) -> bool:
         """One more sample of a stream that is read again: whether the parent still wants it."""
         self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
-        return bool(self._words[self._row + LIMIT] > 0)
+        return bool(self._words[self._row + LIMIT] != self._base)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1
@@ -288,7 +300,7 @@ class Worker:
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        credit, nbytes = progress.task.credit, self._row + BYTES
+        credit, nbytes, base = progress.task.credit, self._row + BYTES, self._base
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -296,7 +308,7 @@ class Worker:
                 shown = now + _SINCE_S
             fence()
             unfence()
-            if done >= words[limit]:
+            if base <= words[limit] <= base + done:
                 break
             try:
                 item = put(at, produce(at))
@@ -373,9 +385,13 @@ class Worker:
     def _end(self, progress: Progress) -> None:
         """The worker is through with its task."""
         words, task = self._words, progress.task
+        singly = task.kind in ("run", "next")
+        if singly and progress.done < progress.size and not progress.returned:
+            words[self._row + STOPPED] = self._base + progress.done
+            self._board.fence()
         words[self._row + CHUNK] = -1
         self._board.fence()
-        if task.kind != "run" or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
+        if not singly or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
             self._bell.ring()
 
 

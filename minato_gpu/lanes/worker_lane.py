@@ -10,7 +10,18 @@ from minato_gpu.lanes import stacks
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import ACTIVE, CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.status_board import (
+    ACTIVE,
+    CHUNK,
+    LIMIT,
+    RING_FROM,
+    RUN,
+    SINCE_NS,
+    STAGE,
+    STARTED,
+    Claim,
+    base_of,
+)
 from minato_gpu.scheduling.messages import CPU
 
 
@@ -62,16 +73,18 @@ class WorkerLane(Lane):
         self._taken_back()
         self.links.activate(self.links.workers)
         for worker in range(self.links.workers):
-            self.links.board.words[self.links.board.row(worker) + LIMIT] = 0
+            row, words = self.links.board.row(worker), self.links.board.words
+            words[row + LIMIT] = base_of(words[row + RUN], words[row + CHUNK])
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return
-        kept = self.links.board.revoke(worker, chunk, keep)
+        self.leases.settle(worker)
+        kept = self.links.board.revoke(worker, run, chunk, keep)
         if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
-            self.leases.revoked(run, chunk, kept)
+            self.leases.revoked(run, chunk, kept, worker)
             self._answer(Revoked(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:

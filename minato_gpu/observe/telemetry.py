@@ -75,17 +75,19 @@ class Telemetry:
         self,
         lane: str,
         report: Report,
+        count: int,
         positions: Sequence[Span],
         sent: float,
-        count: int,
         *,
         prepared: bool,
         handed: int = 0,
         failed: int = 0,
     ) -> None:
         """A lane reported work on ``count`` of this epoch's samples at these positions, in a chunk that was sent at
-        ``sent``. Host reads and collation prepare no sample; ``handed`` of them went on to another lane, and ``failed``
-        of them did.
+        ``sent``.
+
+        Host reads and collation prepare no sample, nor does the end of a stream; ``handed`` of them went on to another
+        lane, and ``failed`` of them did.
         """
         log = self.lanes[lane]
         each = report.seconds / max(count, 1)

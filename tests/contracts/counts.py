@@ -37,7 +37,7 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
     yield from same("samples_delivered", stats["samples_delivered"], sum(map(len, batches)))
     yield from same("batches_delivered", stats["batches_delivered"], len(batches))
     yield from same("samples_padded", stats["samples_padded"], 0)
-    if not (case.replaces or case.data == "closures" or case.error == "unsendable"):  # else whoever joins it prepares it
+    if not (case.replaces or case.data == "closures" or case.error == "unsendable"):  # else joined anew
         yield from same("samples_repeated", stats["samples_repeated"], 0)
     if stats["lateness"]["max"] > case.lateness:
         yield f"lateness is said to be {stats['lateness']['max']}"

@@ -20,7 +20,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.status_board import CHUNK, LIMIT, RUN
+from minato_gpu.memory.status_board import CHUNK, RUN
 from minato_gpu.samples import Position
 
 
@@ -75,8 +75,6 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
 
 def marked(links: WorkerChannels, sent: Task) -> Task:
     """The task with marks."""
-    if sent.kind == "next":
-        return sent._replace(mark=links.completions.reserve(1))
     marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
 
@@ -131,8 +129,10 @@ class Bench:
 
     def revoke(self, keep: int) -> None:
         """Take back what the worker is at, from sample ``keep`` on, which it has not started."""
-        self.leases.revoked(self.word(RUN), self.word(CHUNK), keep)
-        self.links.board.words[self.links.board.row(self.number) + LIMIT] = keep
+        task = self.word(RUN), self.word(CHUNK)
+        kept = self.links.board.revoke(self.number, *task, keep)
+        assert kept == keep
+        self.leases.revoked(*task, kept, self.number)
 
 
 class Slab:

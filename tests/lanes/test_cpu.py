@@ -16,7 +16,17 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.wire import LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, STAGE, STARTED, WorkerStatusBoard
+from minato_gpu.memory.status_board import (
+    CHUNK,
+    LIMIT,
+    RING_FROM,
+    RUN,
+    STAGE,
+    STARTED,
+    STOPPED,
+    WorkerStatusBoard,
+    base_of,
+)
 from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import Bench, job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
@@ -233,6 +243,26 @@ def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, too
     (report,) = leases.reports(unfinished=False)
     assert report.end == 7.0
     assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)
+
+
+@pytest.mark.parametrize("next_task", [False, True])
+def test_a_worker_may_stop_before_a_sample_that_it_had_said_it_begins(links: WorkerChannels, next_task: bool) -> None:
+    """It says so, then reads the limit: its parent takes the sample for begun, and learns where it has stopped."""
+    bench = Bench(links, job(lambda key: key))
+    sent, other = (marked(links, task(piece([1, 2, 3]), chunk=chunk)) for chunk in (1, 2))
+    words, row = links.board.words, links.board.row(0)
+    for each in (sent, other):
+        bench.leases.add(each)
+    words[row + RUN], words[row + CHUNK], words[row + STARTED] = 1, 1, 2
+    assert links.board.revoke(0, 1, 1, 1) == 2
+    bench.leases.revoked(1, 1, 2, 0)
+    links.bell.publish(sent.pieces[0].marks, [1e-3], 5.0, 1e-3, 0, None)
+    words[row + STOPPED], words[row + CHUNK] = base_of(1, 1) + 1, 2
+    if next_task:
+        bench.leases.settle(0)
+        words[row + STOPPED] = base_of(1, 2)
+    (report,) = bench.told(unfinished=False)
+    assert (report.chunk, report.done, report.final) == (1, 1, True)
 
 
 def test_what_was_taken_back_is_not_returned(links: WorkerChannels) -> None:

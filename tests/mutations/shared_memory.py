@@ -12,11 +12,11 @@ _SPLITS = (
     "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"
 )
 _HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
-_LIMIT = "        self.words[row + LIMIT] = keep\n        self.fence()\n"
+_LIMIT = "        self.words[row + LIMIT] = base_of(run, chunk) + keep\n        self.fence()\n"
 _STARTED = "        started = self.words[row + STARTED]\n"
 _SAME = (
     "        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then\n"
-    "            return None\n"
+    "            return self.stopped(worker, run, chunk)\n"
 )
 _COMPLETIONS = ("memory/test_completions.py",)
 _BOARD = ("memory/test_status_board.py",)
@@ -81,7 +81,7 @@ FAULTS = (
     Fault(
         "a worker returns what was taken back from it",
         "lanes/worker.py",
-        "if progress.done < self._words[self._row + LIMIT]:",
+        "if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:",
         "if True:",
         ("lanes/test_cpu.py",),
     ),
@@ -102,8 +102,22 @@ FAULTS = (
     Fault(
         "a worker reads the limit before it says what it starts",
         "lanes/worker.py",
-        "            fence()\n            unfence()\n            if done >= words[limit]:\n",
-        "            if done >= words[limit]:\n",
+        "            fence()\n            unfence()\n            if base <= words[limit] <= base + done:\n",
+        "            if base <= words[limit] <= base + done:\n",
+        ("lanes/test_cpu.py",),
+    ),
+    Fault(
+        "a worker that stops just before its parent looks has not said where",
+        "memory/status_board.py",
+        "            return self.stopped(worker, run, chunk)\n",
+        "            return None\n",
+        _BOARD,
+    ),
+    Fault(
+        "a worker that stops before a sample that its parent takes for begun is waited for",
+        "lanes/leases.py",
+        "        if lease.cut:\n            self._settle(lease)\n",
+        "",
         ("lanes/test_cpu.py",),
     ),
     Fault(
