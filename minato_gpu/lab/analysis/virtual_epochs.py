@@ -231,7 +231,12 @@ def simulated_together(
     storage = runs[0].profile.storage
     link = None if storage is None else Link(storage.bytes_per_s)
     made = [run._loader(drawn, seed, link) for run in runs]
-    outcomes = run_together([loader for loader, _ in made], meet=meet)
+    try:
+        outcomes = run_together([loader for loader, _ in made], meet=meet)
+    finally:
+        for _, reading in made:
+            if reading is not None:
+                reading.close()
     together = zip(runs, outcomes, made, strict=True)
     return [run._epochs(drawn, outcome, reading) for run, outcome, (_, reading) in together]
 
