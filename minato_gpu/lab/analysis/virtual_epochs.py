@@ -15,7 +15,7 @@ from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_storage import Link, SimulatedStorage, Tier, VirtualStorage, order_of
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
-from minato_gpu.lab.simulation.virtual import VirtualLoader, run_together
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader, run_together
 from minato_gpu.lab.simulation.work import Array, Outcome, Work
 from minato_gpu.scheduling.policy import Policy
 

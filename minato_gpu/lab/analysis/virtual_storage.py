@@ -24,7 +24,7 @@ from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.engine.building import READ_AHEAD
 from minato_gpu.lab.analysis.profile import Storage
-from minato_gpu.lab.simulation.reading import Arrival
+from minato_gpu.lab.simulation.intake import Arrival
 from minato_gpu.sources.blocks import Blocks, space_of
 from minato_gpu.sources.local import Ended
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
@@ -255,7 +255,7 @@ class _Files:
 
 
 class VirtualStorage:
-    """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
+    """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.intake.Reading``.
 
     ``shards``: an epoch reads one sample in so many. ``link``: shared with others; else one of its own. To be closed.
     """
