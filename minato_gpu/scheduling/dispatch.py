@@ -234,7 +234,7 @@ class Dispatcher:
             count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
                 break  # the next place may go whole to another slot
-            if self._goes_whole(lane, following, each):
+            if self.policy.joins and self._goes_whole(lane, following, each):
                 count = size
             elif count > 1:
                 count = min(count, following.within(target - seconds, each))
@@ -288,7 +288,7 @@ class Dispatcher:
         waits for this very place, and where there are fewer places than would keep all slots at work.
         """
         place, count = entry.place, entry.hi - entry.lo
-        if not self.policy.joins or lane.is_device or (entry.lo, entry.hi) != (place.first, place.end):
+        if lane.is_device or (entry.lo, entry.hi) != (place.first, place.end):
             return False
         seconds = entry.seconds(count, entry.cpu or each)
         if lane.slots < 2 or seconds <= LAID_DOWN_S * count:
@@ -301,18 +301,18 @@ class Dispatcher:
         return 2 * lane.slots * count <= left
 
     def kept(self, flight: Flight, done: int, since_s: float) -> int:
-        """How many samples of the chunk its slot keeps, which has been at number ``done`` for so long: all, unless that
-        is late. A place that is to be joined there is cut only where both what is lost and what is left of it are worth
-        more than laying its samples down: on a busy machine a slot may just wait for a core."""
-        chunk, least = flight.chunk, PATIENCE_S / 2
-        each, end = chunk.seconds / chunk.size, done + 1
+        """How many samples of the chunk its slot keeps, which is late with number ``done``. A place that it is to join
+        is cut only where both what is lost and what is left of it are worth more than laying its samples down: on a
+        busy machine a slot may just wait for a core."""
+        chunk, keep = flight.chunk, done + 1
         if self.policy.joins:
             entry, serial = flight.at(done)
             rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.place.end - entry.place.first)
-            least = max(least, 2 * split_s)
-            if each and rest * each <= split_s:
-                end += rest
-        return end if since_s > max(least, 2 * each) else chunk.size
+            if since_s <= 2 * split_s:
+                return chunk.size
+            if chunk.seconds and rest * chunk.seconds / chunk.size <= split_s:
+                return keep + rest
+        return keep
 
     def _each(self, lane: LaneState, entry: Entry) -> float:
         """Predicted seconds of each sample; where nothing is known of it, what few of the others exceed."""

@@ -283,8 +283,12 @@ class Scheduler:
         if keep == chunk.size:
             self._rescue(flight, event)
             return
-        keep, others = self._work.kept(flight, event.done, event.since_s), self._work.lanes[chunk.lane].slots > 1
-        if keep < chunk.size and others and not self.policy.streams:
+        late = event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size)
+        if late and self._work.lanes[chunk.lane].slots > 1 and not self.policy.streams:
+            keep = self._work.kept(flight, event.done, event.since_s)
+        else:
+            keep = chunk.size
+        if keep < chunk.size:
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
         elif flight.look_at <= event.time:
