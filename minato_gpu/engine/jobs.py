@@ -61,6 +61,11 @@ class Jobs:
             log.repeated += len(task.items)
             lane.send(task._replace(items=None))
 
+    def given_back(self, order: OutputBatch) -> None:
+        """The lane has not begun the job: another worker is to do it."""
+        if order not in self._pads:
+            self.need(order)
+
     def joined(self, order: OutputBatch, item: Item) -> None:
         """A worker is through with the job."""
         self._pads.pop(order, None)

@@ -80,7 +80,7 @@ class Pump:
     def _open(self, lane: Lane, slots: int) -> None:
         if self.run.number:
             known = self._known.get(lane.name)
-            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known))
+            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known, lane.on_host))
 
     def check_lanes(self) -> None:
         """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""
@@ -128,8 +128,7 @@ class Pump:
             case c.Progress():
                 self._progress(lane, message.at_work)
             case c.Recalled():
-                for task in message.tasks:
-                    self._abandoned.through(*task)
+                self._recalled(message.tasks)
             case c.Opened():
                 if lane.name in self._loading:
                     self._loading.discard(lane.name)
@@ -146,6 +145,13 @@ class Pump:
                 self._broken[lane.name] = message
             case c.Exit():
                 self.faults.append((lane, message))
+
+    def _recalled(self, tasks: Iterable[c.Number]) -> None:
+        for run, chunk in tasks:
+            if run == self.run.number:
+                self.run.recalled(chunk)
+            else:
+                self._abandoned.through(run, chunk)
 
     def _change(self, lane: Lane, slots: int) -> None:
         """The lane has so many more slots, or fewer."""

@@ -163,6 +163,8 @@ class Run:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
             self._finished(report, spans)
+        elif not report.done:
+            self._give_back(sent)
         elif chunk.kind == "collate":
             assert report.items is not None
             self._jobs.joined(chunk.order, report.items[0])
@@ -174,6 +176,15 @@ class Run:
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         else:
             self._next_finished(chunk, spans, report)
+
+    def recalled(self, chunk: int) -> None:
+        """The lane gives back a chunk, of which it has done no more than it has reported."""
+        self._give_back(self.sent.pop(chunk))
+
+    def _give_back(self, sent: Sent) -> None:
+        if sent.chunk.kind == "collate":
+            self._jobs.given_back(sent.chunk.order)
+        self.handle(m.Finished(perf_counter(), sent.chunk.number, sent.done, 0.0))
 
     def _log(
         self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None

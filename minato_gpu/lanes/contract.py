@@ -18,14 +18,18 @@ What a lane promises:
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minato_gpu import children
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.memory import shm_limits
 from minato_gpu.memory.status_board import Claim
+
+if TYPE_CHECKING:
+    from minato_gpu.lanes.produce import Job
+    from minato_gpu.lanes.worker_channels import WorkerChannels
 
 Number = tuple[int, int]
 """Run and chunk of a task."""
@@ -77,7 +81,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Nobody will begin these tasks, of which nothing was done."""
+    """Nobody will begin these tasks, of which nothing was done; the lane was asked for them, or cannot do them."""
 
     tasks: tuple[Number, ...]
 
@@ -151,7 +155,8 @@ class Lane(Protocol):
     ``kind``: what its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py. ``slots``: how many
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
-    taken back. ``advice``: why a worker that hangs is not replaced, in a sentence.
+    taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
+    host's memory and cores, so that CPU workers are sent host reads and batches to join, too.
     """
 
     name: str
@@ -160,6 +165,7 @@ class Lane(Protocol):
     can_kill: bool
     shows_progress: bool
     advice: str
+    on_host: bool = True
 
     def resize(self, slots: int) -> None:
         """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
@@ -235,3 +241,12 @@ class Lane(Protocol):
 
     def close(self, timeout: float) -> bool:
         """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""
+
+
+class LaneSource(Protocol):
+    """Opens lanes for a loader, beside its own workers and devices. ``slots``: CPU workers that they have together."""
+
+    slots: int
+
+    def open(self, job: Job, links: WorkerChannels) -> Iterable[Lane]:
+        """Lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""

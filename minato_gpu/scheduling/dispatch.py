@@ -162,7 +162,7 @@ class Dispatcher:
 
     def _give(self, lane: LaneState) -> bool:
         """One dispatch for the lane; False where nothing is for it."""
-        if self.jobs and not lane.is_device:
+        if self.jobs and lane.helps:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
@@ -172,14 +172,16 @@ class Dispatcher:
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""
         entry = self.waiting.oldest()
-        if entry is None or entry is refused or (lane.is_device and (entry.device is None or entry.home != lane.home)):
+        if entry is None or entry is refused or (entry.inspect and not lane.helps):
+            return False
+        if lane.is_device and (entry.device is None or entry.home != lane.home):
             return False
         return self._send(lane, entry, None if lane.is_device else self.intake.router.cut(entry))
 
     def _pick(self, lane: LaneState) -> tuple[Entry, Plan | None] | None:
         """The ticket that the free lane should take next, and where it should hand it over; or None."""
         if not (lane.is_device or self.policy.cpu_runs):
-            return self._pick_for_reader()
+            return self._pick_for_reader() if lane.helps else None
         patience = 0.0
         if self.policy.max_lateness and not lane.is_device:
             patience = self.intake.pace.defer(self.samples_ready)
@@ -194,7 +196,10 @@ class Dispatcher:
         """The ticket on the lane's side that should start first, and that it may have."""
         if lane.is_device and lane.side == m.CPU and self.policy.pins:
             return self.waiting.first_of(lane.home)
-        return self.waiting.first(lane.side, patience)
+        entry = self.waiting.first(lane.side, patience)
+        if entry is not None and entry.inspect and not (lane.helps or lane.is_device):
+            return self.waiting.first_inspected()
+        return entry
 
     def _pick_for_reader(self) -> tuple[Entry, Plan | None] | None:
         """For a CPU lane that only reads: what is to be read."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, LaneCosts, TicketSpan, serials
+from minato_gpu.scheduling.messages import CPU, LaneOpened, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
@@ -34,12 +34,16 @@ class Intake:
         self._since_route = 0
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
-    def open(self, name: str, slots: int, kind: str = CPU, known: LaneCosts | None = None) -> None:
-        """``slots`` more (or fewer) slots of a lane; ``known``: of a new one, what samples took there before."""
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = LaneState(name, kind, self._policy, known)
-        lane.slots += slots
+    def open(self, opened: LaneOpened) -> None:
+        """A lane has more slots."""
+        if opened.lane not in self._lanes:
+            state = LaneState(opened.lane, opened.kind, self._policy, opened.known, on_host=opened.on_host)
+            self._lanes[opened.lane] = state
+        self.resize(opened.lane, opened.slots)
+
+    def resize(self, name: str, slots: int) -> None:
+        """``slots`` more (or fewer) slots of a lane."""
+        self._lanes[name].slots += slots
         lanes = self._lanes.values()
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
         self.pace.slots = sum(lane.slots for lane in lanes)

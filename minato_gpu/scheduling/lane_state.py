@@ -21,13 +21,16 @@ class LaneState:
     """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot.
 
     ``kind``: CPU or DEVICE. ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes
-    waits, which is the CPU's for every lane where nothing is routed.
+    waits, which is the CPU's for every lane where nothing is routed. ``helps``: it reads for others, and joins batches.
     """
 
-    def __init__(self, name: str, kind: str, policy: Policy, known: LaneCosts | None = None) -> None:
+    def __init__(
+        self, name: str, kind: str, policy: Policy, known: LaneCosts | None = None, *, on_host: bool = True
+    ) -> None:
         self.name = name
         self.slots = 0
         self.is_device = kind == DEVICE
+        self.helps = on_host and not self.is_device
         self.home = name if self.is_device and policy.pins else kind
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0

@@ -110,14 +110,18 @@ class LaneCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its.
-    ``known``: what samples took there in an earlier run; of a lane that is open already it says nothing new."""
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost).
+
+    Of a lane that is open already the rest says nothing new. ``kind``: whose costs are its. ``known``: what samples
+    took there in an earlier run. ``on_host``: it is of this host, which alone can read for it, and join batches.
+    """
 
     time: float
     lane: str
     slots: int
     kind: str = CPU
     known: LaneCosts | None = None
+    on_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Scheduler:
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
-            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind, event.known),
+            m.LaneOpened: self._intake.open,
             m.Admitted: self._admitted,
             m.Fetched: lambda event: self._queue_fetched(self.fetching.arrived(event.spans)),
             m.Resumed: self._resumed,
@@ -188,7 +188,7 @@ class Scheduler:
 
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
-        self._ledger.read(flight.chunk.size, event.nbytes)
+        self._ledger.read(flight.size, event.nbytes)
         place, costs = flight.parts[0].place, (event.cpu, event.device)
         self._intake.add_costed(flight.chunk.spans, place, *costs, True, event.between)
 
@@ -199,6 +199,8 @@ class Scheduler:
         chunk = flight.chunk
         if chunk.kind == "collate":
             self._work.retire(event.chunk)
+            if not event.done:
+                self._join_again(event.time, chunk)
             return
         fresh = event.done - flight.done
         if fresh > 0:
@@ -233,13 +235,13 @@ class Scheduler:
         self._mark(flight, event.done, event.failed)
 
     def _lost(self, event: m.Lost) -> None:
-        self._intake.open(event.lane, -1)
+        self._intake.resize(event.lane, -1)
         if event.chunk is None or event.chunk not in self._work.flights:
             return
         flight = self._work.retire(event.chunk)
         chunk, done = flight.chunk, flight.done
         if chunk.kind == "collate":
-            self._work.jobs.appendleft(m.CollateNeeded(event.time, chunk.order, chunk.seconds))
+            self._join_again(event.time, chunk)
             return
         lo, hi = event.settled
         if lo < hi:
@@ -251,6 +253,10 @@ class Scheduler:
             self._mark(flight, hi, event.failed)
             done = hi
         self._work.give_back(flight, done, chunk.size)
+
+    def _join_again(self, now: float, chunk: m.Chunk) -> None:
+        """A job comes back: another lane is to do it."""
+        self._work.jobs.appendleft(m.CollateNeeded(now, chunk.order, chunk.seconds))
 
     def _running(self, event: m.Running) -> None:
         flight = self._work.flights.get(event.chunk)
