@@ -6,6 +6,7 @@ and what lanes are still at is abandoned (abandoned.py).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from time import perf_counter
 
 from minato_gpu.engine.jobs import Jobs
@@ -53,7 +54,8 @@ class Run:
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
         self.awaits_answer = False  # something was revoked
-        self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
+        # by lane and worker: its last chunk that has ended, where chunks have a credit
+        self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
         self._reads = parts.reads
@@ -121,7 +123,7 @@ class Run:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         layout = assembly.samples.layout_bytes
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
-        ended = self._ended.copy() if chunk.credit else None
+        ended = self._ended[lane.name].copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
@@ -153,7 +155,7 @@ class Run:
         if report.final:
             del self.sent[report.chunk]
             if chunk.credit:
-                self._ended[report.worker] = report.chunk
+                self._ended[lane.name][report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
         if report.done > report.first:
             if self._parts.items:
@@ -248,7 +250,7 @@ class Run:
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
-            if self._jobs.lost(sent.chunk.order, exit_, claim, log):
+            if self._jobs.lost(sent.chunk, exit_, claim, log):
                 self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
             else:
                 self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))

@@ -156,7 +156,8 @@ class Lane(Protocol):
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
     taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
-    host's memory and cores, so that CPU workers are sent host reads and batches to join, too.
+    host's memory and cores, so that CPU workers are sent host reads and batches to join, too. ``rings``: it rings the
+    bell of ``WorkerChannels``, so that the pump thread need not watch its ``fds``.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Lane(Protocol):
     shows_progress: bool
     advice: str
     on_host: bool = True
+    rings: bool = False
 
     def resize(self, slots: int) -> None:
         """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
@@ -205,10 +207,11 @@ class Lane(Protocol):
         return
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive."""
+        """Descriptors that become readable when there may be something to receive; asked for whenever somebody is about
+        to wait, so that they may change between two calls of ``receive``, unless the lane ``rings``."""
 
     def fault_fds(self) -> list[int]:
-        """Those that become readable when a worker has ended, or a replacement has started."""
+        """Others, which never change, that become readable when a worker has ended, or a replacement has started."""
         return []
 
     # --- faults ---
@@ -217,6 +220,11 @@ class Lane(Protocol):
         """Start another worker in the place of one that has ended; answered by ``Opened`` or by an ``Exit`` that is
         ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
         return
+
+    def owner_of(self, worker: int) -> int | None:
+        """The owner of what this worker lays down in this host's memory (``Blob.worker``); None where it has none that
+        ends with it. Workers are numbered lane by lane, owners over all lanes."""
+        return None
 
     def kill(self, worker: int, hung: str) -> None:
         """End a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""

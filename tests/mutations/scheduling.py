@@ -133,7 +133,7 @@ FAULTS = (
     Fault(
         "a worker is never told that what it overdrew is known",
         "engine/run.py",
-        "self._ended[report.worker] = report.chunk",
+        "self._ended[lane.name][report.worker] = report.chunk",
         "pass",
         ("contracts/test_memory.py",),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -14,15 +15,15 @@ import numpy as np
 
 from minato_gpu.lanes.base import Local, Report, Task
 from minato_gpu.lanes.contract import Lane, Message, Number, Opened, Progress, Recalled
+from minato_gpu.memory.layout import Layout
 from minato_gpu.scheduling.messages import CPU
 
 
 class LaneBeside(Lane):
-    """``make`` prepares sample ``key``. ``on_task`` is called with each task that is sent, which by default is done
-    at once. ``all_tasks``: those that were ever sent; ``tasks`` those that have not ended."""
+    """``make`` prepares sample ``key``, which is said to cost ``costs_s``. ``on_task`` is called with each task that is
+    sent, which by default is done at once. ``all_tasks``: those that were ever sent; ``tasks``: that have not ended."""
 
     kind = CPU
-    can_kill = False
     shows_progress = False
     advice = "It is the test's."
 
@@ -34,8 +35,12 @@ class LaneBeside(Lane):
         slots: int = 1,
         on_task: Callable[[LaneBeside, Task], None] = lambda lane, task: lane.do(task),
         on_host: bool = False,
+        can_kill: bool = False,
+        costs_s: float = 0.01,
     ) -> None:
-        self.name, self.slots, self.on_host = name, slots, on_host
+        self._costs_s = costs_s
+        self.name, self.slots, self.on_host, self.can_kill = name, slots, on_host, can_kill
+        self.replaced: list[tuple[int, Sequence[tuple[int, int]]]] = []
         self.tasks: list[Task] = []
         self.all_tasks: list[Task] = []
         self._make, self._on_task = make, on_task
@@ -50,19 +55,31 @@ class LaneBeside(Lane):
     def tell(self, *messages: Message) -> None:
         """From any thread."""
         self._told.extend(messages)
-        os.eventfd_write(self._arrived, 1)
+        if self._arrived >= 0:
+            os.eventfd_write(self._arrived, 1)
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether all that it has told has been received."""
+        return not self._told
+
+    def change_descriptor(self) -> None:
+        """Its descriptor has another number from now on."""
+        before, self._arrived = self._arrived, os.dup(self._arrived)
+        os.close(before)
 
     def do(self, task: Task, samples: int | None = None) -> None:
         """Prepare so many samples of the task, if not all, or the batch that it joins, and end it."""
         keys = [key for piece in task.pieces for key in piece.keys][:samples]
-        begin = perf_counter()
         items = [Local(self._make(key), 8) for key in keys]
         if task.kind == "collate" and samples is None:
             items = [Local(np.stack([item.value for item in items]), 8, True)]
-        end = perf_counter()
         self.tasks.remove(task)
-        ended = Report(task.run, task.chunk, 0, 0, len(items), end - begin, begin, end, True, 8 * len(items), [*items])
-        self.tell(ended if items else ended._replace(items=None))
+        took, end = [self._costs_s] * len(items), perf_counter()
+        head = task.run, task.chunk, 0, 0, len(items), sum(took), end - sum(took), end, True
+        ended = Report(*head, 8 * len(items), [*items], took)
+        layout = pickle.dumps(Layout.of(items[0].value)) if items and task.layout == b"" else None
+        self.tell(ended._replace(layout=layout) if items else ended._replace(items=None))
 
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
@@ -93,6 +110,11 @@ class LaneBeside(Lane):
     def fds(self) -> list[int]:
         """See Lane."""
         return [self._arrived]
+
+    def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
+        """See Lane."""
+        self.replaced.append((worker, blocks))
+        self.tell(Opened(1))
 
     def who(self, worker: int) -> str:
         """See Lane."""
