@@ -243,7 +243,8 @@ class Engine(Batches):
     def _count_workers(self, count: WorkerCount, delivered: int) -> None:
         """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
         if count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
-            self.pump.lanes[m.CPU].resize(count.workers)
+            for lane in self.pump.lanes.values():
+                lane.resize(count.workers)
             self.log.workers["at_work"] = count.workers
 
     def _listen(self, listener: int = CONSUMER) -> None:

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
+from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.observations import inspected, observe
 from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, Unshippable
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
@@ -162,7 +163,7 @@ class Run:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
         if self._estimates is not None:
-            observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
+            self._observe(self._estimates, lane, chunk, spans, report)
         if chunk.kind == "run":
             self._finished(report, spans)
         elif not report.done:
@@ -178,6 +179,14 @@ class Run:
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
         else:
             self._next_finished(chunk, spans, report)
+
+    def _observe(
+        self, to: Estimator, lane: Lane, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report
+    ) -> None:
+        if lane.on_host:
+            observe(lane.kind, chunk, spans, report, to, self._assembly)
+        elif chunk.kind == "run":  # its times are those of other cores
+            to.not_measured(spans)
 
     def recalled(self, chunk: int) -> None:
         """The lane gives back a chunk, of which it has done no more than it has reported."""

@@ -101,11 +101,14 @@ class Chunk:
 
 
 class LaneCosts(NamedTuple):
-    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds."""
+    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds. ``speed``: of
+    its slots, where those of this host have 1; ``lease_s``: seconds that a lease takes beside its samples."""
 
     samples: int
     mean: float
     variance: float
+    speed: float = 1.0
+    lease_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.interference import DeviceInterference
+from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
@@ -101,8 +102,13 @@ class Scheduler:
     def awaited(self) -> m.Awaited | None:
         """What the next batch needs before it can be composed; None where that is not known, or nothing, or leases end
         so soon that it is not worth a wake-up of its own."""
-        oldest, lane = self._places.oldest, self._work.lanes.get(m.CPU)
-        if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
+        oldest = self._places.oldest
+        if oldest is None or self._next_order in self._sizes:
+            return None
+        for lane in self._work.lanes.values():
+            if not (lane.is_device or lane.cheap):
+                break
+        else:
             return None
         if not self.policy.max_lateness or self._composition.held_back:
             return m.Awaited((oldest.first, oldest.end), 1 if self.policy.items else oldest.missing, True)
@@ -205,6 +211,8 @@ class Scheduler:
         fresh = event.done - flight.done
         if fresh > 0:
             lane = self._work.lanes[chunk.lane]
+            if lane.learns:
+                self._learn(lane, flight, event)
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
@@ -218,8 +226,17 @@ class Scheduler:
                 self._mark(flight, event.done, event.failed)
         if event.final:
             self._work.retire(event.chunk)
+            if flight.sent is not None:
+                self._work.lanes[chunk.lane].lease_took(event.time - flight.sent - flight.took)
             if event.done < flight.size:
                 self._work.give_back(flight, event.done, flight.size)
+
+    def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
+        """How fast a lane is that is not of this host."""
+        flight.took += event.seconds
+        if (each := self._intake.cpu_mean()) > 0:
+            lane.compared(flight.predicted(flight.done, event.done, each), event.seconds)
+            self._intake.measure()
 
     def _hand_on(self, flight: Flight, event: m.Finished) -> None:
         """Some of the samples newly reported have only come to a later stage."""
@@ -235,7 +252,8 @@ class Scheduler:
         self._mark(flight, event.done, event.failed)
 
     def _lost(self, event: m.Lost) -> None:
-        self._intake.resize(event.lane, -1)
+        if event.lane in self._work.lanes:  # else it has yet to be opened in this run, with the slots that are left
+            self._intake.resize(event.lane, -1)
         if event.chunk is None or event.chunk not in self._work.flights:
             return
         flight = self._work.retire(event.chunk)
@@ -268,7 +286,7 @@ class Scheduler:
         if keep == chunk.size:
             self._rescue(flight, event)
             return
-        others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
+        others = self._intake.pace.cpu_slots > 1 and not self.policy.whole_places
         if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))

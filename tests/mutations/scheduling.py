@@ -220,7 +220,7 @@ FAULTS = (
     Fault(
         "few slots are given long leases until the window shows the epoch's end",
         "scheduling/dispatch.py",
-        "        if left is None and not whole and lane.slots < MANY_SLOTS:",
+        "        if left is None and not whole and pace.cpu_slots < MANY_SLOTS:",
         "        if False:",
         ("scheduling/test_pacing.py",),
     ),
