@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-REPLACES = {"on_worker_death": "replace"}
+REPLACES: Any = {"on_worker_death": "replace"}
 
 
 def row(key: int) -> Any:
