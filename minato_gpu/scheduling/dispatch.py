@@ -282,7 +282,7 @@ class Dispatcher:
         each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
         window = self._ledger.within(self.intake.pace.window)
         lease = pace.lease_s(each, window, even=lane.even)
-        whole = self._whole_place_s(entry, each, window // shares)
+        whole = self._whole_place_s(entry, each, int(window // shares))
         lease = max(lease, whole)
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting

@@ -240,7 +240,7 @@ class SocketLane(Lane):
     def send(self, task: Task, worker: int = 0) -> None:
         self._tasks[task.run, task.chunk] = task, 0
         if self._wire.open:
-            self._wire.send("send", task._replace(pieces=tuple(map(_bare, task.pieces))))
+            self._wire.send("send", task.elsewhere())
 
     def recall(self) -> None:
         self._wire.send("recall")
@@ -349,13 +349,6 @@ class SocketLane(Lane):
             self._retired = True
             self._wire.close()
         return True
-
-
-def _bare(piece: Piece) -> Piece:
-    """What is to be done, without what this host has for it."""
-    return piece._replace(
-        slab=-1, rows=0, row=0, marks=-1, sources=None, fetched=None, whole=piece.whole and piece.slab < 0
-    )
 
 
 class SocketLanes:

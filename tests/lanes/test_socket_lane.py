@@ -68,7 +68,8 @@ MODES: dict[str, dict[str, Any]] = {
 def made(*, slots: int = 0, agents: Any = (), dataset: Any = None, **more: Any) -> Any:
     """A loader with one worker here, and those of the agents."""
     arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": True, "timeout": 60, **more}
-    loader: Any = DataLoader(dataset or Drawn(), generator=torch.Generator().manual_seed(3), **arguments)
+    samples: Any = dataset or Drawn()
+    loader: Any = DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
     session = loader._session
     if agents:
         session.options = replace(session.options, more_lanes=(SocketLanes([each.address for each in agents], slots),))
