@@ -11,7 +11,7 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.engine import engine
 from minato_gpu.lanes.base import Task
-from minato_gpu.lanes.contract import Exit, Opened
+from minato_gpu.lanes.contract import Exit, Opened, Progress
 from minato_gpu.memory.status_board import ATTENTION, NOBODY, Claim
 from tests.support.lane_beside import LaneBeside, beside
 from tests.support.waiting import wait_until
@@ -172,5 +172,6 @@ def test_a_lane_that_never_opens_keeps_nobody_awake() -> None:
     next(batches)
     words = batches._engine._links.board.words
     assert wait_until(lambda: words[ATTENTION] == NOBODY)
-    lane.tell(Opened(1))
-    assert wait_until(lambda: lane.is_heard)
+    for message in (Progress(()), Progress(()), Opened(1)):
+        lane.tell(message)
+        assert wait_until(lambda: lane.is_heard)
