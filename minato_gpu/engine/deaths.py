@@ -51,16 +51,16 @@ class Deaths:
         self._stages = stages
         self._at: Counter[Hashable] = Counter()
         self._singly: set[TicketId] = set()
-        self._unborn: Counter[int] = Counter()
+        self._unborn: Counter[tuple[str, int]] = Counter()  # by lane and worker
 
     def begin_run(self) -> None:
         """Tickets are numbered anew."""
         self._at.clear()
         self._singly.clear()
 
-    def check_start(self, exit_: Exit, claim: Claim) -> None:
-        """Raises WorkerDied where no worker gets as far as taking a task."""
-        number = exit_.number
+    def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
+        """Raises WorkerDied where no worker in this one's place gets as far as taking a task."""
+        number = lane, exit_.number
         self._unborn[number] = 0 if claim.chunk >= 0 else self._unborn[number] + 1
         if self._unborn[number] >= STARTS:
             raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
@@ -79,6 +79,7 @@ class Deaths:
         self,
         exit_: Exit,
         claim: Claim,
+        lane: str,
         spans: tuple[TicketSpan, ...],
         done: int,
         stop: int,
@@ -86,8 +87,8 @@ class Deaths:
         *,
         job: bool = False,
     ) -> Verdict:
-        """Of a task's samples ``spans`` those from ``done`` to ``stop`` are not reported: which of them are given up?
-        ``job``: they are a batch."""
+        """Of a lane's task, with samples ``spans``, those from ``done`` to ``stop`` are not reported: which of them are
+        given up? ``job``: they are a batch."""
         nothing = Verdict((0, 0), [])
         reporting = claim.stage == REPORTING
         at = (min(claim.started, stop) if reporting else claim.started) - 1
@@ -100,7 +101,7 @@ class Deaths:
             serial = cut(spans, first, first + 1)[0][0]
             if not self._again(("batch", serial)):
                 return nothing
-            batch = self._of_sample(exit_, claim, serial, assembly, collated=True)
+            batch = self._of_sample(exit_, claim, lane, serial, assembly, collated=True)
             return Verdict((first, at + 1), [batch, *[None] * (at - first)])
         if claim.stage == FETCHING or (reporting and at > done):
             together = cut(spans, at if claim.stage == FETCHING else done, stop)
@@ -110,14 +111,14 @@ class Deaths:
                 return nothing
         if not self._again(serial):
             return nothing
-        return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
+        return Verdict((at, at + 1), [self._of_sample(exit_, claim, lane, serial, assembly)])
 
-    def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
+    def judge_pad(self, exit_: Exit, claim: Claim, lane: str, pad: Task) -> Failure | None:
         """The same for a batch of one sample that is repeated."""
         piece = pad.pieces[0]
         if claim.chunk < 0 or not self._again(("pad", piece.position_of(0))):
             return None
-        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
+        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), lane)
         return self._failure(exit_, origin, True)
 
     def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
@@ -134,12 +135,12 @@ class Deaths:
         return self._at[what] >= MOST
 
     def _of_sample(
-        self, exit_: Exit, claim: Claim, serial: TicketId, assembly: Assembly, *, collated: bool = False
+        self, exit_: Exit, claim: Claim, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
         record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
-        origin = Origin(*place, self.stage(claim), "cpu", assembly.samples.path(serial))
+        origin = Origin(*place, self.stage(claim), lane, assembly.samples.path(serial))
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:

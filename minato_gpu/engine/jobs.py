@@ -76,14 +76,15 @@ class Jobs:
         self._assembly.joined(order, items)
         return len(first)
 
-    def lost(self, order: OutputBatch, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+    def lost(self, chunk: m.Chunk, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
         """A worker died at the job; returns whether another is to try it."""
         failed: Failure | None
+        order, lane = chunk.order, chunk.lane
         if (pad := self._pads.get(order)) is not None:
-            failed, offset = self._deaths.judge_pad(exit_, claim, pad), 0
+            failed, offset = self._deaths.judge_pad(exit_, claim, lane, pad), 0
         else:
             spans, stop = self._assembly.spans(order), len(job.keys)
-            verdict = self._deaths.judge(exit_, claim, spans, 0, stop, self._assembly, job=True)
+            verdict = self._deaths.judge(exit_, claim, lane, spans, 0, stop, self._assembly, job=True)
             failed, offset = verdict.failure, verdict.settled[0]
             self._repeat(order, job, claim, log)
         again = failed is None or self._assembly.give_up(order, offset, failed)
