@@ -172,7 +172,8 @@ class Run:
         if report.done > report.first:
             if self._parts.items:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
-            self._log(lane, sent, spans, report, shown, self._joined(sent, report))
+            by_job = 0 if sent.job is None else self._joined(sent, report)
+            self._log(lane, sent, spans, report, shown, by_job)
         self._observe(lane, chunk, spans, report)
         if chunk.kind == "run":
             self._finished(report, spans)
@@ -190,9 +191,7 @@ class Run:
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
 
     def _joined(self, sent: Sent, report: Report) -> int:
-        """Where the report is that of a job, take its batch in; returns how many samples it has prepared first."""
-        if sent.job is None:
-            return 0
+        """A job is done: take its batch in; returns how many samples it has prepared first."""
         assert report.items is not None
         return self._jobs.joined(sent.chunk.order, report.items, report.prepared, self.logs[sent.epoch])
 

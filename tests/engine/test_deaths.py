@@ -41,7 +41,7 @@ def floor(links: WorkerChannels) -> Floor:
 
 
 def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0, stop: int = 6) -> Any:
-    return deaths.judge(EXIT, Claim(1, 7, started, stage), "cpu", CHUNK.spans, done, stop, floor.assembly)
+    return deaths.judge(EXIT, Claim(1, 7, started, stage), CHUNK.lane, CHUNK.spans, done, stop, floor.assembly)
 
 
 @pytest.mark.parametrize("handed", [False, True], ids=["read", "handed over"])
