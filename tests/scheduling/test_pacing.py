@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
@@ -24,6 +24,7 @@ CHEAP_S, SLOW_S = 0.02, 3.0
 def _pace(slots: int, **more: bool) -> Pace:
     pace = Pace(Policy(window=64, **more))
     pace.slots = pace.cpu_slots = slots
+    pace.cpu_capacity = float(slots)
     pace.expect(0.1, None, 64)
     pace.measure()
     return pace
