@@ -73,8 +73,8 @@ class Run:
             log.lanes[lane.name].slots = lane.slots
 
     def revoke_all(self) -> None:
-        """Let no worker start another sample of what it was sent."""
-        for sent in self.sent.values():
+        """Let no worker start another sample of what it was sent; batches are joined to their end."""
+        for sent in (each for each in self.sent.values() if each.job is None):
             self._lanes[sent.chunk.lane].revoke(self.number, sent.chunk.number, 0)
 
     # --- what the scheduler says ----------------------------------------------------------------------------

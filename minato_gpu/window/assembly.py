@@ -137,9 +137,12 @@ class Assembly:
             batch.nbytes = self.samples.nbytes(batch.spans)
             self._drop(batch.spans)
             return True
-        item = self.window.at(batch.spans[0][0]).items.get(batch.spans[0][0])
+        first = batch.spans[0][0]
+        items = self.window.at(first).items
+        item = items.get(first)
         if self._items or not isinstance(item, (Blob, Local)) or not item.collated:
             return False
+        del items[first]  # it is the batch's, and its place may go on
         self.taken(batch.spans)
         self._came(batch, item)
         return True
