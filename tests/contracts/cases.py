@@ -43,6 +43,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "stay": ("an epoch", "persistent", "epochs"),
     "most": (None, 4),
     "start": ("plain", "seeds"),
+    "pace": ("even", "uneven"),
     "lanes": ("cpu", "device", "both"),
     "collate": ("usual", "own", "draws"),
     "cache": ("none", "memory", "little", "both"),
@@ -73,6 +74,7 @@ class Case:
     context: str = "fork"  # how worker processes start
     most: int | None = None  # max_workers
     start: str = "plain"  # what worker_init_fn does
+    pace: str = "even"  # "uneven": processes pause between statements (pauses.py)
     lanes: str = "cpu"
     collate: str = "usual"  # "own" stacks tensors as a user would; "draws" draws numbers for each batch
     cache: str = "none"  # where the bytes of "files" and "urls" are kept
@@ -184,6 +186,7 @@ RULES: tuple[Rule, ...] = (
             )
         ),
     ),
+    ("Without workers there is one process.", lambda c: c.workers == 0 and c.pace != "even"),
     (
         "The device lane and the reader need workers; so does a resume with another number of them.",
         lambda c: c.workers == 0 and (c.lanes != "cpu" or c.cache != "none" or c.interruption == "elsewhere"),
@@ -297,7 +300,7 @@ def promised_by_pytorch(case: Case) -> bool:
     by a RuntimeError, or by what reading from it raises.)"""
     happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
     goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
-    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
+    theirs = case.pace == "even" and case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
     return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 

@@ -9,6 +9,7 @@ import functools
 import os
 import random
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from minato_gpu import Source, read_bytes
 from tests.contracts.cases import BAD, FILES, SAMPLES, STREAM_OF, STREAMS, Case
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample, of_stream
+from tests.contracts.pauses import pause
 
 BROKEN = f"sample {BAD} is broken"
 NO_START = "no disk for this worker"
@@ -255,7 +257,14 @@ def _refuses(case: Case, collate: Any, samples: list[Any]) -> Any:
 
 def start_of(case: Case) -> Any:
     """The case's ``worker_init_fn``."""
-    return _cannot if case.fault == "start raises" else _seeds if case.start == "seeds" else None
+    start = _cannot if case.fault == "start raises" else _seeds if case.start == "seeds" else None
+    return functools.partial(_paused, case, start) if case.pace == "uneven" else start
+
+
+def _paused(case: Case, start: Any, worker: int) -> None:
+    pause(zlib.crc32(f"{worker} {case}".encode()))
+    if start is not None:
+        start(worker)
 
 
 def _cannot(worker: int) -> None:

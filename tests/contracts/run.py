@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 import re
 import warnings
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests.contracts.cases import ALLOWED, HANG_S, Case, Step, elsewhere, steps
 from tests.contracts.kinds import PIPELINE, Sample
 from tests.contracts.material import collate_of, counted, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
+from tests.contracts.pauses import pauses
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
 _LITTLE = 10 * 4096  # a cache for ten files
@@ -84,7 +87,8 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
     _seed()
     data = data_of(case, folder / "files")
     loaders = loaders_of(case, data, folder, outcome, loader_class)
-    with warnings.catch_warnings(record=True) as caught:
+    uneven = pauses(zlib.crc32(f"{case}".encode())) if case.pace == "uneven" else contextlib.nullcontext()
+    with warnings.catch_warnings(record=True) as caught, uneven:
         warnings.simplefilter("always")
         left = steps(case)
         while left:
