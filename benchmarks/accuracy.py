@@ -27,9 +27,9 @@ from torch.utils.data import default_collate
 from benchmarks import report
 from benchmarks.compare.workloads import INDEX, Indexed, Prepared, with_index
 from minato_gpu import DataLoader
-from minato_gpu.demo.model import SmallNet
-from minato_gpu.demo.photographs import make
 from minato_gpu.extras import from_extra
+from minato_gpu.lab.demo.model import SmallNet
+from minato_gpu.lab.demo.photographs import make
 from pipelines import image_classification
 
 with from_extra("bench"):

@@ -36,7 +36,8 @@ from benchmarks.scaling.loaders import LOADERS
 from benchmarks.scaling.measure import Plan, bare
 from benchmarks.turns import in_turns
 from benchmarks.work import calibrate, work
-from minato_gpu.report import usable_cores, write
+from minato_gpu.lab.report import write
+from minato_gpu.threads import usable_cores
 
 BUSY = (0, 2, 8)
 CELLS = (

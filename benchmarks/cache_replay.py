@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching.choice import look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import Policy
 from minato_gpu.caching.soon import Soon
+from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
 POLICIES = ("lru", "minio", "next-use")
 ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py

@@ -4,7 +4,7 @@ A server gives its objects at so many bytes a second, all loaders together, afte
 sample takes a fixed time, most of which is slept. After a few epochs in which the cache fills:
 
     hit_rate, of_hits     share of the accesses that read nothing; and of the hits that the policy has, simulated
-    epoch_s, model_s      seconds of an epoch; of one under a virtual clock (minato_gpu/analysis/virtual_epochs.py),
+    epoch_s, model_s      seconds of an epoch; of one under a virtual clock (minato_gpu/lab/analysis/virtual_epochs.py),
                           where the loader's own decisions are at work, samples take what they took the workers, and
                           all else takes no time
     of_model              the one by the other
@@ -36,13 +36,13 @@ from benchmarks.cache_replay import Items, run_epoch
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.analysis.profile import Profile, Storage
-from minato_gpu.analysis.virtual_epochs import Drawn, Run, simulated_together
-from minato_gpu.analysis.virtual_storage import Tier
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
+from minato_gpu.lab.analysis.profile import Profile, Storage
+from minato_gpu.lab.analysis.virtual_epochs import Drawn, Run, simulated_together
+from minato_gpu.lab.analysis.virtual_storage import Tier
+from minato_gpu.lab.simulation.work import Array
 from minato_gpu.sampling.look_ahead import DistributedOrders
-from minato_gpu.simulation.work import Array
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
 

@@ -50,9 +50,9 @@ from benchmarks.cache_replay import (
     run_epoch,
 )
 from benchmarks.cached_epochs import measured_rows
-from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching.choice import bound, look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
+from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)

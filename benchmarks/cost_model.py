@@ -18,8 +18,8 @@ import click
 import numpy as np
 
 from benchmarks import report
-from minato_gpu.demo import photographs
-from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.lab.demo import photographs
 from minato_gpu.samples import sample_seed
 from minato_gpu.scheduling.costs import CostModel
 from pipelines import image_classification

@@ -50,7 +50,7 @@ from benchmarks.session.record import NO_TIME, Record, Row, Rows, lines_beside, 
 from benchmarks.session.request import LEAST_S, Request
 from benchmarks.session.settings import Settings
 from minato_gpu import parity
-from minato_gpu.demo.photographs import make
+from minato_gpu.lab.demo.photographs import make
 from pipelines import image_classification
 
 MODULES = ("image_classification", "segmentation_3d", "object_detection", "speech_recognition")

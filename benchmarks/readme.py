@@ -21,7 +21,7 @@ import click
 
 from benchmarks import report
 from benchmarks.compare.summary import FAMILIES, summary
-from minato_gpu.simulation.comparison import OURS
+from minato_gpu.lab.simulation.comparison import OURS
 
 Row = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 import click
 import numpy as np
 
-from minato_gpu import report
-from minato_gpu.commands import writable
-from minato_gpu.console import open_console, show
+from minato_gpu.lab import report
+from minato_gpu.lab.commands.common import writable
+from minato_gpu.lab.console import open_console, show
 
 _PEERS = ("spdl", "torchdata", "scipy")
 
@@ -41,7 +41,7 @@ def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, f
 
 
 def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One benchmark's document: ``benchmark`` and what ``minato_gpu.report`` has, with the peers' versions."""
+    """One benchmark's document: ``benchmark`` and what ``minato_gpu.lab.report`` has, with the peers' versions."""
     content = report.document(settings, rows, benchmark=benchmark)
     content["versions"] = report.versions(_PEERS)
     return content

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Work
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.simulation.virtual import VirtualLoader
-from minato_gpu.simulation.work import Work
 
 WINDOWS = (256, 4096)
 _BATCH = 64

@@ -14,10 +14,10 @@ from benchmarks.peers import Loader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.tail_run import Plan
+from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, simulate_peer
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, simulate_peer
-from minato_gpu.simulation.virtual import VirtualLoader
-from minato_gpu.simulation.work import Outcome, Work
 
 _LATENESS = 8  # batches; what "bounded" allows
 _TRIP_S = 2e-4  # between a dispatch and its report, beyond the work

@@ -18,7 +18,7 @@ from benchmarks.content import Consumer, Int64
 from benchmarks.datasets import Costly, WorkLog
 from benchmarks.isolate import tree_cpu_s, tree_peak_rss_bytes
 from benchmarks.peers import Job, Loader
-from minato_gpu.report import usable_cores
+from minato_gpu.threads import usable_cores
 
 _SHARED_S = 2.0  # for so long at least bare processes share the work, so that their start does not count
 

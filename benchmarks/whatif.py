@@ -2,8 +2,8 @@
 
 Each workload's real files lie behind a server that gives them at a chosen rate and latency (``benchmarks.throttle``). A
 *profile* is measured by a few runs of this loader: what samples cost a worker, how that grows with workers, what steps
-and the loader take on the consumer's thread, how storage answers. From that alone ``minato_gpu.analysis.predict`` says
-what an epoch takes in each setting. Profile and settings are run in turns.
+and the loader take on the consumer's thread, how storage answers. From that alone
+``minato_gpu.lab.analysis.predict`` says what an epoch takes in each setting. Profile and settings are run in turns.
 
     predicted_s, low_s, high_s    of an epoch, caches being full; and the interval of nine of ten draws
     measured_s, spread_s          mean over the epochs that count, of each the median of the repetitions; interquartile
@@ -39,9 +39,9 @@ from benchmarks.turns import in_turns
 from benchmarks.whatif_profile import Beyond, measured_storage, profile_of, profile_ways
 from benchmarks.whatif_run import Data, Measured, Stored, Way, measure, written
 from benchmarks.whatif_settings import QUESTIONS, Around, Point, asked, points
-from minato_gpu import report as plain_report
-from minato_gpu.analysis.predict import Prediction, Predictor
-from minato_gpu.analysis.profile import Profile
+from minato_gpu.lab import report as plain_report
+from minato_gpu.lab.analysis.predict import Prediction, Predictor
+from minato_gpu.lab.analysis.profile import Profile
 from minato_gpu.samples import sample_seed
 from minato_gpu.sampling.look_ahead import DistributedOrders
 

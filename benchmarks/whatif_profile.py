@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from benchmarks.whatif_run import PREFETCH, WARM, Data, Measured, Stored, Way
-from minato_gpu.analysis.profile import Profile, Storage
-from minato_gpu.report import usable_cores
+from minato_gpu.lab.analysis.profile import Profile, Storage
+from minato_gpu.threads import usable_cores
 
 LATENCY_MS = 2.0
 _LONG_MS = 30.0

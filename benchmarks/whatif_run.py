@@ -25,7 +25,7 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from benchmarks.compare.workloads import INDEX, SETTINGS, with_index
 from benchmarks.data.__main__ import WORKLOADS
 from minato_gpu import DataLoader, Pipeline, Source, read_bytes
-from minato_gpu.analysis.virtual_storage import Tier
+from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources import process
 from minato_gpu.sources.blocks import space_of

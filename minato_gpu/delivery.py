@@ -17,9 +17,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.device.collated import mapped
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import reraise
-from minato_gpu.memory.values import mapped
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.options import Options, pads_batches
 from minato_gpu.samples import JSON, Value

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from minato_gpu import nvjpeg
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.progress import EpochProgress
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
+from minato_gpu.device import nvjpeg
 from minato_gpu.engine.building import Records, build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.cache_options import CacheOptions
+from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
-from minato_gpu.memory import accelerator
 from minato_gpu.notices import say_once
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress

@@ -29,10 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from minato_gpu.device.accelerator import is_out_of_memory
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.device.values import Result, to_numpy
 from minato_gpu.extras import from_extra
-from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import Result, to_numpy
-from minato_gpu.memory.accelerator import is_out_of_memory
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance

@@ -11,7 +11,7 @@ strings, so the same key gives the same stream in every worker and on every mach
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
@@ -230,3 +230,18 @@ def no_end(function: Callable[_P, _R], what: str) -> Callable[_P, _R]:
             raise RuntimeError(f"{what} raised StopIteration") from error
 
     return call
+
+
+def plain(value: object) -> JSON:
+    """``value`` in JSON's own types: what JSON cannot say (NaN, infinity) as None, all else as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)

@@ -17,9 +17,9 @@ from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochIterator, EpochView
+from minato_gpu.device.accelerator import ranges
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
-from minato_gpu.memory.accelerator import ranges
 from minato_gpu.observe.counting import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at

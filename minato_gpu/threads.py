@@ -22,3 +22,8 @@ def await_event(fd: int) -> None:
     where os.eventfd_read raises InterruptedError.
     """
     os.read(fd, 8)
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on, which is what a container or ``taskset`` leaves of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu import nvjpeg, read_bytes, shared_empty
+from minato_gpu import read_bytes, shared_empty
+from minato_gpu.device import nvjpeg
 from minato_gpu.extras import from_extra
 from minato_gpu.stages import Fields, Params
 

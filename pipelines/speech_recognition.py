@@ -17,7 +17,7 @@ Decisions:
 - Resampling is one polyphase filter for the file's rate and the speed together, as SciPy designs it. DALI's own
   resampler has another filter.
 - Masks are drawn as shares of the number of frames, which depends on the drawn speed.
-- On a GPU the audio goes from CuPy to DALI by way of the host (see ``minato_gpu.lanes.segments``).
+- On a GPU the audio goes from CuPy to DALI by way of the host (see ``minato_gpu.device.segments``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from minato_gpu import shared_empty
-from minato_gpu.lanes.values import to_numpy
+from minato_gpu.device.values import to_numpy
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import speech_resampling, speech_stages, speech_steps

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+import minato_gpu.device.accelerator
 import minato_gpu.engine.building
-import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.memory.loads import Load
+from minato_gpu.device.loads import Load
 from minato_gpu.pipeline import Field
 from minato_gpu.samples import StageError
 from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
@@ -172,7 +172,7 @@ class _Careless(FakeDevice):
 def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
     """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
     device = _Careless(order)
-    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
     monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
     got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
     wanted = on_host("plain, processes")

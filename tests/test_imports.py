@@ -1,8 +1,9 @@
-"""What may be imported: decisions need NumPy alone, nothing that runs in production the simulation, nothing CUDA."""
+"""What may be imported: decisions need NumPy alone, nothing that runs in production the lab, CUDA only in its room."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,21 +15,20 @@ import numpy as np
 import pytest
 
 import minato_gpu
-from tests.support import programs
 
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
 ORDER = """
-notices threads children number_kinds lazily slices snapshots extras console report nvjpeg samples stages packing
+notices threads children number_kinds lazily slices snapshots extras samples stages packing
 pipeline
 arguments
 scheduling caching
 spans sizes
-simulation
 fingerprints memory
 kept_fields
 sources
 lanes
+device
 observe parity
 sampling
 checkpoint
@@ -44,11 +44,7 @@ inline iterator
 loader
 accelerated
 pipelines
-demo
-analysis
-commands
-cache_command top_command analyze_command whatif_command
-cli
+lab
 __main__
 """
 SCRIPT = """
@@ -103,11 +99,11 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    ("room", "others"), [("scheduling", set()), ("caching", set()), ("simulation", {"scheduling"})]
+    ("room", "others"), [("scheduling", set()), ("caching", set()), ("lab.simulation", {"scheduling", "lab"})]
 )
 def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others: set[str]) -> None:
     home = str(Path(np.__file__).parents[1])
-    modules = sorted(f"minato_gpu.{room}.{path.stem}" for path in (PACKAGE / room).glob("*.py"))
+    modules = sorted(f"minato_gpu.{room}.{path.stem}" for path in PACKAGE.joinpath(*room.split(".")).glob("*.py"))
     script = f"import sys; sys.path.append({home!r})\n{SCRIPT}"
     command = [sys.executable, "-I", "-S", "-c", script, str(PACKAGE), *modules]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -116,14 +112,16 @@ def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others
     assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", *others}}
 
 
-def test_a_loader_at_work_does_not_load_the_simulation(tmp_path: Path) -> None:
-    loaded = programs.run("tests.support.source", PRODUCTION, str(tmp_path)).split()
+def test_a_loader_at_work_does_not_load_the_lab(tmp_path: Path) -> None:
+    """In a real interpreter: the one that programs are forked from has imported much."""
+    command = [sys.executable, "-c", PRODUCTION, str(tmp_path)]
+    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
     assert "minato_gpu.scheduling.scheduler" in loaded
-    assert [name for name in loaded if name.startswith("minato_gpu.simulation")] == []
+    assert [name for name in loaded if name.startswith("minato_gpu.lab")] == []
 
 
 def test_only_a_cache_on_disk_needs_lmdb(tmp_path: Path) -> None:
-    """In a real interpreter: the one that programs are forked from has imported much."""
     command = [sys.executable, "-c", CACHED, str(tmp_path)]
     done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     first, second, refused = done.stdout.splitlines()
@@ -154,13 +152,24 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     list(TopologicalSorter(needs).static_order())  # CycleError names it
 
 
-def test_the_command_line_alone_imports_the_simulation() -> None:
+def test_production_does_not_import_the_lab() -> None:
     importers = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
-        if any(f"{name}.".startswith("minato_gpu.simulation.") for name in imported(path))
+        if any(f"{name}.".startswith("minato_gpu.lab.") for name in imported(path))
     }
-    assert {name for name in importers if not name.startswith(("simulation/", "analysis/"))} == {"cli.py"}
+    assert {name for name in importers if not name.startswith("lab/")} == {"__main__.py"}
+
+
+def test_the_device_room_alone_imports_cuda() -> None:
+    """What lies in the lab, and a pipeline's own stages, may."""
+    importers = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(name.partition(".")[0] in {"cupy", "nvidia", "pynvml"} for name in imported(path))
+        or re.search(r'import_module\("(cupy|nvidia|pynvml)', path.read_text(encoding="utf-8"))
+    }
+    assert {name for name in importers if not name.startswith(("device/", "lab/", "pipelines/"))} == set()
 
 
 @cache
@@ -194,7 +203,7 @@ warnings.simplefilter("ignore")  # torch asks for the absent ones itself
 import pkgutil, importlib
 import minato_gpu
 for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):
-    if not module.name.startswith("minato_gpu.demo"):
+    if not module.name.startswith("minato_gpu.lab.demo"):
         importlib.import_module(module.name)
 from tests.support.numbers import PIPELINE, Numbers
 for _ in range(2):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from minato_gpu.cli import main
+from minato_gpu.lab.cli import main
 from tests.support import programs
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ importlib.import_module(system["build-backend"]).build_wheel(sys.argv[1])
 _BESIDE = """
 import importlib, os, sys
 import benchmarks, minato_gpu, pipelines, pipelines.mine
-from minato_gpu.cli import main
+from minato_gpu.lab.cli import main
 from minato_gpu.pipelines import headers, image_classification
 here = os.getcwd()
 assert os.path.dirname(minato_gpu.__file__) == os.path.join(sys.argv[1], "minato_gpu"), minato_gpu.__file__
@@ -51,7 +51,7 @@ _WITHOUT = """
 import importlib, sys
 for given in sys.argv[1:]:
     absent, name = given.split(":")
-    again = ("minato_gpu.pipelines", "minato_gpu.demo", "benchmarks")
+    again = ("minato_gpu.pipelines", "minato_gpu.lab.demo", "benchmarks")
     for module in [module for module in sys.modules if module.startswith(again)]:
         del sys.modules[module]
     there = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == absent}
@@ -135,8 +135,8 @@ def test_an_absent_package_is_told_of_with_its_extra() -> None:
         "cv2:pipelines.image_classification",
         "cv2:minato_gpu.pipelines.object_detection",
         "scipy:pipelines.segmentation_3d",
-        "cv2:minato_gpu.demo.run",
-        "PIL:minato_gpu.demo.run",
+        "cv2:minato_gpu.lab.demo.run",
+        "PIL:minato_gpu.lab.demo.run",
         "cv2:benchmarks.compare.__main__",
         "cv2:benchmarks.accuracy",
     ]
@@ -166,7 +166,7 @@ def test_a_package_that_only_some_files_need(
 
 
 def test_a_command_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minato_gpu.cli._need_dali", lambda: None)
+    monkeypatch.setattr("minato_gpu.lab.cli._need_dali", lambda: None)
     for name in [name for name in sys.modules if f"{name}.".startswith("nvidia.dali.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+import minato_gpu.device.accelerator
 import minato_gpu.engine.building
-import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.pipeline import DaliFragment, Field
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import COSTLY, PIPELINE, Plain
@@ -76,7 +76,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The fake device; None where it is a GPU, whose copies are slow then."""
     if request.param == "fake":
         device = FakeDevice(LAZY_COPIES)
-        monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+        monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
         return device
     copy = Accelerator.copy

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
-import minato_gpu.memory.accelerator
+import minato_gpu.device.accelerator
 from minato_gpu import DataLoader, Pipeline, Source, Stage, cache_options
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.options import Options
@@ -99,7 +99,7 @@ def test_seconds_may_be_any_number(limit: Any) -> None:
 
 
 def test_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda device: (device.index or 0) < 4)
+    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda device: (device.index or 0) < 4)
     assert options(device=["cuda:0", torch.device("cuda:3")]).devices == (
         torch.device("cuda:0"),
         torch.device("cuda:3"),

@@ -33,7 +33,7 @@ from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import Loader, installed
 from benchmarks.turns import in_turns
 from benchmarks.work import sleep_overshoot_s
-from minato_gpu.report import usable_cores
+from minato_gpu.threads import usable_cores
 
 LOADS = (0.0, 1.25, 0.8)
 _QUICK = (

@@ -20,7 +20,7 @@ from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.shared import Handover
-from minato_gpu.report import usable_cores
+from minato_gpu.threads import usable_cores
 
 
 @dataclass(frozen=True)

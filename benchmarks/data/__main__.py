@@ -20,7 +20,7 @@ from benchmarks import report
 from benchmarks.data import detection, measure, photographs, speech, volumes
 from benchmarks.data.published import RATIOS, SPREADS, measured
 from minato_gpu import Pipeline
-from minato_gpu.commands import writable
+from minato_gpu.lab.commands.common import writable
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 
 TOLERANCE = 0.15

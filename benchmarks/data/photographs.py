@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from minato_gpu.demo.photographs import make
+from minato_gpu.lab.demo.photographs import make
 
 
 def write(directory: Path, count: int, seed: int) -> Iterator[int]:

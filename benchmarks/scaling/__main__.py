@@ -56,7 +56,7 @@ from benchmarks.scaling.measure import Plan, Run, rehearse, run
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, fitting
 from benchmarks.turns import in_turns
-from minato_gpu.report import write
+from minato_gpu.lab.report import write
 
 _COLUMNS = (
     "loader",

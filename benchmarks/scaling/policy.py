@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks.scaling.cells import BATCH_SIZE
 from benchmarks.scaling.measure import Plan
+from minato_gpu.lab.simulation.bounds import held_bound
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Work
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.simulation.bounds import held_bound
-from minato_gpu.simulation.virtual import VirtualLoader
-from minato_gpu.simulation.work import Work
 
 _EPOCHS = 3
 _PREFETCH = 2  # batches of the window for each worker: the default

@@ -22,7 +22,7 @@ from benchmarks.compare.dali_readers import normalised, resized, told_by
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
 from benchmarks.session.candidates import settings_of
-from minato_gpu import nvjpeg
+from minato_gpu.device import nvjpeg
 from minato_gpu.stages import Tolerance
 
 HINTS = {"preallocate_width_hint": 5980, "preallocate_height_hint": 6430}

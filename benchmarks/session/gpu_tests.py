@@ -19,10 +19,10 @@ from benchmarks.session.about import ROOT
 from benchmarks.session.record import NO_TIME, Row
 from benchmarks.session.request import LEAST_S, Request
 
-FIRST = "tests/lanes/test_on_a_gpu.py"
+FIRST = "tests/device/test_on_a_gpu.py"
 """The file that is worth most: the device lane's own."""
 
-_TOY = "tests/memory/test_accelerator.py"
+_TOY = "tests/device/test_accelerator.py"
 _MARK = "mark.gpu"
 _AT_ONCE = 3
 _EACH_S = 60.0

@@ -28,11 +28,11 @@ from benchmarks.session.settings import Settings
 from benchmarks.session.torchvision_gpu import TorchvisionGpu
 from benchmarks.session.transforms import brought
 from minato_gpu import DataLoader as MinatoDataLoader
-from minato_gpu import nvjpeg
+from minato_gpu.device import nvjpeg
 from minato_gpu.engine import building
 from minato_gpu.parity import whole_tolerance
-from minato_gpu.report import usable_cores
 from minato_gpu.stages import Tolerance
+from minato_gpu.threads import usable_cores
 from pipelines.photograph_stages import GEOMETRIC
 
 

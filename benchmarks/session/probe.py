@@ -4,7 +4,7 @@ how fast is each?
 Each way in a process of its own, because one of them may end it (nvImageCodec 0.9 with regions on an H100: SIGSEGV).
 What is right alone may be wrong beside other work, where nvJPEG's hardware engine writes before its stream's turn: then
 the same is tried with a lane that waits for its stream before it decodes. The fastest of those that are right is chosen
-for all parts that follow, by the environment (``minato_gpu/nvjpeg.py``).
+for all parts that follow, by the environment (``minato_gpu/device/nvjpeg.py``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from benchmarks.session.questions import executor_of, made, photographs
 from benchmarks.session.record import NO_TIME, Row
 from benchmarks.session.request import Request
 from benchmarks.session.settings import Settings
-from minato_gpu import nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.values import to_numpy
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.device import nvjpeg
+from minato_gpu.device.accelerator import Accelerator
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.device.values import to_numpy
 from minato_gpu.pipeline import Pipeline
 
 DECISION = "decision"

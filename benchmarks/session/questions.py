@@ -21,9 +21,10 @@ from benchmarks.session import loaders, steps
 from benchmarks.session.measure import MOST_REPEATED
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
-from minato_gpu import DataLoader, nvjpeg
-from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.memory.accelerator import is_out_of_memory
+from minato_gpu import DataLoader
+from minato_gpu.device import nvjpeg
+from minato_gpu.device.accelerator import is_out_of_memory
+from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.session.targets import targets
-from minato_gpu.report import plain, write_whole
-from minato_gpu.report import write as write_json
+from minato_gpu.lab.report import write as write_json
+from minato_gpu.lab.report import write_whole
+from minato_gpu.samples import plain
 
 Row = dict[str, Any]
 Rows = list[Row]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minato_gpu.report import usable_cores
+from minato_gpu.threads import usable_cores
 
 
 @dataclass(frozen=True)

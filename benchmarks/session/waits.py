@@ -16,9 +16,9 @@ from benchmarks.session.harm import longest_gap
 from benchmarks.session.questions import Answer, executor_of, made, made_by_device, photographs
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
-from minato_gpu.lanes.values import to_numpy
-from minato_gpu.memory.accelerator import Accelerator
-from minato_gpu.memory.staging import Download, Upload
+from minato_gpu.device.accelerator import Accelerator
+from minato_gpu.device.staging import Download, Upload
+from minato_gpu.device.values import to_numpy
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 
 _SECOND = 2_000_000_000  # cycles of a kernel that keeps a stream busy

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.memory.nvml import handle_of, library
+from minato_gpu.device.nvml import handle_of, library
 
 _PERIOD_S = 0.1
 

@@ -18,6 +18,11 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
+from minato_gpu.device.accelerator import Accelerator, enter_same
+from minato_gpu.device.budget import DeviceBudget
+from minato_gpu.device.lane import IN_FLIGHT, DeviceLane
+from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.parts import Parts
@@ -27,21 +32,15 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.device_lane import IN_FLIGHT, DeviceLane
 from minato_gpu.lanes.process_lane import ProcessLane, start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
-from minato_gpu.memory.accelerator import Accelerator, enter_same
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.device_budget import DeviceBudget
-from minato_gpu.memory.host import Host
-from minato_gpu.memory.transfers import Transfers
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options, pads_batches
-from minato_gpu.report import usable_cores
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import length_of
@@ -55,6 +54,7 @@ from minato_gpu.sources import field_transfer
 from minato_gpu.sources.declared import SourceOf, source_of
 from minato_gpu.sources.kept_memory import KeptMemory
 from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 

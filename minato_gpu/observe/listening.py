@@ -14,11 +14,10 @@ import sys
 from collections.abc import Iterator
 from time import perf_counter
 
-from minato_gpu import report
 from minato_gpu.notices import say_once
 from minato_gpu.observe.private_folder import PrivateFolder, is_ours
 from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
-from minato_gpu.samples import JSON
+from minato_gpu.samples import JSON, plain
 
 PROTOCOL = "minato_gpu.stats.1"
 """The first thing that is said on a socket: what follows."""
@@ -72,7 +71,7 @@ def _lines(tellers: Tellers) -> Iterator[str]:
 
 
 def _line(content: dict[str, JSON]) -> str:
-    return json.dumps(report.plain(content), allow_nan=False) + "\n"
+    return json.dumps(plain(content), allow_nan=False) + "\n"
 
 
 def _command() -> str:

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from minato_gpu.device.accelerator import Accelerator, Stream
+from minato_gpu.device.collated import ValueLoad
+from minato_gpu.device.copies import CopyRange
+from minato_gpu.device.loads import DeviceRow, Load, RowsLoad
+from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.staging import Download
+from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
-from minato_gpu.memory.accelerator import Accelerator, Stream
-from minato_gpu.memory.copies import CopyRange
-from minato_gpu.memory.host import Host
 from minato_gpu.memory.layout import Layout, Views
-from minato_gpu.memory.loads import DeviceRow, Load, RowsLoad
-from minato_gpu.memory.staging import Download
-from minato_gpu.memory.transfers import Transfers
-from minato_gpu.memory.values import ValueLoad
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
 from minato_gpu.scheduling.messages import singles
 from minato_gpu.spans import without

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.device.loads import Load
 from minato_gpu.lanes.base import Failure, Item, Piece, Resident, Source
-from minato_gpu.memory.loads import Load
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
 from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.lanes.base import (
     Blob,
     Extra,
@@ -34,7 +35,6 @@ from minato_gpu.lanes.base import (
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.accelerator import Accelerator
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import TicketId, Value
 from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets

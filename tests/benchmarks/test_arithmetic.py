@@ -26,9 +26,9 @@ from benchmarks.tail_run import Plan
 from benchmarks.whatif import summary
 from benchmarks.whatif_run import Way, budget
 from benchmarks.whatif_settings import POLICIES, QUESTIONS, Around, points
-from minato_gpu.report import usable_cores
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources.blocks import space_of
+from minato_gpu.threads import usable_cores
 
 # --- tails ------------------------------------------------------------------------------------------------------------
 

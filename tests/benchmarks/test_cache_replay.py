@@ -20,10 +20,10 @@ from benchmarks.cache_replay import (
     replay,
     run_epoch,
 )
-from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching import choice
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.orders import merged, share
+from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import best_hits, epochs_of_keys
 
 KEYS, EPOCHS = 400, 24

@@ -18,8 +18,8 @@ from click.testing import CliRunner
 
 from benchmarks import cost_model, verdicts
 from minato_gpu import Pipeline
-from minato_gpu.analysis.verdict import Case
-from minato_gpu.cli import main
+from minato_gpu.lab.analysis.verdict import Case
+from minato_gpu.lab.cli import main
 from tests.support import programs
 
 

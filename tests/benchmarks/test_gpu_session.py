@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import minato_gpu.device.accelerator
 import minato_gpu.engine.building
-import minato_gpu.memory.accelerator
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS
 from benchmarks.isolate import MeasurementError, isolated
@@ -133,7 +133,7 @@ def test_the_driver_is_asked_for_a_context() -> None:
 @pytest.mark.parametrize("fails", [True, False])
 def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     device = FakeDevice()
-    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
     monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
 
     def later(holds: Any) -> None:

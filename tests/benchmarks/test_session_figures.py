@@ -25,7 +25,7 @@ from benchmarks.session.rows import summary
 from benchmarks.session.settings import Settings
 from benchmarks.session.targets import targets
 from benchmarks.session.work import Content
-from minato_gpu import nvjpeg
+from minato_gpu.device import nvjpeg
 from minato_gpu.samples import Origin, StageError
 
 GOOD = {"device_lane": {"retired": False}, "device": {"pinning_refused": None}}

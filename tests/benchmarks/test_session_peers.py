@@ -20,7 +20,7 @@ from benchmarks.session.crops import Files, joined
 from benchmarks.session.dali_dynamic import DaliDynamic
 from benchmarks.session.settings import Settings
 from benchmarks.session.torchvision_gpu import TorchvisionGpu, decoded
-from minato_gpu import nvjpeg
+from minato_gpu.device import nvjpeg
 from pipelines import image_classification
 from pipelines.image_classification import MEAN, STD
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.cache_replay import ON_DISK, Items, middle, most_hits, replay
-from minato_gpu.analysis.virtual_epochs import Shuffles
 from minato_gpu.caching.choice import Choice, alike, bound, choose, look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.lru import Lru
@@ -20,6 +19,7 @@ from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.soon import Soon
 from minato_gpu.caching.split import Means, Shares, seconds, split
+from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import Listed, shuffled_shares
 
 TABLE = {

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from benchmarks import report
-from minato_gpu.commands import writable
-from minato_gpu.report import write
+from minato_gpu.lab.commands.common import writable
+from minato_gpu.lab.report import write
 from tests.contracts.machine import Machine
 
 STEPS = 30

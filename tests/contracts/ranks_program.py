@@ -19,8 +19,8 @@ import torch.distributed
 from torch.utils.data import DistributedSampler, Subset
 
 from minato_gpu import DataLoader
+from minato_gpu.device import accelerator
 from minato_gpu.engine import building
-from minato_gpu.memory import accelerator
 from tests.support.fake_device import FakeDevice
 from tests.support.numbers import PIPELINE, Numbers
 

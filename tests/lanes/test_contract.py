@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from minato_gpu import Pipeline, Stage
+from minato_gpu.device.lane import DeviceLane
 from minato_gpu.lanes.base import Local, Task
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+import minato_gpu.device.accelerator
 import minato_gpu.engine.building
-import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.device.lane import DeviceLane
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
-from minato_gpu.lanes.device import DeviceExecutor
-from minato_gpu.lanes.device_lane import DeviceLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import piece, task
@@ -172,7 +172,7 @@ class Current(Dataset[int]):
 def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set, and nvImageCodec when a worker imports it, use the current one."""
     second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
-    monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
     monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: second)
     loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
     assert all(batch.tolist() == [1] * 4 for batch in loader)

@@ -36,10 +36,10 @@ FAULTS = (
     ),
     Fault(
         "copies do not keep the slabs that they read",
-        "memory/loads.py",
+        "device/loads.py",
         "[self._on_device, self._slabs]",
         "[self._on_device]",
-        ("memory/test_transfers.py", "memory/test_copies.py"),
+        ("device/test_transfers.py", "device/test_copies.py"),
     ),
     Fault(
         "a block that came back is given back twice",

@@ -156,7 +156,7 @@ FAULTS = (
         "scheduling/routing.py",
         "return self._policy.threshold and entry.ratio >= self.threshold and bool(self._open(entry.home))",
         "return self._policy.threshold and entry.ratio < self.threshold and bool(self._open(entry.home))",
-        ("scheduling/test_routing.py", "scheduling/test_devices.py", "simulation/test_comparison.py"),
+        ("scheduling/test_routing.py", "scheduling/test_devices.py", "lab/simulation/test_comparison.py"),
     ),
     Fault(
         "slow samples do not start early",
@@ -167,7 +167,7 @@ FAULTS = (
             "scheduling/test_pacing.py",
             "scheduling/test_routing.py",
             "scheduling/test_scheduler.py",
-            "simulation/test_comparison.py",
+            "lab/simulation/test_comparison.py",
         ),
     ),
     Fault(
@@ -175,7 +175,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "lease = min(lease, left * lane.mean / shares)",
         "pass",
-        ("scheduling/test_scheduler.py", "simulation/test_comparison.py"),
+        ("scheduling/test_scheduler.py", "lab/simulation/test_comparison.py"),
         "ff50b95",
     ),
     Fault(
@@ -183,7 +183,7 @@ FAULTS = (
         "scheduling/pacing.py",
         "lease = min(window_s * self._policy.lease_share, longest)",
         "lease = window_s",
-        ("scheduling/test_scheduler.py", "simulation/test_comparison.py"),
+        ("scheduling/test_scheduler.py", "lab/simulation/test_comparison.py"),
     ),
     Fault(
         "a lease reaches into the next epoch",

@@ -63,10 +63,10 @@ FAULTS = (
     ),
     Fault(
         "samples on a device take the room of the batch that is due",
-        "memory/device_budget.py",
+        "device/budget.py",
         "max(0, self.limit - self.aside - sum(held.values()))",
         "max(0, self.limit - sum(held.values()))",
-        ("lanes/test_device_lane.py",),
+        ("device/test_lane.py",),
     ),
     Fault(
         "parts of a file that was replaced come from the old one",

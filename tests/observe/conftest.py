@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from minato_gpu.lab.top.client import LoaderState
 from minato_gpu.observe import listening, shared_service
-from minato_gpu.observe.asking import LoaderState
 from minato_gpu.observe.shared_service import Told
 from tests.support.waiting import wait_until
 

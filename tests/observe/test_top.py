@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console, Group
 
-from minato_gpu.cli import main
-from minato_gpu.observe import view
-from minato_gpu.observe.asking import JobState
-from minato_gpu.observe.figures import figures
+from minato_gpu.lab.cli import main
+from minato_gpu.lab.top import view
+from minato_gpu.lab.top.client import JobState
+from minato_gpu.lab.top.figures import figures
 from tests.observe.conftest import lane, state
 from tests.support.programs import Program
 

@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.observe import asking, listening, shared_service
-from minato_gpu.observe.asking import JobState, NoAnswer, ask, ask_all
+from minato_gpu.lab.top import client
+from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
+from minato_gpu.observe import listening, shared_service
 from minato_gpu.observe.listening import PROTOCOL
 from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.threads import OwnThread
@@ -243,7 +244,7 @@ def test_one_that_ends_as_it_is_asked(runtime: Path) -> None:
 
 
 def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_LARGEST", 1000)
+    monkeypatch.setattr(client, "_LARGEST", 1000)
     with _stranger(b"x" * 3000) as pid, pytest.raises(NoAnswer, match="longer than 1000 bytes"):
         ask(pid)
 

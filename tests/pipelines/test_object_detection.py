@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.device import DeviceExecutor
+from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.parity import check
 from minato_gpu.samples import StageError
 from pipelines import detection_stages, image_stages, object_detection

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from minato_gpu import DataLoader
-from minato_gpu.cli import main
+from minato_gpu.lab.cli import main
 from tests.support import pages
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from minato_gpu.lab.simulation.catalogue import SCENARIOS
+from minato_gpu.lab.simulation.virtual import VirtualLoader
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay
@@ -14,8 +16,6 @@ from minato_gpu.scheduling.messages import Admitted, Compose
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.simulation.catalogue import SCENARIOS
-from minato_gpu.simulation.virtual import VirtualLoader
 from tests.support.tickets import span
 
 SIZE = 2

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minato_gpu.lab.simulation.scenarios import Scenario, hybrid_costs
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, MOST, DeviceInterference
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.simulation.scenarios import Scenario, hybrid_costs
-from minato_gpu.simulation.virtual import VirtualLoader
-from minato_gpu.simulation.work import Outcome, Work
 from tests.scheduling.model import Shell
 
 BATCH, DEVICES = 8, 4

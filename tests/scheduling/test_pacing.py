@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
-from minato_gpu.simulation.virtual import VirtualLoader
-from minato_gpu.simulation.work import Work
 
 SIZE, SLOTS = 8, 4
 CHEAP_S, SLOW_S = 0.02, 3.0

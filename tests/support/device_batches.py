@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+import minato_gpu.device.accelerator
 import minato_gpu.engine.building
-import minato_gpu.memory.accelerator
 from minato_gpu import DataLoader
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH
@@ -24,7 +24,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
 
     def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
         device = FakeDevice(order, **more)
-        monkeypatch.setattr(minato_gpu.memory.accelerator, "available", lambda _: True)
+        monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
         return device
 

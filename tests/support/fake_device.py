@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.device.accelerator import Accelerator
 from tests.support.fake_streams import CONSUMER as CONSUMER
 from tests.support.fake_streams import LAZY_CONSUMER as LAZY_CONSUMER
 from tests.support.fake_streams import LAZY_COPIES as LAZY_COPIES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minato_gpu.memory.accelerator import Accelerator
+from minato_gpu.device.accelerator import Accelerator
 
 _SOURCE = r'extern "C" __global__ void wait(volatile int* open) { while (*open == 0) {} }'
 

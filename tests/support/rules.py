@@ -30,11 +30,11 @@ with warnings.catch_warnings():
     import torch.utils.data
 
 import minato_gpu
-from minato_gpu.analysis import running
-from minato_gpu.lanes.device_lane import DeviceLane
+from minato_gpu.device.lane import DeviceLane
+from minato_gpu.lab.analysis import running
 from minato_gpu.notices import say_once
-from tests.analysis.scripts import Forked
 from tests.conftest import LEFT_OUT
+from tests.lab.analysis.scripts import Forked
 from tests.support import selection
 from tests.support.leaks import assert_no_leaks, take_snapshot
 from tests.support.waiting import wait_until

@@ -21,8 +21,8 @@ from torch.utils.data import Subset
 
 from minato_gpu import DataLoader
 from minato_gpu.accelerated import prepare
+from minato_gpu.device import accelerator as accelerators
 from minato_gpu.engine import building
-from minato_gpu.memory import accelerator as accelerators
 from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.support.numbers import PIPELINE, Numbers
 

@@ -1,0 +1,198 @@
+"""The device lane's executor: runs the device implementations of a pipeline's last stages on micro-batches.
+
+Consecutive DALI stages become one DALI graph, fed by ``external_source`` with a batch size that varies from run
+to run; CuPy and torch stages run between graphs, sample by sample. On device "cpu" the same code runs DALI's CPU
+operators, NumPy and CPU tensors. DALI, CuPy and torch are imported when an executor needs them, not before.
+
+Decisions:
+- ``exec_dynamic=True``: without it, views of outputs were overwritten by later runs. With it, a view keeps the
+  buffer of its micro-batch alive, even beyond the executor.
+- What becomes of a micro-batch that fails is in ``micro_batches``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from minato_gpu.device.accelerator import Stream
+from minato_gpu.device.current_step import CurrentStep
+from minato_gpu.device.dali_graph import DaliGraph
+from minato_gpu.device.functions import FunctionSegment
+from minato_gpu.device.micro_batches import MicroBatches, Samples
+from minato_gpu.device.segments import Segment
+from minato_gpu.device.values import Result, device_number
+from minato_gpu.pipeline import Pipeline, check_written, stage_error
+from minato_gpu.samples import StageError, Value
+from minato_gpu.stages import DaliFragment
+
+Fields = Mapping[str, Value]
+
+
+class DeviceExecutor:
+    """Runs stages ``start`` to ``stop`` (None: the last) of a pipeline by their device implementations, on ``device``
+    ("cpu", "cuda" or "cuda:N"). For one thread at a time.
+
+    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. Graphs are
+    built by the first run, if not by ``build`` before.
+
+    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote; ``batches``: micro-batches,
+    how large they are and how they fail; ``at``: what it is at.
+
+    Raises ValueError where it would run to the last stage from one that is not among ``pipeline.splits``.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: int,
+        stop: int | None = None,
+        *,
+        device: str = "cpu",
+        max_batch: int = 64,
+        threads: int = 1,
+        at: CurrentStep | None = None,
+    ) -> None:
+        if stop is None and start not in pipeline.splits:
+            raise ValueError(f"{start} is not a split point of pipeline {pipeline.name!r}; legal are {pipeline.splits}")
+        if max_batch < 1 or threads < 1:
+            raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
+        device_number(device)
+        self.pipeline, self.device = pipeline, device
+        self.batches = MicroBatches(self._through, self._failure, max_batch)
+        self._first_runs = 0
+        self._stages = range(start, len(pipeline.stages) if stop is None else stop)
+        self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
+        self.at = CurrentStep() if at is None else at
+        for segment in self._segments:
+            segment.at = self.at
+        self._given = pipeline.fields_at(start)
+        self._takes: dict[int, list[str]] = {}  # by stage, what it reads and no earlier one of these has made
+        for number in self._stages:
+            earlier = pipeline.written(range(start, number))
+            self._takes[number] = [name for name in pipeline.stages[number].reads if name not in earlier]
+        made = pipeline.written(self._stages)
+        self.makes = pipeline.outputs if self._stages.stop == len(pipeline.stages) else made
+        self._handed_through = [name for name in self.makes if name not in made]
+        self.made = frozenset(made).intersection(self.makes)
+
+    @property
+    def built(self) -> bool:
+        """Whether the next run builds no graph."""
+        return all(segment.built for segment in self._segments)
+
+    def draws(self, fields: Fields, seed: int) -> dict[int, Mapping[str, Value]]:
+        """The parameters of the sample for ``build``; of ``fields`` only what the host read made is looked at."""
+        return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
+
+    def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
+        """Build the graphs ahead of need, from the parameters of any sample, or (empty) of none: see Segment."""
+        for segment in self._segments:
+            segment.build(params)
+
+    @property
+    def builds(self) -> int:
+        """How many graphs have been built so far; a run that builds one takes much longer than others.
+
+        So does the first run on a GPU, in which libraries load or compile their kernels: it counts as one that builds.
+        """
+        return self._first_runs + sum(segment.builds for segment in self._segments)
+
+    def run(self, items: Sequence[tuple[Fields, int]], stream: Stream | None = None) -> list[Result]:
+        """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
+
+        ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
+        A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
+        where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
+        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
+        a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
+        Raises an error that ``is_out_of_memory`` knows where there is no memory for a micro-batch.
+        """
+        for segment in self._segments:
+            segment.stream = None if self.device == "cpu" else stream
+        results: list[Result] = []
+        while len(results) < len(items):
+            first, most = len(results), self.batches.size.limit
+            results += self._run_batch(items[first : first + most], first)
+        if items and self.device != "cpu":
+            self._first_runs = 1
+        return results
+
+    def load(self) -> None:
+        """Import the libraries that the stages need (DALI takes most of a second), ahead of the first ``run``."""
+        for segment in self._segments:
+            segment.load()
+
+    def sweep(self) -> None:
+        """Let go of what the device is through with, in this thread; never waits."""
+        for segment in self._segments:
+            segment.sweep()
+
+    def close(self) -> None:
+        """Let go of graphs, threads and device memory. Idempotent."""
+        for segment in self._segments:
+            segment.close()
+
+    def _run_batch(self, items: Sequence[tuple[Fields, int]], first: int) -> list[Result]:
+        drawn = [self._prepare(fields, seed, first + n) for n, (fields, seed) in enumerate(items)]
+        self.at.prepared(drawn, first)
+        ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
+        found = iter(self.batches.run(ready))
+        return [p if isinstance(p, StageError) else next(found) for p in drawn]
+
+    def _failure(self, fields: Fields, error: Exception) -> StageError:
+        """Of several DALI stages, which are one graph, none is named: DALI's own text says what it was at."""
+        at = self.at.step.stage
+        known = any(at in s.stages and (len(s.stages) == 1 or not isinstance(s, DaliGraph)) for s in self._segments)
+        return _failed(self.pipeline.stages[at].name if known else None, fields, error)
+
+    def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Value] | StageError:
+        """The sample's drawn values by stage number, or what is wrong with what it brings."""
+        params: dict[int, Value] = {}
+        for number in self._stages:
+            stage = self.pipeline.stages[number]
+            self.at.enter(number, sample)
+            try:
+                params[number] = self.pipeline.draw(number, fields, seed)
+                for name in self._takes[number]:
+                    problem = self._given[name].problem(fields[name]) if name in fields else "is missing"
+                    if problem is not None:
+                        raise ValueError(f"field {name!r} {problem}")
+            except Exception as error:
+                return _failed(stage.name, fields, error)
+        absent = [name for name in self._handed_through if name not in fields]
+        return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
+
+    def _through(self, samples: Samples) -> list[Result]:
+        known, params = [dict(fields) for fields, _ in samples], [drawn for _, drawn in samples]
+        for segment in self._segments:
+            for fields, written in self.at.each(zip(known, segment.run(known, params), strict=True)):
+                if self.device == "cpu":
+                    check_written(segment.writes, written)
+                fields.update(written)
+        return [{name: fields[name] for name in self.makes} for fields in known]
+
+
+def segments(pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> list[Segment]:
+    """The segments that run ``stages`` in turn: consecutive stages of one kind are one.
+
+    Raises ValueError for a stage without a device implementation.
+    """
+    found: list[Segment] = []
+    for kind, group in groupby(stages, key=lambda number: type(pipeline.stages[number].device)):
+        first, *rest = group
+        if pipeline.stages[first].device is None:
+            raise ValueError(f"stage {pipeline.stages[first].name!r} has no device implementation")
+        numbers = range(first, first + 1 + len(rest))
+        made = frozenset(pipeline.written(range(stages.start, first)))
+        if kind is DaliFragment:
+            found.append(DaliGraph(pipeline, numbers, made, device=device, max_batch=max_batch, threads=threads))
+        else:
+            found.append(FunctionSegment(pipeline, numbers, made, device=device))
+    return found
+
+
+def _failed(stage: str | None, fields: Fields, error: Exception) -> StageError:
+    failure = stage_error(stage, "device", fields, error)
+    failure.__cause__ = error
+    return failure

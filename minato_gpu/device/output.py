@@ -1,0 +1,323 @@
+"""Where the device lane's results go: into rows on the host, or, where batches live on a device, they stay there.
+
+A result that stays takes part in its batch as tensors, with the event of its micro-batch; what the host read made of
+the same sample (labels, text) goes into its row on the host as ever.
+
+Results of unlike shapes, which a ``collate_fn`` joins on the host, go home: all of a micro-batch in one copy into
+pinned memory, for which nobody waits before the device is asked for the next micro-batch.
+
+Samples are in the device-memory budget's account before they are made, and only as many are made together as it has
+room for. Where it has none, one is made all the same: the oldest undelivered sample may be among them. That one is
+brought into its row before the next is made, and travels like those of the CPU lane (P4). Where no bytes were named,
+so is a whole micro-batch: a device is no use for single samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from minato_gpu.device.accelerator import Event, Stream
+from minato_gpu.device.loads import Made, rows_bytes
+from minato_gpu.device.staging import Download
+from minato_gpu.device.transfers import Transfers
+from minato_gpu.lanes.base import Extra, Handed, Item, Local, Piece, Resident, Task
+from minato_gpu.lanes.store import Store, approximate_bytes
+from minato_gpu.memory.layout import Layout, Mismatch, Views
+from minato_gpu.samples import Value
+
+Container = Value
+"""A sample's fields by name, or an array by row: where a value goes on the host."""
+
+
+class Issued(NamedTuple):
+    """The references of samples that were issued together.
+
+    ``placed``: views, row and reference of those that stay on the device; ``beyond``: which has no room for them.
+    ``home``: what goes to the host, to be set at the containers and keys in ``targets``; ``sample``: the one among them
+    whose layout the engine wants to know.
+    ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
+    """
+
+    items: list[Item]
+    placed: Sequence[tuple[Views, int, Resident]] = ()
+    beyond: bool = False
+    home: Download | None = None
+    targets: Sequence[tuple[Container, str | int]] = ()
+    sample: dict[str, Value] | None = None
+    begin: Event | None = None
+    end: Event | None = None
+
+    @property
+    def through(self) -> bool:
+        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
+        try:
+            return self.end is None or self.end.query()
+        except Exception:
+            return True
+
+
+class DeviceOutput:
+    """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
+    know it). ``spilled``: samples that the budget sent to the host."""
+
+    def __init__(self, store: Store, transfers: Transfers | None) -> None:
+        self.layout: bytes | None = None
+        self.spilled = 0
+        self._store = store
+        self._transfers = transfers
+        self._stream: Stream | None = None
+        self._made = self._new_made()
+        self._placed: list[tuple[Views, int, Resident]] = []
+        self._homeward: list[tuple[Container, str | int, torch.Tensor]] = []  # where on the host, and what goes there
+        self._sample: dict[str, Value] | None = None  # on its way home, its layout wanted
+        self._each = 0  # bytes of a sample on the device, once they are known
+        self.held = 0  # bytes taken for samples that are not made yet
+        self._beyond = False  # they were taken although there was no room
+        self._begin: Event | None = None
+
+    def _new_made(self) -> Made | None:
+        return None if self._transfers is None else Made(None, self._transfers.accelerator)
+
+    @property
+    def stream(self) -> Stream | None:
+        """The executor's stream, made by the thread that uses it; None without a device."""
+        if self._stream is None and self._transfers is not None:
+            self._stream = self._transfers.accelerator.stream()
+        return self._stream
+
+    # --- making samples --------------------------------------------------------------------------------------
+
+    def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
+        """Take room on the device for as many of ``count`` samples as it has room for, at least for one; how many.
+
+        ``made``: names of the fields that device implementations make. ``working`` is to follow.
+        """
+        self._beyond = False
+        if self._transfers is None:
+            return count
+        budget = self._transfers.budget
+        self._measure(task, made)
+        if not (self._each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
+            if budget.limit is None:
+                return count
+            self._take(self._each)
+            self._beyond = True  # it may be in the way of the first batch
+            return 1
+        least = count if budget.elastic else 1
+        found = budget.take_some("samples", self._each, count)
+        if found < least:
+            self._transfers.sweep()
+            found += budget.take_some("samples", self._each, count - found)
+        self.held = found * self._each
+        if found < least:
+            self._beyond = True
+            budget.take("samples", (least - found) * self._each)
+            self.held = least * self._each
+        return max(least, found)
+
+    def _measure(self, task: Task, made: frozenset[str]) -> None:
+        """How large samples and batches are, where the task can tell."""
+        rows = max((piece.rows for piece in task.pieces if piece.slab >= 0), default=0)
+        if self._transfers is None or not task.layout or not rows:
+            return
+        layout = self._store.layout(task.layout)
+        self._each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
+        self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
+
+    def _take(self, nbytes: int) -> None:
+        """Take what one sample needs, whether it fits or not."""
+        assert self._transfers is not None
+        budget = self._transfers.budget
+        if not budget.take_some("samples", nbytes, 1):
+            self._beyond = True
+            budget.take("samples", nbytes)
+        self.held += nbytes
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream."""
+        self._placed, self._homeward, self._begin, self._sample = [], [], None, None
+        if self._transfers is None:
+            yield
+            return
+        accelerator = self._transfers.accelerator
+        try:
+            stream = self.stream
+            assert stream is not None
+            with accelerator.working(stream):
+                self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
+                yield
+        finally:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """What was taken for samples that do not stay, or were not even begun, is free again."""
+        if self._transfers is not None and self.held:
+            self._transfers.budget.give("samples", self.held)
+        self.held, self._placed, self._homeward, self._sample = 0, [], [], None
+
+    def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
+        """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
+        if piece.slab >= 0 and task.layout:
+            layout = self._store.layout(task.layout)
+            views = self._store.views(piece.slab, piece.rows, task.layout)
+            try:
+                leaves = self._leaves(layout, result, made) if made else {}
+                objects = layout.write(views, piece.row + at, result, skip=leaves)
+            except Mismatch:
+                pass
+            else:
+                if leaves:
+                    item = Resident(objects or [], leaves=leaves, made=self._made)
+                    self._placed.append((views, piece.row + at, item))
+                    return item
+                return None if objects is None else Extra(objects)
+        lent = _is_lent(piece, at)
+        value = {
+            name: self._adopted(item, lent) if name in made else _on_host(item, lent) for name, item in result.items()
+        }
+        there = [(value, name, value[name]) for name in made if self._is_there(value.get(name))]
+        self._homeward += there
+        if made:
+            self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
+        if task.layout == b"" and self.layout is None:
+            if there:
+                self._sample = value
+            else:
+                self._describe(value)
+        return Local(value, approximate_bytes(value))
+
+    def _adopted(self, value: Value, lent: bool) -> Value:
+        """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
+        if self._transfers is None or not _is_array(value):
+            return _on_host(value, lent)
+        accelerator = self._transfers.accelerator
+        stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
+        return _on_host(value, lent) if stays else accelerator.adopt(value)
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether what was made lies on a device. Tensors that pass through stay on the host."""
+        return self._transfers is not None and isinstance(value, torch.Tensor)
+
+    def _describe(self, value: dict[str, Value]) -> None:
+        """The engine is told the layout of this sample."""
+        found = Layout.of(value)
+        self.layout = None if found is None else pickle.dumps(found)
+
+    def _leaves(self, layout: Layout, result: Mapping[str, Value], made: frozenset[str]) -> dict[int, torch.Tensor]:
+        """The result's fields on the device, by leaf. Raises Mismatch for one that the layout has otherwise."""
+        if self._transfers is None:
+            return {}
+        found = {}
+        for name, number in layout.by_name.items():
+            if name in made and hasattr(result.get(name), "__dlpack__"):  # else it is an object, for the host's row
+                leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
+                if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
+                    raise Mismatch
+                found[number] = tensor
+        return found
+
+    def issued(self, items: list[Item]) -> Issued:
+        """All samples have been put; ``items`` are their references."""
+        placed, self._placed = self._placed, []
+        if self._transfers is None:
+            return Issued(items)
+        accelerator = self._transfers.accelerator
+        homeward, self._homeward = self._homeward, []
+        if self._beyond:
+            homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
+        home = self._download([tensor for _, _, tensor in homeward]) if homeward else None
+        end = accelerator.event(timed=accelerator.keeps_time)
+        if placed:
+            made, self._made = self._made, self._new_made()
+            assert made is not None
+            made.event = end
+            self._hand_on(made, [tensor for _, _, item in placed for tensor in item.leaves.values()])
+        elif home is not None:
+            self._hand_on(home, [tensor for _, _, tensor in homeward])
+        targets = [(container, key) for container, key, _ in homeward]
+        return Issued(items, placed, self._beyond, home, targets, self._sample, self._begin, end)
+
+    def _download(self, tensors: Sequence[torch.Tensor]) -> Download:
+        """What they are laid side by side in is in the account, too, until that is issued."""
+        assert self._transfers is not None
+        budget, taken = self._transfers.budget, list[int]()
+
+        def has_room(nbytes: int) -> bool:
+            if budget.elastic:
+                budget.take("samples", nbytes)
+            elif not budget.take_some("samples", nbytes, 1):
+                return False
+            taken.append(nbytes)
+            return True
+
+        try:
+            return Download(self._transfers.accelerator, tensors, has_room)
+        finally:
+            for nbytes in taken:
+                budget.give("samples", nbytes)
+
+    def _hand_on(self, owner: Made | Download, tensors: Sequence[torch.Tensor]) -> None:
+        """The bytes of these are in the account for as long as ``owner`` lives."""
+        assert self._transfers is not None
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        if nbytes > self.held:  # the first sample: nobody knew
+            self._take(nbytes - self.held)
+        self.held -= nbytes
+        weakref.finalize(owner, self._transfers.budget.give, "samples", nbytes).atexit = False
+
+    # --- once they are made ----------------------------------------------------------------------------------
+
+    def settle(self, issued: Issued) -> list[Item]:
+        """The references of the samples, to be reported. Waits until the device has made them."""
+        if self._transfers is None or issued.end is None:
+            return issued.items
+        issued.end.synchronize()
+        if issued.home is not None:
+            for (container, key), array in zip(issued.targets, issued.home.arrays(), strict=True):
+                container[key] = array if array.ndim else array[()]
+        if issued.sample is not None and self.layout is None:
+            self._describe(issued.sample)
+        if not (issued.beyond and issued.placed):
+            return issued.items
+        self.spilled += len(issued.placed)
+        left = {id(item): Extra(item.objects) if item.objects else None for _, _, item in issued.placed}
+        return [left.get(id(item), item) for item in issued.items]
+
+    def seconds(self, issued: Issued) -> float | None:
+        """How long the device was at samples that have been settled; None where it does not keep time.
+
+        It begins with the samples before on the same stream, so that is from the end of those at the earliest.
+        """
+        if self._transfers is None or issued.begin is None or issued.end is None:
+            return None
+        return self._transfers.accelerator.seconds(issued.begin, issued.end)
+
+
+def _is_array(value: Value) -> bool:
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
+
+
+def _is_lent(piece: Piece, at: int) -> bool:
+    """Whether the sample's fields lie in memory that goes back to its worker once the sample is reported."""
+    source = None if piece.sources is None else piece.sources[at]
+    return not isinstance(source.fields if isinstance(source, Handed) else source, Local)
+
+
+def _on_host(value: Value, lent: bool) -> Value:
+    """The value, of which nothing lies in memory that is ``lent``."""
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        return np.array(value)
+    if not lent:
+        return value
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value.clone()  # without the rest of its storage
+    return copy.deepcopy(value)

@@ -1,0 +1,129 @@
+"""Values on their way between the host and a device by way of pinned memory: few copies, for which nobody waits.
+
+A copy from or to memory that is not pinned holds its thread until the device is through with it, and with
+``torch.tensor(..., device=...)`` until all that was issued before it on the stream is. So what a sample brings is laid
+side by side in pinned memory and copied at once; and what a micro-batch leaves for the host is laid side by side on the
+device and copied at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from minato_gpu.device.accelerator import Accelerator, Event, is_out_of_memory
+from minato_gpu.device.copies import MOST
+from minato_gpu.memory.arena import round_up
+from minato_gpu.memory.layout import torch_dtype
+from minato_gpu.samples import Value
+
+ALIGN = 16  # of a value among others; any element type may begin there
+_AHEAD = 64 << 20
+
+
+class Upload:
+    """Brings arrays to ``accelerator``. For one thread.
+
+    ``ahead``: so many bytes of copies may be under way, or those of one call; more wait for the first of them. Pinned
+    memory is the host's own, and the host may be far ahead of the device.
+    """
+
+    def __init__(self, accelerator: Accelerator, ahead: int = _AHEAD) -> None:
+        self._accelerator = accelerator
+        self._ahead = ahead
+        self._bytes = 0
+        self._under_way: deque[tuple[int, Event]] = deque()
+
+    def bring(self, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
+        """The arrays on the device, for what is issued on the current stream from now on; they may change at once.
+
+        The tensors share memory. Raises TypeError for elements that torch does not have.
+        """
+        dtypes = [torch_dtype(array.dtype) for array in arrays]
+        places, total = side_by_side([array.nbytes for array in arrays])
+        if not total:
+            return [self._accelerator.empty(0).view(one).view(a.shape) for one, a in zip(dtypes, arrays, strict=True)]
+        self._make_room(total)
+        host, device = self._accelerator.host(total), self._accelerator.empty(total)
+        for at, array in zip(places, arrays, strict=True):
+            into = host.numpy()[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+            np.copyto(into, array)
+        self._accelerator.copy(device, host)
+        self._under_way.append((total, self._accelerator.event()))
+        self._bytes += total
+        parts = zip(places, arrays, dtypes, strict=True)
+        return [device[at : at + array.nbytes].view(dtype).view(array.shape) for at, array, dtype in parts]
+
+    def _make_room(self, nbytes: int) -> None:
+        while self._under_way and (self._bytes + nbytes > self._ahead or self._under_way[0][1].query()):
+            done, event = self._under_way.popleft()
+            event.synchronize()
+            self._bytes -= done
+
+
+class Download:
+    """Tensors of a device on their way to the host; issued, with its constructor, on the current stream.
+
+    A few are copied one by one, more are laid side by side on the device before, if it has room for that and
+    ``has_room`` (for so many bytes) says so.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        tensors: Sequence[torch.Tensor],
+        has_room: Callable[[int], bool] = lambda nbytes: True,
+    ) -> None:
+        self._tensors = tensors
+        self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
+        self._host = accelerator.host(total)
+        together = self._room(accelerator, total) if len(tensors) > MOST and has_room(total) else None
+        if together is None:
+            for into, tensor in zip(self._parts(self._host), tensors, strict=True):
+                accelerator.copy(into, tensor)
+            return
+        by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for into, tensor in zip(self._parts(together), tensors, strict=True):
+            targets, sources = by_dtype.setdefault(tensor.dtype, ([], []))
+            targets.append(into)
+            sources.append(tensor)
+        for targets, sources in by_dtype.values():
+            accelerator.scatter(targets, sources)
+        accelerator.copy(self._host, together)
+
+    @staticmethod
+    def _room(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
+        try:
+            return accelerator.empty(nbytes)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+
+    def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Where the tensors lie in it."""
+        pairs = zip(self._places, self._tensors, strict=True)
+        return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
+
+    def values(self) -> list[NDArray[Value]]:
+        """The values where they lie. Called when an event after the copy has come to pass."""
+        return [part.numpy() for part in self._parts(self._host)]
+
+    def arrays(self) -> list[NDArray[Value]]:
+        """The values, each in memory of its own; what they were copied from is let go of."""
+        arrays = [np.array(value) for value in self.values()]
+        self._tensors = ()
+        return arrays
+
+
+def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where values of so many bytes lie in memory that they share, and how many bytes that takes."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(round_up(end, ALIGN))
+        end = places[-1] + size
+    return places, end

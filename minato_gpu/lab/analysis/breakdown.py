@@ -1,0 +1,158 @@
+"""Where an epoch's time goes: parts that add up to it, from differences between phases.
+
+Differential measurement as in DS-Analyzer (Mohan et al., VLDB 2021, section 4): T1, the time of a batch that is there
+already; T2, with the loader and all bytes in memory; T3, with no byte in memory. T2 - T1 is what preparation costs the
+training loop, T3 - T2 what fetching does. Of T2 - T1 the transfer and the loader's own cost, which are measured by
+themselves, are set apart, and of several ranks the time that a step takes longer because others are late.
+
+A difference of two means has an error, from the spread of blocks of batches. One below twice its error is noise: it is
+shown as such, and a negative one counts as nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from minato_gpu.lab.analysis.profile import Phase, Profile
+
+Name = Literal["compute", "transfer", "loader", "ranks", "preparation", "fetch"]
+TITLES: dict[str, str] = {
+    "compute": "compute",
+    "transfer": "transfer to the device",
+    "loader": "the loader's own cost",
+    "ranks": "waiting for other ranks",
+    "preparation": "preparation stall",
+    "fetch": "fetch stall",
+}
+_TIMES_THE_ERROR = 2.0
+_BLOCKS = 10
+
+
+class Part(NamedTuple):
+    """``seconds`` of each batch, give or take ``error_s``; ``share`` of the epoch. ``is_noise``: no more than that;
+    ``is_known``: where its phase was not measured it is nought for want of knowledge."""
+
+    name: Name
+    seconds: float
+    share: float
+    error_s: float
+    is_noise: bool
+    is_known: bool
+
+    @property
+    def certain(self) -> float:
+        """The share, unless it is noise: then 0."""
+        return 0.0 if self.is_noise else self.share
+
+
+class Breakdown(NamedTuple):
+    """The parts of an epoch by name, whose shares add up to 1. ``batch_s``: the whole of each batch."""
+
+    parts: Mapping[str, Part]
+    batch_s: float
+
+    @property
+    def step_s(self) -> float:
+        """What the step itself takes of a batch."""
+        return self.parts["compute"].seconds
+
+    @property
+    def stalls(self) -> list[Part]:
+        """What waiting for this rank's own data takes."""
+        return [part for part in self.parts.values() if part.name not in ("compute", "ranks")]
+
+
+class Mean(NamedTuple):
+    """A mean, and its standard error."""
+
+    value: float
+    error: float
+
+
+def mean_of(values: Sequence[float], blocks: int = _BLOCKS) -> Mean:
+    """Mean and error of times that depend on their neighbours: the error comes from means of blocks of neighbours.
+
+    Batches come in bursts where several workers each make one; blocks even that out.
+    """
+    if not values:
+        return Mean(0.0, 0.0)
+    mean = math.fsum(values) / len(values)
+    size = max(1, len(values) // blocks)
+    means = [math.fsum(values[at : at + size]) / size for at in range(0, len(values) - size + 1, size)]
+    if len(means) < 2:
+        return Mean(mean, mean)  # a single time says nothing of its error
+    variance = math.fsum((each - mean) ** 2 for each in means) / (len(means) - 1)
+    return Mean(mean, math.sqrt(variance / len(means)))
+
+
+def broken_down(profile: Profile) -> Breakdown | None:
+    """The parts of this rank's epoch; None where not even T1 and T2 were measured."""
+    compute, warm, cold = (_phase(profile, name) for name in ("compute", "warm", "cold"))
+    if compute is None or warm is None:
+        return None
+    stalls = max(warm.value - compute.value, 0.0)
+    transfer = min(profile.transfer_s, stalls)
+    loader = min(profile.loader_s, stalls - transfer)
+    ranks = min(_slower_steps(profile, compute.value), stalls - transfer - loader) if profile.ranks > 1 else 0.0
+    of_warm = math.hypot(compute.error, warm.error)
+    found: list[tuple[Name, float, float]] = [
+        ("compute", compute.value, compute.error),
+        ("transfer", transfer, compute.error),
+        ("loader", loader, 0.0),
+        ("ranks", ranks, of_warm),
+        ("preparation", stalls - transfer - loader - ranks, of_warm),
+        ("fetch", *_fetch(max(warm.value, compute.value), warm.error, cold)),
+    ]
+    whole = math.fsum(seconds for _, seconds, _ in found)
+    parts: dict[str, Part] = {
+        name: Part(
+            name,
+            seconds,
+            seconds / whole if whole else 0.0,
+            error,
+            0 < seconds < _TIMES_THE_ERROR * error,
+            name != "fetch" or cold is not None,
+        )
+        for name, seconds, error in found
+    }
+    return Breakdown(parts, whole)
+
+
+def of_ranks(profiles: Sequence[Profile]) -> list[tuple[Profile, Breakdown]]:
+    """Those ranks of which the parts are known, and their parts."""
+    return [(profile, found) for profile in profiles if (found := broken_down(profile)) is not None]
+
+
+def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, str]]:
+    """The parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
+    return [
+        {
+            **({"rank": str(profile.rank)} if profile.ranks > 1 else {}),
+            "part": TITLES[part.name],
+            "share": f"{part.share:.1%}" if part.is_known else "unknown",
+            "ms a batch": f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}" if part.is_known else "unknown",
+            "": "within the noise" if part.is_noise else "",
+        }
+        for profile, found in known
+        for part in found.parts.values()
+        if part.name != "ranks" or profile.ranks > 1
+    ]
+
+
+def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, float]:
+    if cold is None:
+        return 0.0, 0.0
+    return max(cold.value - warm_s, 0.0), math.hypot(cold.error, warm_error)
+
+
+def _phase(profile: Profile, name: str) -> Mean | None:
+    phase = profile.phases.get(name)
+    return Mean(phase.each_s, mean_of(phase.batch_s).error) if phase is not None and phase.batches else None
+
+
+def _slower_steps(profile: Profile, compute_s: float) -> float:
+    """Seconds of each batch by which steps take longer with the loader than without, waiting for it left out."""
+    warm: Phase = profile.phases["warm"]
+    return max((warm.seconds - warm.wait_s) / warm.batches - compute_s, 0.0)

@@ -1,0 +1,207 @@
+"""The analysis, as the script sees it: a loader whose batches come from one phase after the other.
+
+The script asks for batches as ever. Phases that need its step (what a batch costs that is there already; the loader
+with all bytes in memory; with none) hand it batches; the others run while it waits for one. Once all is measured,
+asking for a batch raises ``Over``, which unwinds the script. Its epochs have as many batches as they had.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from time import perf_counter, process_time
+
+from minato_gpu.lab.analysis import files
+from minato_gpu.lab.analysis.findings import Findings
+from minato_gpu.lab.analysis.lockstep import Lockstep
+from minato_gpu.lab.analysis.plan import LEAST, ROUNDS_UNTIL, TimeBox, most_batches, settling
+from minato_gpu.lab.analysis.replay import Replay, device
+from minato_gpu.lab.analysis.subject import Subject
+from minato_gpu.lab.analysis.trials import Trials
+from minato_gpu.lab.analysis.unattended import Unattended
+from minato_gpu.samples import Value
+
+_IN_MEMORY = 0.95  # of the bytes: warm
+_NOT_IN_MEMORY = 0.05  # of the bytes: cold
+_MOST_ROUNDS = 50
+
+
+class Over(BaseException):
+    """The analysis has what it needs: the script ends here."""
+
+
+class Conductor:
+    """``findings`` is what is known so far; ``save`` is called whenever that is more. ``verify_s``: seconds for other
+    settings, once all is ``measured``."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        seconds: float,
+        save: Callable[[], None],
+        lockstep: Lockstep,
+        clock: Callable[[], float] = perf_counter,
+        verify_s: float = 0.0,
+    ) -> None:
+        self.subject, self.findings = subject, Findings(subject)
+        self._save, self.lockstep, self._clock = save, lockstep, clock
+        self._agreed = lockstep.agreed
+        self._box = TimeBox(seconds, clock())
+        self._most = most_batches(subject.length)
+        self._settle = settling(subject.workers, self._most)
+        self._alone = Unattended(subject, self.findings, self._box, clock)
+        self._analysis = self._phases()
+        self._ahead: list[Value] = []
+        self._handed_at: float | None = None
+        self._step_s = self._step_cpu_s = self._cpu_at = 0.0
+        self._parent = os.getppid()
+        self._replay = Replay()
+        self._verify_s = verify_s
+        self.trials: Trials | None = None
+        self.measured = self.over = False
+
+    # --- the script's side ---------------------------------------------------------------------------------
+
+    def asked(self) -> None:
+        """The script asks for the next batch, or has come to the end of its epoch: its step has ended."""
+        if self._handed_at is not None:
+            self._step_s, self._handed_at = self._clock() - self._handed_at, None
+            self._step_cpu_s = process_time() - self._cpu_at
+        if os.getppid() != self._parent:  # who started this has been killed
+            self.over = True
+            raise Over
+
+    def next(self) -> Value:
+        """The next batch. Raises Over."""
+        self.look_ahead()
+        batch = self._ahead.pop()
+        self._cpu_at, self._handed_at = process_time(), self._clock()
+        return batch
+
+    def look_ahead(self) -> None:
+        """Have a batch for later. Raises Over where there is nothing left to measure."""
+        if self._ahead:
+            return
+        if self.over:
+            raise Over
+        try:
+            self._ahead.append(next(self._analysis))
+        except StopIteration:
+            self.over = True
+            raise Over from None
+
+    def script_ended(self, why: str) -> None:
+        """There will be no more steps: measure what needs none."""
+        if self.over:
+            return
+        self.over = True
+        if self.trials is not None:
+            self.trials.cut_short(why)
+        self._analysis.close()
+        self._ahead.clear()
+        if not self.measured:
+            self._without_script()
+
+    # --- phases --------------------------------------------------------------------------------------------
+
+    def _phases(self) -> Generator[Value, None, None]:
+        """Batches for the script, phase by phase."""
+        yield from self._loaded("sight", "sight")
+        self.findings.seen()
+        self._save()
+        for number in range(_MOST_ROUNDS):
+            yield from self._round(number)
+            # an epoch that is too short for one round to fill the time leaves time for others
+            if self._agreed(self._box.passed(self._clock()) * (number + 2) / (number + 1) > ROUNDS_UNTIL):
+                break
+        self._without_script()
+        self.measured = True
+        if self._verify_s:
+            yield from self._tried()
+
+    def _tried(self) -> Iterator[Value]:
+        """Other settings."""
+        found = self.findings
+        profile = found.profile(0, 1)
+        if not profile.suffices:
+            found.note("Too little is known to predict from (an epoch's length, say): no other setting was tried.")
+            return
+        self.trials = Trials(found, profile, self._verify_s, self._save, self._clock)
+        yield from self.trials.batches(lambda: self._step_s)
+
+    def _round(self, number: int) -> Iterator[Value]:
+        yield from self._replayed("compute")
+        if device() is not None and not self._replay.was_on_device:
+            yield from self._replayed("copied")
+        self._save()
+        self._alone.warmed(_IN_MEMORY)
+        yield from self._loaded("warm", f"warm{number}")
+        self._save()
+        if self._agreed(not self._cooled()):
+            return
+        yield from self._loaded("cold", f"cold{number}")
+        self._save()
+
+    def _cooled(self) -> bool:
+        """Whether nothing of the samples' files is in memory now, as ``cachestat`` says."""
+        found, paths = self.findings, self.findings.files
+        if not paths:
+            found.note("Which files samples are in could not be seen: nothing is known of fetching them.")
+            return False
+        files.drop(paths)
+        found.cold_share = cached = files.cached_share(paths)
+        if cached is None:
+            found.note("This kernel does not tell what the page cache holds (cachestat): cold may not have been cold.")
+        elif cached > _NOT_IN_MEMORY:
+            found.note(
+                f"The page cache kept {cached:.0%} of the samples' files (in use elsewhere, or on a file system "
+                "in memory): nothing is known of fetching them."
+            )
+            return False
+        return True
+
+    def _without_script(self) -> None:
+        self._alone.run()
+        self._save()
+
+    # --- one phase -----------------------------------------------------------------------------------------
+
+    def _replayed(self, name: str) -> Iterator[Value]:
+        """The same batch again and again."""
+        replay, meter = self._replay, self.findings.meters[name]
+        meter.begin(1 if (self._most or 3) > LEAST else 0)
+        fresh = replay.fresh if name == "copied" or device() is None else replay.on_device
+        for _ in self._until(name, self._most if replay else 0):
+            yield fresh()
+            meter.add(0.0, self._step_s, self._step_cpu_s)
+        meter.drain(self._clock)
+
+    def _loaded(self, name: str, phase: str) -> Iterator[Value]:
+        """Batches of a loader like the script's."""
+        meter, taken, is_first = self.findings.meters[name], 0, name == "sight"
+        meter.begin(self._settle)
+        numbers = self._until(name, self._most if is_first else self.findings.batches_seen)
+        like = partial(self.subject.like, phase, looks=is_first)
+        for batch in meter.taken(numbers, like, lambda: self._step_s, self._clock):
+            taken += 1
+            if is_first:
+                self._replay.record(batch)
+            yield batch
+            del batch
+        self.findings.noted(name, phase)
+        if is_first:
+            self.findings.batches_seen = taken
+
+    def _until(self, name: str, most: int | None) -> Iterator[int]:
+        """Numbers of batches, until all ranks agree that the phase has had enough."""
+        begin = self._clock()
+        left_out = frozenset({"copied"}) if device() is None else frozenset()
+        seconds = self._box.seconds_for(name, begin, left_out=left_out)
+        number = 0
+        while not self._agreed(
+            number >= (math.inf if most is None else most) or (number >= LEAST + 1 and self._clock() - begin >= seconds)
+        ):
+            yield number
+            number += 1

@@ -1,0 +1,156 @@
+"""What is known so far, and the profile that it makes."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+
+from minato_gpu.lab.analysis.meter import Meter
+from minato_gpu.lab.analysis.notes import Collated, Seen
+from minato_gpu.lab.analysis.profile import Phase, Profile, Storage, mean
+from minato_gpu.lab.analysis.subject import Subject
+from minato_gpu.samples import JSON
+from minato_gpu.threads import usable_cores
+
+_SLOWEST = 10
+
+
+class Findings:
+    """Of one rank. ``files``: of the samples seen; ``nbytes`` and ``requests``: of a sample, None where not seen."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.meters = {name: Meter() for name in ("sight", "compute", "copied", "warm", "cold")}
+        self.batches_seen = 0
+        self.files: list[str] = []
+        self.nbytes: float | None = None
+        self.requests: float | None = None
+        self.cold_share: float | None = None
+        self.levels: list[tuple[float, float]] = []  # bytes a second, and latency
+        self.prepare: Phase | None = None
+        self.scaling: list[tuple[int, float]] = []
+        self.notes: list[str] = []
+        self._samples: dict[str, list[Seen]] = {}
+        self._batches: dict[str, list[Collated]] = {}
+
+    def note(self, sentence: str) -> None:
+        """Something that was not measured, said once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def noted(self, name: str, phase: str) -> None:
+        """The workers' notes of a phase are complete."""
+        samples, batches = self.subject.book(phase).read()
+        self._samples.setdefault(name, []).extend(self._in_order(samples))
+        self._batches.setdefault(name, []).extend(batches)
+
+    def seen(self) -> None:
+        """The phase in which files were looked for is over."""
+        samples = self._samples["sight"]
+        self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
+        known = [seen.opened for seen in samples if seen.opened.nbytes is not None]
+        if known:
+            self.nbytes = mean(each.nbytes or 0.0 for each in known)
+            self.requests = mean(each.requests or 0.0 for each in known)
+
+    def seconds_of(self, name: str) -> float:
+        """A worker's for a sample in this phase, on average; 0 where there is none."""
+        return mean(seen.seconds for seen in self._samples.get(name, []))
+
+    def _in_order(self, samples: Sequence[Seen]) -> list[Seen]:
+        """As the sampler had them, and not as workers happened to finish them."""
+        place: dict[str, int] = {}
+        for number, key in enumerate(key for batch in self.subject.keys for key in batch):
+            place.setdefault(str(key), number)
+        return sorted(samples, key=lambda seen: place.get(str(seen.key), len(place)))
+
+    # --- the profile ---------------------------------------------------------------------------------------
+
+    def profile(self, rank: int, ranks: int) -> Profile:
+        """What is known so far."""
+        subject, loader, compute = self.subject, self.subject.loader, self.meters["compute"]
+        samples = self._samples.get("warm") or self._samples.get("sight") or []
+        batches = self._batches.get("warm") or self._batches.get("sight") or []
+        steps = math.fsum(compute.steps)
+        whole = math.fsum(seen.seconds for seen in samples)
+        on_core = math.fsum(seen.cpu_s for seen in samples)
+        return Profile(
+            loader=subject.kind,
+            samples=subject.samples,
+            batch_size=subject.batch_size,
+            workers=subject.workers,
+            prefetch=subject.prefetch,
+            in_order=bool(getattr(loader, "in_order", True)),
+            max_lateness=subject.lateness(),
+            rank=rank,
+            ranks=ranks,
+            cores=max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
+            prepare_s=tuple(seen.seconds for seen in samples),
+            prepare_cpu_share=min(1.0, on_core / whole) if whole else 1.0,
+            collate_s=mean(each.seconds for each in batches),
+            step_s=tuple(compute.steps),
+            transfer_s=self._transfer_s(),
+            loader_s=self._loader_s(samples),
+            startup_s=self.meters["sight"].first_wait or 0.0,
+            storage=self._storage(),
+            scaling=tuple(sorted(self.scaling)),
+            stages_s=_stages(samples),
+            phases=self._phases(),
+            worker_kind="thread" if subject.uses_threads else "process",
+            pin_memory=bool(loader.pin_memory),
+            step_cpu_share=math.fsum(compute.cpus) / steps if steps else 0.0,
+            persistent=subject.persists,
+            overlap=subject.overlaps,
+            shards=subject.shards,
+            slowest=tuple(self._slowest(samples)),
+            notes=tuple(self.notes),
+        )
+
+    def _phases(self) -> dict[str, Phase]:
+        found = {name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"}
+        return found if self.prepare is None else {**found, "prepare": self.prepare}
+
+    def _transfer_s(self) -> float:
+        copied = self.meters["copied"]
+        return max(0.0, copied.phase().each_s - self.meters["compute"].phase().each_s) if copied.steps else 0.0
+
+    def _loader_s(self, samples: Sequence[Seen]) -> float:
+        """Of the consumer's thread, while it waits: without workers that thread prepares samples as well."""
+        warm_s = self.meters["warm"].cpu_s
+        if self.subject.workers:
+            return warm_s
+        each = mean(seen.cpu_s for seen in samples)
+        collate = mean(one.cpu_s for one in self._batches.get("warm", []))
+        return max(0.0, warm_s - each * self.subject.batch_size - collate)
+
+    def _storage(self) -> Storage | None:
+        if not self.levels or not self.nbytes:
+            return None
+        rate, latency = self.levels[-1]
+        at_once = max(1, self.subject.workers)
+        seen = [seen.opened.nbytes for seen in self._samples.get("sight", [])]
+        sizes = tuple(round(nbytes) for nbytes in seen if nbytes is not None)
+        return Storage(rate, latency, self.requests or 1.0, self.nbytes, at_once, self.cold_share, sizes)
+
+    def _slowest(self, samples: Sequence[Seen]) -> list[tuple[float, str]]:
+        at = {str(seen.key): ", ".join(seen.opened.files[:3]) for seen in self._samples.get("sight", [])}
+        once: dict[str, Seen] = {}  # each key where it took longest
+        for seen in sorted(samples, key=lambda seen: -seen.seconds):
+            once.setdefault(str(seen.key), seen)
+        found = list(once.items())[:_SLOWEST]
+        return [(seen.seconds, _named(seen.key, at.get(key, ""))) for key, seen in found]
+
+
+def _named(key: JSON, path: str) -> str:
+    name = "a sample of a stream" if key is None else f"key {key}"
+    return f"{name}: {path}" if path else name
+
+
+def _stages(samples: Sequence[Seen]) -> dict[str, float]:
+    """Mean seconds of a sample in each stage of the pipeline."""
+    found: dict[str, float] = {}
+    for seen in samples:
+        for name, seconds in seen.stages.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return {name: seconds / len(samples) for name, seconds in found.items()}

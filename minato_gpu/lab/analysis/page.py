@@ -1,0 +1,139 @@
+"""The analysis as a page that one opens in a browser: one file that needs nothing else, pictures drawn in it.
+
+Decision: drawings in SVG and no library for charts that move. The page stays below a megabyte (such libraries bring one
+to five themselves), runs no script, prints, and says in words and tables what pictures show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from minato_gpu.extras import from_extra
+from minato_gpu.lab.analysis import drawings
+from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, of_ranks, part_rows
+from minato_gpu.lab.analysis.preparing import law_of
+from minato_gpu.lab.analysis.profile import Phase, Profile
+from minato_gpu.lab.analysis.verdict import verdict
+from minato_gpu.lab.report import write_whole
+from minato_gpu.samples import JSON
+
+Rows = Sequence[Mapping[str, str]]
+
+
+class Figure(NamedTuple):
+    """A picture; ``said``: in words; ``rows``: in figures."""
+
+    title: str
+    svg: str
+    said: str
+    rows: Rows = ()
+
+
+class Section(NamedTuple):
+    """A part of the page."""
+
+    title: str
+    text: str
+    figures: Sequence[Figure] = ()
+    tables: Sequence[tuple[str, Rows]] = ()
+
+
+def check() -> None:
+    """Raises ModuleNotFoundError without what the extra ``report`` brings."""
+    with from_extra("report"):
+        import jinja2  # noqa: F401
+        import matplotlib.figure  # noqa: F401
+
+
+def write(
+    path: Path,
+    what: str,
+    profiles: Sequence[Profile],
+    document: Mapping[str, JSON],
+    predicted: Sequence[Section] = (),
+) -> None:
+    """Write the page on ``what`` was analysed.
+
+    ``document``: of report.py, for date, machine and versions. ``predicted``: what changes would bring. Raises OSError
+    where ``path`` cannot be written.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    sections = [part for part in _sections(profiles, predicted) if part.figures or part.tables]
+    text = (
+        Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+        .from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+        .render(
+            title=f"Where the time of {what} goes",
+            where=_where(document),
+            verdict=verdict(profiles).sentence,
+            notes=list(dict.fromkeys(note for profile in profiles for note in profile.notes)),
+            sections=sections,
+            version=document["versions"].get("minato-gpu", ""),
+            kilobytes=sum(len(figure.svg) for part in sections for figure in part.figures) // 1000,
+        )
+    )
+    write_whole(path, text)
+
+
+def _where(document: Mapping[str, JSON]) -> str:
+    machine, torch = document["machine"], document["versions"].get("torch", "unknown")
+    gpus = ", ".join(map(str, machine["gpus"])) or "no GPU"
+    return f"{document['date']}, {machine['cores']} cores of {machine['processor']}, {gpus}; torch {torch}"
+
+
+def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list[Section]:
+    found = of_ranks(profiles)
+    first = profiles[0]
+    costs = [_costs(first)] if first.prepare_s else []
+    if first.stages_s:
+        costs.append(_stages(first.stages_s))
+    if len(first.scaling) > 1:
+        costs.append(_workers(first))
+    slowest = [{"sample": name, "ms": f"{1e3 * seconds:.2f}"} for seconds, name in first.slowest]
+    timed = {name: phase for name, phase in first.phases.items() if phase.batch_s}
+    return [
+        Section("Where an epoch's time goes", "", [_breakdown(found)] if found else []),
+        *predicted,
+        Section("What samples cost", "", costs, [("the slowest samples that were seen", slowest)] if slowest else []),
+        Section("Batch by batch", "", [_batches(timed)] if timed else []),
+    ]
+
+
+def _breakdown(found: Sequence[tuple[Profile, Breakdown]]) -> Figure:
+    bars = [(profile.rank, {name: part.share for name, part in parts.parts.items()}) for profile, parts in found]
+    rank, shares = bars[0]
+    said = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+    return Figure("Shares", drawings.breakdown(bars), f"Of an epoch of rank {rank}: {said}.", part_rows(found))
+
+
+def _costs(profile: Profile) -> Figure:
+    ordered = sorted(profile.prepare_s)
+    quantiles = {
+        name: 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        for name, share in (("median", 0.5), ("95 in 100", 0.95), ("99 in 100", 0.99), ("slowest", 1.0))
+    }
+    said = f"Of {len(ordered)} samples the middle one took {quantiles['median']:.3g} ms, the slowest "
+    rows = [{"share": name, "at most, ms": f"{value:.3g}"} for name, value in quantiles.items()]
+    return Figure("Samples", drawings.costs(ordered), f"{said}{quantiles['slowest']:.3g} ms.", rows)
+
+
+def _stages(seconds: Mapping[str, float]) -> Figure:
+    name, most = max(seconds.items(), key=lambda each: each[1])
+    rows = [{"stage": stage, "ms a sample": f"{1e3 * value:.3g}"} for stage, value in seconds.items()]
+    return Figure("Stages", drawings.stages(seconds), f"{name} takes most: {1e3 * most:.3g} ms a sample.", rows)
+
+
+def _workers(profile: Profile) -> Figure:
+    law = law_of(profile)
+    rows = [{"workers": str(count), "samples/s": f"{rate:,.0f}"} for count, rate in profile.scaling]
+    said = ", ".join(f"{rate:,.0f} samples/s with {count}" for count, rate in profile.scaling)
+    return Figure("Workers", drawings.workers(profile.scaling, None if law is None else law.rate), f"{said}.", rows)
+
+
+def _batches(phases: Mapping[str, Phase]) -> Figure:
+    said = ", ".join(f"{name} {1e3 * each.each_s:.3g} ms" for name, each in phases.items())
+    return Figure("Time from batch to batch", drawings.batches(phases), f"On average: {said}.")

@@ -1,0 +1,145 @@
+"""What an epoch would take in another setting: the measured costs, through the scheduler of production.
+
+Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
+Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
+differ is the interval. What the machine adds is measured too: what a slot takes for a sample beyond its preparation
+(``Profile.scaling``), what the step computes, when the first worker is ready. A slot takes what the simulation needs to
+have the rates that were measured: what is lost because batches are delivered in order is no part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.caching.orders import Orders
+from minato_gpu.lab.analysis.profile import Profile
+from minato_gpu.lab.analysis.scaling import Law, fit
+from minato_gpu.lab.analysis.setting import Setting
+from minato_gpu.lab.analysis.virtual_epochs import Drawn, Epochs, Run
+from minato_gpu.lab.analysis.virtual_storage import Tier
+from minato_gpu.lazily import cached_property
+
+DRAWS = 8
+AS_MEASURED = Setting()
+_STEADY = 4  # epochs at the end, caches being full
+_ROUNDS = 3  # until what shares the cores and the rate that follows from it agree
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """``epoch_s``: of an epoch once caches are full and costs are known, ``low_s`` and ``high_s`` hold nine of ten
+    draws; ``first_epoch_s``: of the first one. ``reads``: requests of an epoch.
+    """
+
+    epoch_s: float
+    low_s: float
+    high_s: float
+    first_epoch_s: float
+    reads: float
+
+
+class Predictor:
+    """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
+    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample, or no step."""
+
+    def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
+        if not profile.suffices:
+            raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
+        self.profile, self._orders = profile, orders
+
+    def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
+        """What the setting would make of the measured rank. Raises ValueError where the profile does not know what the
+        setting asks for."""
+        profile = setting.applied(self.profile)
+        tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
+        if tier is not None and (profile.storage is None or profile.loader == "torch"):
+            raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
+        epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
+        run = self._beside_reading(Run(profile, tier, self.start_s, orders=self._orders), epochs, setting)
+        slot_s = self._slot_s(run)
+        found = [self._ranks(run, slot_s, epochs, seed, setting) for seed in range(draws)]
+        steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
+        low, high = np.quantile(steady, [0.05, 0.95]).tolist()
+        epoch_s = float(np.median(steady))
+        first = float(np.median([each.seconds[0] for each in found]))
+        reads = float(np.mean([each.reads[-_STEADY:].mean() for each in found]))
+        return Prediction(epoch_s, low, high, first, reads)
+
+    # --- what was measured -------------------------------------------------------------------------------------
+
+    @cached_property
+    def law(self) -> Law:
+        """Of a slot, its core being its own."""
+        profile, alone = self.profile, Run(self.profile).cores
+        if not profile.scaling:
+            return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
+        workers = [alone.at_once(count) for count, _ in profile.scaling]
+        return fit(workers, [self._measured_slot_s(count, rate) for count, rate in profile.scaling])
+
+    def _measured_slot_s(self, workers: int, rate: float) -> float:
+        """Seconds of a slot, its core being its own, where so many workers had this rate while nothing else was waited
+        for: at most what they had for each sample, less what the simulation loses because batches come in order."""
+        # the rate was taken over a long run: one epoch after the other
+        warm = replace(self.profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
+        run = Run(warm, steps=False)
+        slot_s = workers / rate / run.cores.stretch(workers)
+        draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
+        # the rate is that of mean samples, not of those that happen to be drawn
+        even = [drawn._replace(prepare=drawn.prepare * (slot_s / drawn.prepare.mean())) for drawn in draws]
+        simulated = [run.simulated(drawn, seed).rate for seed, drawn in enumerate(even)]
+        return slot_s * float(np.clip(np.mean(simulated) / rate, 0.5, 2.0))
+
+    @cached_property
+    def start_s(self) -> float:
+        """Until workers are ready: what came before the first batch, less what preparing and reading that takes."""
+        profile = self.profile
+        run = Run(profile)
+        first = [run.simulated(self._draw(run, self._slot_s(run), 1, seed), seed).first_batch_s for seed in range(3)]
+        return max(0.0, profile.startup_s - float(np.mean(first)))
+
+    # --- a setting ---------------------------------------------------------------------------------------------
+
+    def _slot_s(self, run: Run) -> float:
+        """Seconds of a slot for a mean sample, its core being its own."""
+        return self.law.slot_s(run.cores.at_once(run.profile.workers))
+
+    def _beside_reading(self, run: Run, epochs: int, setting: Setting) -> Run:
+        """What reading computes each second follows from the rate, and the rate from that."""
+        storage = run.profile.storage
+        if storage is None or not storage.cpu_s:
+            return run
+        for _ in range(_ROUNDS):
+            found = self._ranks(run, self._slot_s(run), epochs, 0, setting)
+            other = storage.cpu_s * float(found.reads[-_STEADY:].mean() / found.seconds[-_STEADY:].mean())
+            if abs(other - run.other) < 0.01 * run.profile.cores:
+                break
+            run = replace(run, other=other)
+        return run
+
+    def _ranks(self, run: Run, slot_s: float, epochs: int, seed: int, setting: Setting) -> Epochs:
+        """One rank, or the ranks that wait for each other after every step."""
+        drawn = self._draw(run, slot_s, epochs, seed)
+        if run.profile.ranks > 1 and setting.ranks is not None:
+            others = [self._draw(run, slot_s, epochs, seed + 1000 * rank).steps for rank in range(1, setting.ranks)]
+            drawn = drawn._replace(steps=np.maximum.reduce([drawn.steps, *others]))
+        return run.simulated(drawn, seed)
+
+    def _draw(self, run: Run, slot_s: float, epochs: int, seed: int) -> Drawn:
+        rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
+        which = _drawn(rng, len(measured), run.set_size)
+        steps = np.array(run.profile.step_s)
+        each = rng.choice(rng.choice(steps, len(steps)), (epochs, run.batches))
+        return Drawn(measured[which] * (slot_s / float(measured.mean())), each, which)
+
+
+def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:
+    """Which of the measured samples stand for those of a set: each for itself where all were measured; else drawn from
+    such as might have been."""
+    if measured == count:
+        return np.arange(count)
+    if measured > count:
+        return rng.permutation(measured)[:count]
+    return rng.choice(rng.integers(0, measured, measured), count)

@@ -1,0 +1,120 @@
+"""Why preparation does not keep up with the step."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Literal, NamedTuple
+
+from minato_gpu.lab.analysis.profile import Profile, mean
+from minato_gpu.lab.analysis.scaling import Law, fit
+
+Cause = Literal[
+    "no workers", "one lock", "collate", "few slow samples", "in flight", "cores", "workers", "some workers"
+]
+_MOST_WORKERS = 256
+_MUCH = 0.5  # of a worker's time for a batch
+_FULL = 0.9  # of the workers that the cores carry
+_FLAT = 1.3  # times one worker's rate, with at least twice the workers
+_SLOW = 4.0  # times the middle sample
+_ENOUGH = 1.05  # times the needed rate
+
+
+class Preparing(NamedTuple):
+    """``workers``: how many (or how many batches ahead, or times less) are needed. ``times``: see the sentences.
+    ``one_in``: how rare slow samples are."""
+
+    cause: Cause
+    workers: int = 0
+    times: float = 0.0
+    one_in: int = 0
+
+
+def cause_of(profile: Profile, step_s: float) -> Preparing:
+    """The cause, where the step takes ``step_s`` seconds of each batch."""
+    batch_s = worker_seconds(profile)
+    needed_rate = profile.batch_size / max(step_s, 1e-9)
+    if profile.workers == 0:
+        return Preparing("no workers", min(_workers_for(batch_s, step_s), max(profile.cores, 1)))
+    if _is_flat(profile):
+        return Preparing("one lock", times=_growth(profile))
+    if _rate(profile, batch_s) >= _ENOUGH * needed_rate:
+        return _uneven(profile, step_s)
+    if profile.collate_s > _MUCH * batch_s:
+        return Preparing("collate", times=profile.collate_s / batch_s)
+    return _more_workers(profile, batch_s, step_s)
+
+
+def most_gain(profile: Profile, step_s: float) -> float:
+    """The share of the epoch that the change can save at most: as many workers as there are cores may not be enough."""
+    found = cause_of(profile, step_s)
+    return 1 - 1 / found.times if found.cause == "some workers" else 1.0
+
+
+def law_of(profile: Profile) -> Law | None:
+    """How the rate grows with workers; None where that was not measured."""
+    points = [(count, rate) for count, rate in profile.scaling if count > 0 and rate > 0]
+    return fit([count for count, _ in points], [count / rate for count, rate in points]) if points else None
+
+
+def worker_seconds(profile: Profile) -> float:
+    """Of one worker for a batch."""
+    return max(mean(profile.prepare_s) * profile.batch_size + profile.collate_s, 1e-9)
+
+
+def _rate(profile: Profile, batch_s: float) -> float:
+    """Samples a second that the workers make on average, from what samples cost: rare slow ones are among many."""
+    at_once = min(profile.workers, max(1.0, profile.cores / max(profile.prepare_cpu_share, 0.01)))
+    return at_once * profile.batch_size / batch_s
+
+
+def _workers_for(batch_s: float, step_s: float) -> int:
+    return min(max(1, math.ceil(batch_s / max(step_s, 1e-9))), _MOST_WORKERS)
+
+
+def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Preparing:
+    scaling = law_of(profile)
+    needed = profile.batch_size / max(step_s, 1e-9)
+    by_cost = _workers_for(batch_s, step_s)
+    counts = range(1, _MOST_WORKERS + 1)
+    found = next((count for count in counts if scaling is not None and scaling.rate(count) >= needed), None)
+    need = max(found if found is not None and found < 4 * by_cost else by_cost, profile.workers + 1)
+    has = _rate(profile, batch_s)
+    most = profile.cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
+    if need <= most:
+        return Preparing("workers", need, needed / has)
+    if profile.workers >= _FULL * most:
+        return Preparing("cores", need, needed / has)
+    more = max(profile.workers + 1, math.floor(most))
+    return Preparing("some workers", more, more / profile.workers)
+
+
+def _uneven(profile: Profile, step_s: float) -> Preparing:
+    """Workers keep up on average."""
+    middle = median(profile.prepare_s) if profile.prepare_s else 0.0
+    # one that is over long before the step is holds up no batch
+    slow = [each for each in profile.prepare_s if each > max(_SLOW * middle, step_s / 2)]
+    if slow and middle:
+        ahead = math.ceil(max(slow) / max(step_s, 1e-9) / profile.workers) + profile.prefetch
+        one_in = round(len(profile.prepare_s) / len(slow))
+        return Preparing("few slow samples", ahead, mean(slow) / middle, one_in)
+    return Preparing("in flight", 2 * max(profile.prefetch, 1))
+
+
+def _growth(profile: Profile) -> float:
+    points = sorted(profile.scaling)
+    return points[-1][1] / points[0][1] if points and points[0][1] else 0.0
+
+
+def _is_flat(profile: Profile) -> bool:
+    """Whether workers add little although there are cores for them.
+
+    Processes that are busy have no lock in common: they lack cores, which others may have taken.
+    """
+    if profile.worker_kind == "process" and profile.prepare_cpu_share > _MUCH:
+        return False
+    points = sorted(profile.scaling)
+    if len(points) < 2 or points[-1][0] < 2 * points[0][0] or profile.cores < 2:
+        return False
+    of_cores = min(points[-1][0], profile.cores) / points[0][0]
+    return of_cores >= 2 and _growth(profile) < _FLAT

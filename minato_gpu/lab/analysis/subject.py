@@ -1,0 +1,197 @@
+"""The loader that is analysed: what it is, and others like it, over the same data set with a clock before it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from inspect import signature
+from itertools import islice
+from typing import Any
+from weakref import WeakSet
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate, default_convert
+from torch.utils.data import Sampler as TorchSampler
+
+from minato_gpu import loader as ours
+from minato_gpu.lab.analysis.notes import NoteBook
+from minato_gpu.lab.analysis.profile import LoaderKind
+from minato_gpu.lab.analysis.setting import CannotTry, Setting
+from minato_gpu.lab.analysis.watching import Stopwatch, watched, watched_pipeline
+from minato_gpu.options import Options
+from minato_gpu.samples import Key, Value
+from minato_gpu.sampling.samplers import length_of
+
+_MOST_DRAWN = 20_000  # batches
+_PREFETCH = 2  # PyTorch's default
+_OF_TORCH = (
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "pin_memory_device", "in_order"),
+)
+_KINDS: dict[LoaderKind, Any] = {"torch": DataLoader, "minato_gpu": ours.DataLoader}
+_NOT_COPIED = {
+    *("self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last", "generator"),
+    *("persistent_workers", "order_log", "epochs", "cache", "cache_dir", "trace", "metrics_port"),
+}
+
+
+class Subject:
+    """``keys``: of the batches of an epoch, in the sampler's order, as the analysis uses them; empty for a stream."""
+
+    def __init__(self, loader: DataLoader[Value], folder: str) -> None:
+        """Draws an epoch from the sampler."""
+        self.loader, self.folder = loader, folder
+        self._own = WeakSet[Any]()  # those that were made like it
+        self.kind: LoaderKind = "minato_gpu" if isinstance(loader, ours.DataLoader) else "torch"
+        self._options = Options.check(loader) if isinstance(loader, ours.DataLoader) else None
+        self.is_stream = isinstance(loader.dataset, IterableDataset)
+        self.workers = loader.num_workers
+        self.length = length_of(loader)
+        self._batched = loader.batch_sampler is not None
+        drawn = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        found = [] if self.is_stream else list(islice(iter(drawn), _MOST_DRAWN))
+        self.keys: list[list[Key]] = [list(each) for each in found] if self._batched else [[each] for each in found]
+        self.batch_size = loader.batch_size or max((len(each) for each in self.keys), default=1)
+
+    def is_followed_by(self, loader: DataLoader[Value]) -> bool:
+        """Whether this loader, of the same shape over the same kind of data, stands for it in a later epoch: scripts
+        may make one for each."""
+        if loader in self._own:
+            return False
+        shapes = [
+            (type(each), type(each.dataset), each.batch_size, each.num_workers, length_of(each))
+            for each in (loader, self.loader)
+        ]
+        return shapes[0] == shapes[1]
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch; 0 where nobody knows."""
+        if self.length is None:
+            return 0
+        if len(self.keys) == self.length:
+            return sum(map(len, self.keys))
+        return self.length * self.batch_size
+
+    @property
+    def prefetch(self) -> int:
+        """Batches for each worker."""
+        return self.loader.prefetch_factor or _PREFETCH
+
+    @property
+    def uses_threads(self) -> bool:
+        """Whether its workers are threads."""
+        return self._options is not None and self._options.threads
+
+    @property
+    def persists(self) -> bool:
+        """Whether its workers outlive an epoch."""
+        return bool(self.loader.persistent_workers or getattr(self.loader, "epochs", None))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the next epoch is prepared while one ends."""
+        return getattr(self.loader, "epochs", None) is not None
+
+    @property
+    def shards(self) -> int:
+        """An epoch reads one sample of the set in so many, as ``DistributedSampler`` has it."""
+        sampler = self.loader.sampler
+        return int(getattr(sampler, "num_replicas", 1))
+
+    def lateness(self) -> int:
+        """In batches."""
+        return 0 if self._options is None else self._options.lateness
+
+    def book(self, phase: str) -> NoteBook:
+        """Where workers note what they see in this phase."""
+        return NoteBook(self.folder, phase)
+
+    def like(
+        self,
+        phase: str | None = None,
+        *,
+        looks: bool = False,
+        workers: int | None = None,
+        batches: Sequence[list[Key]] | None = None,
+    ) -> DataLoader[Value]:
+        """A loader like it. ``phase``: workers note what each sample costs, and where it ``looks`` which files it is
+        in. ``workers``: another number of them. ``batches``: the keys, where not those of the whole epoch."""
+        watch = None if phase is None else Stopwatch(self.book(phase), looks=looks)
+        given = self._arguments(watch, self.kind)
+        if workers is not None:
+            given |= _with_workers(given, workers)
+        dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
+        return self._made(self.kind, dataset, **self._cut(batches), **given)
+
+    def in_setting(self, setting: Setting, batches: Sequence[list[Key]], cache: int | None) -> DataLoader[Value]:
+        """A loader as it would be in this setting, over these keys (empty for a stream), with so many bytes of cache.
+
+        Raises CannotTry where the script's loader says more than another can be told.
+        """
+        kind = setting.loader or self.kind
+        if kind == "torch" and getattr(self.loader, "pipeline", None) is not None:
+            raise CannotTry("torch's loader runs no pipeline")
+        if setting.batch_size is not None and type(self.loader.batch_sampler) not in (BatchSampler, type(None)):
+            raise CannotTry("batches are made by the script's own batch sampler")
+        given = self._arguments(None, kind if kind == self.kind else "torch")
+        if setting.workers is not None:
+            given |= _with_workers(given, setting.workers)
+        if cache is not None:
+            given |= {"cache": cache, "persistent_workers": True}
+        return self._made(kind, self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
+
+    def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
+        """A loader that is none of the script's."""
+        # more workers than cores may be what is to be tried; for good, as restoring is not safe beside other threads
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        made: DataLoader[Value] = _KINDS[kind](dataset, **given)
+        self._own.add(made)
+        return made
+
+    def _arguments(self, watch: Stopwatch | None, kind: LoaderKind) -> dict[str, Any]:
+        """What this kind of loader is told, beside the data set and its order."""
+        if kind == "torch":
+            given = {name: getattr(self.loader, name) for name in _OF_TORCH}
+        else:
+            names = signature(ours.DataLoader.__init__).parameters
+            given = {name: getattr(self.loader, name) for name in names if name not in _NOT_COPIED}
+            if watch is not None and given["pipeline"] is not None:
+                given["pipeline"] = watched_pipeline(given["pipeline"], watch)
+        # ours writes samples into rows where it knows that they are only stacked: another function would hide that
+        known = self.kind == "minato_gpu" and given["collate_fn"] in (default_collate, default_convert)
+        if watch is not None and not known:
+            given["collate_fn"] = watch.collating(given["collate_fn"])
+        return given
+
+    def _cut(self, batches: Sequence[list[Key]] | None, size: int | None = None) -> dict[str, Any]:
+        size = size or self.loader.batch_size
+        if self.is_stream:
+            return {"batch_size": size, "drop_last": self.loader.drop_last}
+        batches = self.keys if batches is None else batches
+        flat = Given([key for each in batches for key in each])
+        if not self._batched:
+            return {"batch_size": None, "sampler": flat}
+        if type(self.loader.batch_sampler) is BatchSampler:
+            return {"batch_size": size, "sampler": flat, "drop_last": self.loader.drop_last}
+        return {"batch_sampler": Given(list(batches))}
+
+
+class Given(TorchSampler[Any]):
+    """Keys, or batches of keys, as they are given."""
+
+    def __init__(self, keys: Sequence[Any]) -> None:
+        self._keys = keys
+
+    def __iter__(self) -> Any:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _with_workers(given: dict[str, Any], workers: int) -> dict[str, Any]:
+    """What another number of workers changes."""
+    changed: dict[str, Any] = {"num_workers": workers}
+    if "max_workers" in given:
+        changed["max_workers"] = None
+    return changed

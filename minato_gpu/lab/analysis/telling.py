@@ -1,0 +1,162 @@
+"""What the analysis shows: tables, and rows and profiles for ``--json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
+from minato_gpu.lab.analysis.order import Result
+from minato_gpu.lab.analysis.preparing import law_of
+from minato_gpu.lab.analysis.profile import Profile
+from minato_gpu.lab.analysis.verdict import verdict
+from minato_gpu.lab.console import show
+from minato_gpu.samples import JSON
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SLOWEST = 5
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
+    """A row for each part of each rank's epoch."""
+    return [
+        {
+            "rank": profile.rank,
+            "part": part.name,
+            "batch_s": part.seconds if part.is_known else None,
+            "share": part.share if part.is_known else None,
+            "error_s": part.error_s if part.is_known else None,
+            "is_noise": part.is_noise,
+        }
+        for profile, found in of_ranks(_profiles(results))
+        for part in found.parts.values()
+    ]
+
+
+def more(results: Sequence[Result]) -> dict[str, JSON]:
+    """What else goes into the document."""
+    profiles = _profiles(results)
+    return {
+        "verdict": verdict(profiles)._asdict(),
+        "profiles": [asdict(profile) for profile in profiles],
+        "results": [
+            {"rank": each.rank, "status": each.status, "message": each.message, "loaders": list(each.loaders)}
+            for each in results
+        ],
+    }
+
+
+def problem(results: Sequence[Result]) -> str:
+    """Why not everything could be measured, in a sentence; empty where it could."""
+    own = results[0]
+    how = {"ended": "the script ended", "died": "the script died"}
+    said = how.get(own.status, "the analysis was stopped")
+    if own.profile is None:
+        return f"{said}{f' ({own.message})' if own.message else ''} {_never(own.loaders)}"
+    if own.status == "complete":
+        return ""
+    missing = [name for name in ("compute", "warm") if name not in own.profile.phases]
+    because = f": {own.message}" if own.message else ""
+    lacks = f" (there is no {' and no '.join(missing)} phase)" if missing else ""
+    more = "Give it more epochs or a larger data set, or fewer --seconds."
+    return f"{said}{because} before all was measured{lacks}. {more}"
+
+
+def _never(loaders: Sequence[str]) -> str:
+    """No loader was chosen."""
+    if not loaders:
+        return (
+            "without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
+            "a process that the script starts is not seen; put analyze before that one.)"
+        )
+    said = "; ".join(loaders)
+    return f"before a loader had given three batches with gradients enabled: {said}. (--loader N chooses one.)"
+
+
+def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
+    """What other settings would bring, and what they did; None where none was to be tried."""
+    from minato_gpu.lab.analysis.questions import compared
+
+    own = results[0]
+    if not own.tried or own.profile is None:
+        return None
+    return compared(own.profile, own.tried)
+
+
+def show_tried(console: Console, answered: Sequence[Mapping[str, JSON]]) -> None:
+    """A table of settings: predicted beside measured."""
+    shown = [
+        {
+            "question": row["question"],
+            "setting": row["setting"],
+            "predicted s": row["epoch_s"],
+            "measured s": row.get("measured_s"),
+            "predicted by": f"{row['deviation']:+.1%}" if "deviation" in row else None,
+            "": row["verified"],
+        }
+        for row in answered
+    ]
+    show(console, "what if: an epoch as predicted, and as it ran", shown)
+
+
+def _profiles(results: Sequence[Result]) -> list[Profile]:
+    return [result.profile for result in results if result.profile is not None]
+
+
+def show_results(console: Console, results: Sequence[Result]) -> None:
+    """All tables, and the verdict."""
+    profiles = _profiles(results)
+    parts = part_rows(of_ranks(profiles))
+    if not parts:
+        return
+    show(console, "where an epoch's time goes", parts)
+    show(console, "what was measured", [_measured(profile) for profile in profiles])
+    first = profiles[0]
+    if first.scaling:
+        show(console, "preparation, everything cached", _scaling(first))
+    if first.stages_s:
+        stages = sorted(first.stages_s.items(), key=lambda each: -each[1])
+        show(console, "cost by stage", [{"stage": name, "ms": seconds * 1e3} for name, seconds in stages])
+    slowest = [{"ms": seconds * 1e3, "sample": what} for seconds, what in first.slowest[:_SLOWEST]]
+    show(console, "slowest samples", slowest)
+    for note in dict.fromkeys(note for profile in profiles for note in profile.notes):
+        console.print(f"Note: {note}", markup=False, highlight=False)
+    said = results[0].loaders
+    if len(said) > 1:
+        console.print(f"Of several loaders one was analysed: {'; '.join(said)}.", markup=False, highlight=False)
+    console.print(verdict(profiles).sentence, style="bold", markup=False, highlight=False)
+
+
+def _measured(profile: Profile) -> dict[str, JSON]:
+    """One rank's figures in a row."""
+    phases, storage = profile.phases, profile.storage
+    rates = {
+        name: profile.batch_size * phases[name].batches / phases[name].seconds
+        for name in ("compute", "warm", "cold")
+        if name in phases and phases[name].seconds > 0
+    }
+    middle = sorted(profile.prepare_s)[len(profile.prepare_s) // 2] * 1e3 if profile.prepare_s else None
+    return {
+        "rank": profile.rank,
+        "workers": profile.workers,
+        "G_per_s": rates.get("compute"),
+        "warm_per_s": rates.get("warm"),
+        "cold_per_s": rates.get("cold"),
+        "sample ms": middle,
+        "on cores": profile.prepare_cpu_share,
+        "collate ms": profile.collate_s * 1e3,
+        "KB a sample": None if storage is None else storage.nbytes / 1e3,
+        "storage MB_per_s": None if storage is None else storage.bytes_per_s / 1e6,
+        "latency ms": None if storage is None else storage.latency_s * 1e3,
+    }
+
+
+def _scaling(profile: Profile) -> list[dict[str, JSON]]:
+    law = law_of(profile)
+    return [
+        {"workers": count, "samples_per_s": rate, "fitted": None if law is None else law.rate(count)}
+        for count, rate in profile.scaling
+    ]

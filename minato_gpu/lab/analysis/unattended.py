@@ -1,0 +1,134 @@
+"""Phases that need no step of the script: they run while it waits for a batch, or after it has ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+
+from minato_gpu.lab.analysis import files, probing
+from minato_gpu.lab.analysis.findings import Findings
+from minato_gpu.lab.analysis.plan import TimeBox
+from minato_gpu.lab.analysis.profile import Phase, mean
+from minato_gpu.lab.analysis.subject import Subject
+from minato_gpu.samples import Key, Value
+
+_MOST = 2000  # batches
+_LEAST = 3
+_SHARE_FOR_READING = 0.05  # of the whole time
+_LARGEST_READ = 8 << 20
+_TIMES = 2.0  # what a read takes by itself
+_SOME_S = 5e-4
+_WORKERS = (1, 8)  # that wait for storage: more than cores, to see how many reads it serves at once
+
+
+class Unattended:
+    """Preparation by itself, with different numbers of workers, and storage by itself."""
+
+    def __init__(self, subject: Subject, findings: Findings, box: TimeBox, clock: Callable[[], float]) -> None:
+        self._subject, self._findings, self._box, self._clock = subject, findings, box, clock
+
+    def run(self) -> None:
+        """All of it, as far as time allows."""
+        if self._findings.batches_seen == 0:
+            return
+        self.warmed(1.0)
+        self._prepare()
+        self._scale()
+        self._probe()
+
+    def warmed(self, enough: float) -> None:
+        """Read the samples' files in, where less than ``enough`` of them is in memory."""
+        paths = self._findings.files
+        share = files.cached_share(paths)
+        if share is not None and share < enough:
+            until = self._clock() + _SHARE_FOR_READING * self._box.seconds
+            files.read_in(paths, lambda: self._clock() < until)
+            share = files.cached_share(paths)
+            if share is not None and share < min(enough, 0.95):
+                self._findings.note(f"Only {share:.0%} of the samples' files stay in memory: warm was not quite warm.")
+
+    def _prepare(self) -> None:
+        workers = self._subject.workers
+        seconds = self._box.seconds_for("prepare", self._clock())
+        phase, rate = self._prepared(workers, seconds)
+        self._findings.prepare = phase
+        if workers and rate:
+            self._findings.scaling.append((workers, rate))
+
+    def _scale(self) -> None:
+        workers = self._subject.workers
+        counts = [count for count in dict.fromkeys((1, workers // 2)) if 0 < count < max(workers, 2)]
+        if workers == 1 or self._subject.is_stream:  # a stream is shared out to its workers: another one
+            counts = []
+        seconds = self._box.seconds_for("scaling", self._clock())
+        for count in counts:
+            _, rate = self._prepared(count, seconds / len(counts))
+            if rate:
+                self._findings.scaling.append((count, rate))
+
+    def _prepared(self, workers: int, seconds: float) -> tuple[Phase | None, float]:
+        """Batches taken at once for so long, with all bytes in memory: the phase, and samples a second."""
+        batches = self._batches()
+        loader = self._subject.like(workers=workers, batches=batches or None)
+        source: Iterator[Value] = iter(loader)
+        times = []
+        until = self._clock() + seconds
+        for _ in source:
+            times.append(self._clock())
+            if len(times) >= _LEAST + workers and times[-1] >= until:
+                break
+        del source
+        first = min(workers, max(len(times) - 2, 0))  # each worker's first batches come together
+        last = len(times) - 1
+        if last <= first:
+            return None, 0.0
+        if workers and last - first > workers:
+            last -= (last - first) % workers  # batches come in bursts of so many
+        elapsed = times[last] - times[first]
+        each = tuple(now - then for then, now in zip(times[first:last], times[first + 1 : last + 1], strict=True))
+        samples = sum(map(len, batches[first + 1 : last + 1])) if batches else (last - first) * self._subject.batch_size
+        return Phase(last - first, elapsed, elapsed, each), samples / max(elapsed, 1e-9)
+
+    def _batches(self) -> list[list[Key]]:
+        """Those that were seen, whose files are in memory, again and again."""
+        seen = self._subject.keys[: self._findings.batches_seen]
+        full = [batch for batch in seen if len(batch) == self._subject.batch_size] or seen
+        return list(islice(cycle(full), _MOST)) if full else []
+
+    def _probe(self) -> None:
+        """Storage by itself, if the files can be dropped."""
+        found = self._findings
+        if not found.files or not found.nbytes or not found.meters["cold"].steps:
+            return
+        seconds = self._box.seconds_for("storage", self._clock())
+        nbytes = min(math.ceil(found.nbytes / max(found.requests or 1.0, 1.0)), _LARGEST_READ)
+        levels = probing.probe(probing.pieces(found.files, nbytes), seconds, self._clock)
+        waits = found.seconds_of("cold") - found.seconds_of("warm")
+        alone = levels[0].seconds * (found.requests or 1.0) if levels else 0.0
+        if not self._subject.is_stream and waits > max(_TIMES * alone, _SOME_S):
+            # the data set waits for more than its files: what it reads them through is the storage
+            levels = [level for count in _WORKERS if (level := self._through_data_set(count)) is not None]
+        if levels:
+            found.levels.append(probing.told_apart(levels))
+        else:
+            found.note("Too few files were seen, or they could not be dropped, to measure storage by itself.")
+
+    def _through_data_set(self, workers: int) -> probing.Level | None:
+        """What workers wait for cold samples, beyond what these cost warm."""
+        found = self._findings
+        files.drop(found.files)
+        seen = self._subject.keys[: found.batches_seen]
+        seconds = self._box.seconds_for("storage", self._clock())
+        book, begin = f"through{workers}", self._clock()
+        for number, _ in enumerate(self._subject.like(book, workers=workers, batches=seen)):
+            if number >= workers and self._clock() - begin > seconds / 2:
+                break
+        samples, _ = self._subject.book(book).read()
+        if len(samples) < 2:
+            return None
+        requests, nbytes = found.requests or 1.0, found.nbytes or 0.0
+        each = mean(sample.seconds for sample in samples) - found.seconds_of("warm")
+        took = max(sample.at for sample in samples) - min(sample.at - sample.seconds for sample in samples)
+        rate = nbytes * len(samples) / max(took, 1e-9)
+        return probing.Level(workers, max(each, 0.0) / requests, nbytes / requests, rate)

@@ -1,0 +1,249 @@
+"""Epochs of a measured rank under the virtual clock: drawn costs go in, seconds of each epoch come out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders, share
+from minato_gpu.lab.analysis.profile import Profile, Storage
+from minato_gpu.lab.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage, order_of
+from minato_gpu.lab.simulation.cores import ALONE, Cores
+from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
+from minato_gpu.lab.simulation.virtual import VirtualLoader, run_together
+from minato_gpu.lab.simulation.work import Array, Outcome, Work
+from minato_gpu.scheduling.policy import Policy
+
+TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
+MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
+
+
+@dataclass(frozen=True)
+class Shuffles:
+    """The orders of the first of ``shards`` ranks that share out a set of ``keys`` samples."""
+
+    keys: int
+    shards: int
+    seed: int
+
+    def order(self, epoch: int) -> Integers:
+        """See Orders."""
+        shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
+        return share(shuffled, 0, self.shards)
+
+
+class Drawn(NamedTuple):
+    """Costs in seconds: of each sample of the set, of one slot, and of every step of all epochs, shape (epochs,
+    batches). ``which``: the measured sample that stands for each of the set."""
+
+    prepare: Array
+    steps: Array
+    which: NDArray[np.int64]
+
+
+class Epochs(NamedTuple):
+    """``seconds`` of each epoch; ``reads`` of each, requests that storage answered; ``rate``: samples a second between
+    the first batch and the last of the last epoch, or of all after the first where epochs overlap; ``first_batch_s``:
+    from the beginning, workers being ready."""
+
+    seconds: Array
+    reads: Array
+    rate: float
+    first_batch_s: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A rank as it is to be simulated. ``start_s``: until workers are ready, where they are started anew. ``steps``:
+    whether there are any. ``orders``: of the sampler, where they are known; else shuffles. ``other``: CPU seconds a
+    second beside workers and consumer."""
+
+    profile: Profile
+    tier: Tier | None = None
+    start_s: float = 0.0
+    steps: bool = True
+    orders: Orders | None = None
+    other: float = 0.0
+
+    @property
+    def cores(self) -> Cores:
+        """What workers share with the consumer, which computes in part of its step, and whenever the loader is at work
+        in its thread."""
+        profile = self.profile
+        step_s = float(np.mean(profile.step_s)) if self.steps else 0.0
+        away = step_s + profile.loader_s + profile.transfer_s
+        computed = (profile.step_cpu_share * step_s + profile.loader_s) / away if away else 0.0
+        return Cores(profile.cores, profile.prepare_cpu_share, computed, self.other)
+
+    def _short(self, cores: Cores) -> Cores | None:
+        """Only where there may be too few of them."""
+        return None if cores.pace(self.profile.workers, stepping=True) == ALONE else cores
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch, as far as it is simulated: whole batches of it, where it is longer."""
+        profile = self.profile
+        if profile.samples <= MOST:
+            return profile.samples
+        return profile.batch_size * max(MOST // profile.batch_size, 2 * profile.workers * profile.prefetch)
+
+    @property
+    def batches(self) -> int:
+        """Of these."""
+        return -(-self.samples // self.profile.batch_size)
+
+    @property
+    def set_size(self) -> int:
+        """Samples of the whole set, as far as it is simulated."""
+        return self.samples * self.profile.shards
+
+    @property
+    def _window(self) -> int:
+        """Samples that are admitted and not delivered, at most."""
+        return max(1, self.profile.prefetch) * self.profile.workers * self.profile.batch_size
+
+    def simulated(self, drawn: Drawn, seed: int) -> Epochs:
+        """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
+        if self.profile.loader != "torch":
+            return simulated_together([self], drawn, seed)[0]
+        return self._epochs(drawn, self._torch(drawn, seed), None)
+
+    def _away(self, drawn: Drawn) -> Array:
+        """How long the consumer is away after each batch, by epochs."""
+        profile = self.profile
+        away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
+        if profile.overlap:
+            away = np.concatenate((away, away[-1:]))
+        away[:, -1] += profile.between_s  # while workers go on, if epochs overlap
+        return away
+
+    def _orders(self, seed: int) -> Orders:
+        if self.orders is not None and self.samples == self.profile.samples:
+            return self.orders
+        return Shuffles(self.set_size, self.profile.shards, seed)
+
+    def _epochs(self, drawn: Drawn, outcome: Outcome, reading: VirtualStorage | None) -> Epochs:
+        profile, away, count = self.profile, self._away(drawn), len(drawn.steps)
+        times = outcome.times.reshape(away.shape)[:count]
+        ends = times[:, -1] + away[:count, -1]
+        seconds = np.diff(ends, prepend=0.0)
+        longer = max(0.0, profile.samples / self.samples - 1)
+        begun = np.concatenate(([0.0], ends[:-1]))
+        since = begun if profile.overlap else np.maximum(times[:, 0], begun)
+        seconds += longer * (ends - profile.between_s - since)
+        again = 0.0 if profile.persistent else self.start_s
+        seconds += np.where(np.arange(count) == 0, self.start_s, again)
+        reads = np.zeros(count) if reading is None else np.array(reading.reads[:count], float)
+        return Epochs(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
+
+    def _rate(self, times: Array) -> float:
+        """Between the first batch and the last of the last epoch; of epochs that overlap, from the first one's end."""
+        if self.profile.overlap and len(times) > 1:
+            return self.samples * (len(times) - 1) / max(float(times[-1, -1] - times[0, -1]), 1e-9)
+        after = max(self.samples - self.profile.batch_size, 1)
+        return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
+
+    def _work(self, drawn: Drawn, seed: int) -> Work:
+        """What the workers have to do, the samples of each epoch in their order."""
+        profile, orders = self.profile, self._orders(seed)
+        lengths = (self.samples,) * len(self._away(drawn))
+        keys = np.concatenate([order_of(orders, epoch)[: self.samples] for epoch in range(len(lengths))])
+        cpu = drawn.prepare[keys] + profile.collate_s / profile.batch_size
+        told = cpu.copy()
+        told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
+        return Work(cpu, told, profile.batch_size, lengths, profile.workers)
+
+    def _loader(self, drawn: Drawn, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
+        profile = self.profile
+        lateness = 0 if profile.in_order else profile.max_lateness
+        reading = None
+        if profile.storage is not None:
+            reading = VirtualStorage(
+                self.storage(profile.storage, drawn.which, seed),
+                self._orders(seed),
+                profile.batch_size,
+                self.tier,
+                shards=profile.shards,
+                seed=seed,
+                link=link,
+            )
+        loader = VirtualLoader(
+            self._work(drawn, seed),
+            Policy(self._window, fixed=profile.in_order, max_lateness=lateness),
+            0.0,
+            profile.overlap,
+            TRIP_S,
+            steps=self._away(drawn).ravel().tolist(),
+            reading=reading,
+            precise=True,
+            cores=self._short(self.cores),
+        )
+        return loader, reading
+
+    def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> Simulated:
+        """The storage for the samples of the set; their sizes are those of the samples that stand for them."""
+        rng = np.random.default_rng((seed, 1))
+        count = self.set_size
+        if storage.sizes:
+            sizes = np.array(storage.sizes)[which % len(storage.sizes)]
+        else:
+            sizes = np.full(count, max(1, round(storage.nbytes)))
+        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
+        parts, several = max(1, round(storage.requests)), 1.0
+        if parts > _MOST_PARTS:
+            parts, several = 1, storage.requests
+        request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
+        measured = replace(storage, latency_s=storage.latency_s * several)
+        there = frozenset(int(key) for key in cached)
+        return Simulated(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
+
+    def _torch(self, drawn: Drawn, seed: int) -> Outcome:
+        """Workers take whole batches, and wait for storage themselves."""
+        profile = self.profile
+        work, cores = self._work(drawn, seed), self.cores
+        if profile.storage is not None:
+            prepare_s = float(work.cpu.mean())
+            blocked = self._blocked_s(profile.storage, prepare_s)
+            cores = replace(cores, computed=cores.computed * prepare_s / (prepare_s + blocked))
+            work = Work(work.cpu + blocked, work.cpu, work.batch, work.epoch_samples, work.slots)
+        steps = self._away(drawn).ravel().tolist()
+        return simulate_peer(BATCH_IN_ORDER, work, self._window, 0, steps, self._short(cores))
+
+    def _blocked_s(self, storage: Storage, prepare_s: float) -> float:
+        """What a worker waits for a sample's bytes, on average: for itself, or for all workers' where their requests
+        together ask for more than the storage gives."""
+        missed = 1.0 - (storage.cached_share or 0.0)
+        transfer = storage.nbytes / storage.bytes_per_s
+        alone = storage.requests * storage.latency_s + transfer
+        return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
+
+
+def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int, *, meet: bool = False) -> list[Epochs]:
+    """Of ranks by this loader that begin at the same time and read from one storage, whose rate they share: that of the
+    first one's profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
+    storage = runs[0].profile.storage
+    link = None if storage is None else Link(storage.bytes_per_s)
+    made = [run._loader(drawn, seed, link) for run in runs]
+    outcomes = run_together([loader for loader, _ in made], meet=meet)
+    together = zip(runs, outcomes, made, strict=True)
+    return [run._epochs(drawn, outcome, reading) for run, outcome, (_, reading) in together]
+
+
+def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
+    """Of the reader process for a request whatever its bytes, and for a byte, where requests have so many on average:
+    in the same proportion as usual, and together as much as was measured."""
+    request_s = _URL_S if storage.remote else _FILE_S
+    times = storage.cpu_s / (request_s + nbytes * _BYTE_S) if storage.cpu_s else 1.0
+    return times * request_s, times * _BYTE_S
+
+
+# benchmarks.whatif, on a machine half as fast: 0.66 ms for a photograph of 270 KB, 1.27 ms for 940 KB, the mean file of
+# volumes and their labels
+_URL_S, _FILE_S = 2e-4, 5e-5
+_BYTE_S = 5e-10
+_MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

@@ -1,0 +1,192 @@
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``analyze``, ``whatif``, ``cache`` ...
+
+Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
+happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
+exit code 2 (wrong arguments) or 1 (it could not be done); ``--traceback`` shows where an error came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minato_gpu.extras import from_extra
+from minato_gpu.lab.commands.analyze import analyze
+from minato_gpu.lab.commands.cache import cache
+from minato_gpu.lab.commands.common import Output, need_pipeline, shows, writable
+from minato_gpu.lab.commands.top import top
+from minato_gpu.lab.commands.whatif import whatif
+from minato_gpu.lab.console import show
+from minato_gpu.samples import JSON
+
+# Columns of ``simulate`` that a terminal has no room for.
+_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
+_CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(package_name="minato-gpu")
+@click.option("--traceback", is_flag=True, help="Show where an error came from.")
+@click.pass_context
+def main(context: click.Context, traceback: bool) -> None:
+    """A PyTorch DataLoader that prepares every sample where it is served best, on the CPU or on the GPU."""
+    context.obj = traceback
+
+
+main.add_command(analyze)
+main.add_command(cache)
+main.add_command(top)
+main.add_command(whatif)
+
+
+def _writable_folder(context: click.Context, parameter: click.Parameter, folder: Path) -> Path:
+    writable(context, parameter, folder / "summary.json")
+    return folder
+
+
+@main.command(short_help="Train a small model on real photographs.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Your own folder of class folders of images; without it, photographs are made.",
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=2)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/demo"),
+    callback=_writable_folder,
+    help="Results.",
+)
+@click.option("--size", type=click.IntRange(min=1), default=960, help="How many photographs to make.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32)
+@click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
+@click.option("--seed", type=int, default=0)
+@shows
+def demo(out: Output, /, **options: Any) -> None:
+    """Train a small model on real photographs through the loader, both lanes at work.
+
+    Leaves summary.json and timeline.png in the --out folder.
+    """
+    _need_dali()
+    with from_extra("demo"):
+        import_module("matplotlib.figure")  # what it ends with: missed now, not after the training
+        from minato_gpu.lab.demo.run import run
+
+    document = run(console=out.console, **options)
+    out.leave(document)
+    if not document["every_sample_once"]:
+        raise click.ClickException("the loader did not deliver every sample exactly once; this is a defect")
+
+
+@main.command(short_help="Compare a pipeline's CPU and device implementations.")
+@click.argument("module")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with samples for the pipeline; without it, the module's own.",
+)
+@click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
+@shows
+def check(out: Output, module: str, data: Path | None, device: str) -> None:
+    """Compare both implementations of every stage of the pipeline defined by MODULE.
+
+    Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
+    pipeline's tolerance.
+    """
+    imported = need_pipeline(module)
+    _need_device(device)
+    from minato_gpu import parity
+
+    found = parity.run_check(imported, None if data is None else str(data), device)
+    show(out.console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
+    for reason in found.skipped:
+        out.console.print(f"left out: {reason}", markup=False)
+    settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}
+    out.leave_rows(settings, found.rows)
+    if not found.passed:
+        raise click.ClickException(f"{module} deviates by more than its tolerance")
+    out.console.print("every stage is within its tolerance")
+
+
+@main.command(short_help="Run the scheduler under a virtual clock.")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
+@click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
+@click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
+@shows
+def simulate(out: Output, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
+    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
+    from minato_gpu.lab.simulation import comparison
+
+    known = comparison.SCENARIOS
+    unknown = [name for name in scenarios if name not in known]
+    if unknown:
+        raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
+    if ablation and scenarios:
+        raise click.UsageError("--ablation runs its own scenarios; name none")
+    if only_list:
+        show(out.console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
+        return
+    asked = [] if ablation else list(scenarios or known)
+    with out.console.status("simulating"):
+        rows = comparison.run_ablation(seeds) if ablation else comparison.run(asked, seeds)
+    shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
+    what = "ablation" if ablation else "simulation"
+    show(out.console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
+    out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}, rows)
+
+
+@main.command(short_help="Run a recorded event log through the scheduler again.")
+@click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@shows
+def replay(out: Output, log: Path) -> None:
+    """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
+    from minato_gpu.scheduling.replay import verify
+
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        events = verify(lines)
+    out.console.print(f"{events} events: the same instructions as recorded")
+    out.leave_rows({"command": "replay"}, [{"log": str(log), "events": events}])
+
+
+def _need_dali() -> None:
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        raise click.ClickException(
+            "the device lane needs NVIDIA DALI, also without a GPU: pip install 'minato-gpu[cuda13]' (or cuda12)"
+        )
+
+
+def _need_device(name: str) -> None:
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise click.BadParameter(f"{name!r} is no device; use cpu, cuda, cuda:1 ...", param_hint="--device") from None
+    if device.type not in ("cpu", "cuda"):
+        raise click.BadParameter(f"no pipeline runs on {device.type!r}; use cpu or cuda", param_hint="--device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise click.BadParameter(f"there is no {name!r} on this machine", param_hint="--device")
+
+
+def _shown(rows: Sequence[Mapping[str, JSON]]) -> list[dict[str, JSON]]:
+    """The rows of a parity report with limits beside what they limit, so that they fit a terminal."""
+    troubled = any(row["problem"] for row in rows)
+    return [
+        {
+            "stage": row["stage"],
+            "runs as": row["implementation"],
+            "samples": row["samples"],
+            "largest (limit)": f"{row['max_deviation']:.3f} ({row['limit_max']:g})",
+            "mean (limit)": f"{row['mean_deviation']:.3f} ({row['limit_mean']:g})",
+            "passed": row["passed"],
+            **({"problem": row["problem"]} if troubled else {}),
+        }
+        for row in rows
+    ]

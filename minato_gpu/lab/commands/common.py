@@ -1,0 +1,111 @@
+"""What all commands share: the option ``--json``, errors in one line, the document, pipelines by their names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minato_gpu.lab.console import open_console
+
+
+class Output:
+    """Where a command's figures go: to the ``console``, and into a document where ``--json`` names a ``path``."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self.console = open_console(path)
+
+    def leave(self, document: Mapping[str, Any]) -> None:
+        """Write the document, if it is asked for."""
+        if self._path is not None:
+            from minato_gpu.lab import report
+
+            report.write(document, self._path)
+
+    def leave_rows(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """The same for rows."""
+        if self._path is not None:
+            from minato_gpu.lab import report
+
+            report.write(report.document(settings, rows), self._path)
+
+
+def writable(context: click.Context, parameter: click.Parameter, path: Any) -> Any:
+    """The callback of an option that names a file to be written at the end: what is wrong with it is said at once."""
+    if path is not None and path != "-":
+        from minato_gpu.lab import report
+
+        try:
+            report.check_writable(path)
+        except OSError as error:
+            raise click.BadParameter(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def shows(function: Callable[..., None]) -> Callable[..., None]:
+    """A command that shows figures: its function gets an Output, and what it raises is said in one line."""
+
+    @click.option(
+        "--json",
+        "path",
+        metavar="PATH",
+        callback=writable,
+        help="Write the figures as one JSON document to PATH; - is standard output.",
+    )
+    @click.pass_context
+    @wraps(function)
+    def command(context: click.Context, /, path: str | None, **arguments: Any) -> None:
+        with plain_errors(context):
+            function(Output(path), **arguments)
+
+    return command
+
+
+@contextmanager
+def plain_errors(context: click.Context) -> Iterator[None]:
+    """Say an error in one line instead of a traceback, unless ``--traceback`` asked for it."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if context.obj:
+            raise
+        plain = isinstance(error, (OSError, ValueError)) or type(error).__module__.startswith("minato_gpu")
+        kind = "" if plain else f"{type(error).__name__}: "
+        raise click.ClickException(f"{kind}{_brief(error)}\n(minato-gpu --traceback ... shows where)") from error
+
+
+def _brief(error: Exception) -> str:
+    """The message; of one that quotes a worker's traceback, as PyTorch's do, where it happened and what it was."""
+    lines = str(error).strip().splitlines()
+    if any("Traceback (most recent call last)" in line for line in lines):
+        return f"{lines[0]}\n{lines[-1]}"
+    return str(error)
+
+
+def need_pipeline(module: str) -> str:
+    """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
+
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
+    """
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
+        try:
+            found = import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            continue
+        if not callable(getattr(found, "pipeline", None)):
+            raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
+        return name
+    raise click.UsageError(f"no module named {module}, from here or installed")

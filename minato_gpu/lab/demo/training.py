@@ -1,0 +1,149 @@
+"""The demonstration's training loop: an ordinary PyTorch loop, with what the loader did written down.
+
+Everything that the summary says about samples is counted here, on the consumer's side, from the batches
+themselves; what the loader says about its lanes comes from ``DataLoader.stats()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from minato_gpu import DataLoader
+from minato_gpu.lab.demo.model import SmallNet
+from minato_gpu.pipelines import image_classification
+from minato_gpu.samples import JSON, Value
+from minato_gpu.threads import usable_cores
+
+LANES = ("cpu", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``device``: where batches and the model live, None for the CPU."""
+
+    data: Path
+    epochs: int = 2
+    batch_size: int = 32
+    crop_pixels: int = 96
+    workers: int = 2
+    seed: int = 0
+    device: str | None = None
+    learning_rate: float = 2e-3
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the consumer saw in one epoch so far."""
+
+    epoch: int
+    samples_expected: int
+    labels: Tensor
+    samples: int = 0
+    correct: int = 0
+    loss_sum: float = 0.0
+    elapsed_s: float = 0.0
+
+    def add(self, labels: Tensor, logits: Tensor, loss: float) -> None:
+        """Count one batch: labels int64 [batch], logits [batch, classes], its mean loss."""
+        size = len(labels)
+        self.samples += size
+        self.correct += int((logits.argmax(dim=1) == labels).sum())
+        self.loss_sum += loss * size
+        self.labels += torch.bincount(labels.cpu(), minlength=len(self.labels))
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.samples if self.samples else float("nan")
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples if self.samples else 0.0
+
+
+Watch = Callable[[Tally, DataLoader[Any], bool], None]
+"""Told of every batch, and when an epoch is over."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Per epoch: the consumer's tally, the loader's statistics and its timeline."""
+
+    class_counts: Tensor
+    tallies: list[Tally] = field(default_factory=list)
+    stats: list[dict[str, JSON]] = field(default_factory=list)
+    timelines: list[dict[str, JSON]] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every epoch delivered as many samples of every class as the data set has."""
+        return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
+
+
+def train(settings: Settings, watch: Watch) -> Outcome:
+    """Train for ``settings.epochs`` epochs on the class folders in ``settings.data``.
+
+    Raises whatever the data set, the pipeline or the loader raises.
+    """
+    dataset: Value = image_classification.ImageFolder(settings.data)
+    with _cores_for_the_lanes():
+        torch.manual_seed(settings.seed)
+        model = SmallNet(len(dataset.classes)).to(settings.device or "cpu")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+        loader = DataLoader(
+            dataset,
+            batch_size=settings.batch_size,
+            shuffle=True,
+            num_workers=settings.workers,
+            persistent_workers=True,
+            generator=torch.Generator().manual_seed(settings.seed),
+            pipeline=image_classification.build(size=settings.crop_pixels),
+            device=settings.device,
+            lanes=LANES,
+            epochs=settings.epochs,
+        )
+        counts = torch.bincount(torch.tensor(dataset.labels), minlength=len(dataset.classes))
+        outcome = Outcome(counts)
+        for epoch in range(settings.epochs):
+            tally = Tally(epoch, len(dataset), torch.zeros_like(counts))
+            _train_epoch(model, optimizer, loader, tally, watch)
+            outcome.tallies.append(tally)
+            outcome.stats.append(loader.stats())
+            outcome.timelines.append(loader.timeline())
+            watch(tally, loader, True)
+    return outcome
+
+
+def _train_epoch(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally, watch: Watch
+) -> None:
+    model.train()
+    started = perf_counter()
+    for batch in loader:
+        images, labels = batch["image"], batch["label"]
+        logits = model(images)
+        loss = nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        tally.add(labels, logits.detach(), loss.item())
+        tally.elapsed_s = perf_counter() - started
+        watch(tally, loader, False)
+
+
+@contextmanager
+def _cores_for_the_lanes() -> Iterator[None]:
+    """Leave cores to the lanes while the model trains on the CPU: by default torch would take them all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, usable_cores() // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

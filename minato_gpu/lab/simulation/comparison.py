@@ -1,0 +1,173 @@
+"""Named scenarios under a virtual clock: this scheduler, its bounds, and the peers' policies beside it.
+
+Two runs make a row. In one the consumer takes batches at once: its time is ``makespan_s``. In the other it asks for
+95 % of capacity: for a batch every limit / (0.95 batches) seconds, where the limit is the time in which the best
+threshold in hindsight could prepare all with the same predictions. ``efficiency`` is ``bounds.held_bound``, the bound
+that holds for every policy under the row's window, lateness and period, over the time until the end of the last step.
+Displacement (positions, either way) is that of the first run.
+
+The peers get the same window (samples admitted and not delivered) and the same lateness. ``sample by completion`` and
+this scheduler compose batches of what is ready where lateness is allowed. Times are means over the seeds,
+``displacement_max`` is the largest of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
+from minato_gpu.lab.simulation.catalogue import SCENARIOS
+from minato_gpu.lab.simulation.peers import PEERS, simulate_peer
+from minato_gpu.lab.simulation.scenarios import Scenario
+from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.work import Outcome, Work
+from minato_gpu.samples import JSON
+from minato_gpu.scheduling.policy import Policy
+
+__all__ = ["OURS", "SCENARIOS", "run", "run_ablation"]
+
+OURS = "minato"
+DEMAND = 0.95  # share of capacity that the consumer asks for
+
+Row = dict[str, JSON]
+Simulate = Callable[[Work, float], Outcome]
+"""What a policy makes of a work, with the seconds that the consumer takes for a batch."""
+
+
+def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
+    """One row per scenario, window, lateness, prediction error and policy; ``names`` None means all scenarios.
+
+    Raises KeyError for a name that is not in ``SCENARIOS``.
+    """
+    rows: list[Row] = []
+    for scenario in [SCENARIOS[name] for name in (SCENARIOS if names is None else names)]:
+        for window in scenario.windows:
+            for lateness in scenario.latenesses:
+                for error in scenario.errors:
+                    policies = {name: peer(name, window, lateness) for name in PEERS}
+                    policies = {OURS: ours(scenario, window, lateness), **policies}
+                    for name, simulate in policies.items():
+                        rows.append(_row(scenario, window, lateness, error, seeds, simulate, policy=name))
+    return rows
+
+
+def _row(
+    scenario: Scenario, window: int, lateness: int, error: float, seeds: int, simulate: Simulate, **named: str
+) -> Row:
+    """One policy in one setting, the mean over the seeds."""
+    cells = [_measure(scenario.work(seed, error), window, lateness, simulate) for seed in range(seeds)]
+    key = {"window": window, "max_lateness": lateness, "prediction_error": error}
+    row: Row = {"scenario": scenario.name, **named, **key}
+    row |= {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
+    row["displacement_max"] = max(cell["displacement_max"] for cell in cells)
+    return row
+
+
+def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
+    """This scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
+    settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
+    policy = Policy(**settings)
+    return lambda work, period: VirtualLoader(work, policy, period, overlap).run()
+
+
+def peer(policy: str, window: int, lateness: int) -> Simulate:
+    """A peer's policy in the setting."""
+    return lambda work, period: simulate_peer(policy, work, window, lateness, period)
+
+
+def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
+    """One seed: an unhindered run and one with the consumer."""
+    bound, limit = lp_bound(work), threshold_limit(work)
+    period = limit / (DEMAND * work.batches)
+    free, paced = simulate(work, 0.0), simulate(work, period)
+    displacement = np.abs(free.serials - np.arange(len(free.serials)))
+    p50, p99 = np.percentile(displacement, [50, 99]).tolist()
+    return {
+        "bound_s": bound,
+        "makespan_s": free.makespan_s,
+        "of_bound": bound / free.makespan_s,
+        "of_limit": limit / free.makespan_s,
+        "efficiency": held_bound(work, window, lateness, period) / (paced.makespan_s + period),
+        "first_batch_s": paced.first_batch_s,
+        "displacement_p50": p50,
+        "displacement_p99": p99,
+        "displacement_max": int(displacement.max()),
+        "slow_share_deviation": _slow_share_deviation(work, free),
+    }
+
+
+def _slow_share_deviation(work: Work, outcome: Outcome) -> float:
+    """How much more the share of slow samples varies over the batches than by chance.
+
+    Slow: dearer than 90 % of the samples on the CPU. The standard deviation of the delivered batches' shares less that
+    of as many batches drawn at random (hypergeometric): 0 is chance, positive means that slow samples cluster.
+    """
+    slow = work.cpu > np.quantile(work.cpu, 0.9)
+    sizes = work.sizes
+    counts = np.add.reduceat(slow[outcome.serials].astype(np.float64), work.firsts[:-1])
+    share = float(slow.mean())
+    total = len(slow)
+    chance = np.sqrt(np.mean(share * (1 - share) / sizes * (total - sizes) / max(total - 1, 1)))
+    return float(np.sqrt(np.mean((counts / sizes - share) ** 2)) - chance)
+
+
+def run_ablation(seeds: int = 10) -> list[Row]:
+    """What each part contributes: every part off in turn, in the scenarios where it can matter.
+
+    ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold``
+    (lanes take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order
+    instead of 8 batches of lateness), ``epoch overlap`` (an epoch starts when the last step of the one before has
+    ended), ``split points`` (a sample stays on one lane), ``rescue`` (so does one that turns out slow). The row with
+    everything on has an empty string; the other columns are those of ``run``.
+    """
+    rows: list[Row] = []
+    for name in ("hybrid", "hybrid-cut", "surprise-cut", "speech-10s", "tail", "burst", "short-epochs"):
+        scenario = SCENARIOS[name]
+        window, lateness = scenario.windows[-1], scenario.latenesses[-1]
+        variants = {
+            "": (lateness, ours(scenario, window, lateness)),
+            "cost model": (lateness, _blind(ours(scenario, window, lateness))),
+            "threshold": (lateness, ours(scenario, window, lateness, threshold=False)),
+            "pacing": (lateness, ours(scenario, window, lateness, early=False, reserve=False)),
+            "free order": (0, ours(scenario, window, 0)),
+            "pacing and free order": (0, ours(scenario, window, 0, early=False, reserve=False)),
+            "epoch overlap": (lateness, ours(scenario, window, lateness, overlap=False)),
+        }
+        if scenario.parts is not None:
+            variants["split points"] = lateness, _uncut(ours(scenario, window, lateness))
+            variants["rescue"] = lateness, ours(scenario, window, lateness, rescue=False)
+            variants["rescue and free order"] = 0, ours(scenario, window, 0, rescue=False)
+        if not scenario.devices:
+            del variants["threshold"]
+        if len(scenario.epoch_samples) == 1:
+            del variants["epoch overlap"]
+        for without, (late, simulate) in variants.items():
+            rows.append(_row(scenario, window, late, 0.3, seeds, simulate, policy=OURS, without=without))
+    return rows
+
+
+def _blind(simulate: Simulate) -> Simulate:
+    """The same, told only each lane's mean cost."""
+
+    def told_means(work: Work, period: float) -> Outcome:
+        device = None if work.device is None else np.full_like(work.device, work.device.mean())
+        blind = replace(work, predicted_cpu=np.full_like(work.cpu, work.cpu.mean()), predicted_device=device)
+        means = [
+            replace(
+                cut,
+                predicted_cpu=np.full_like(cut.cpu, cut.cpu.mean()),
+                predicted_device=np.full_like(cut.device, cut.device.mean()),
+            )
+            for cut in work.cuts
+        ]
+        return simulate(replace(blind, cuts=tuple(means)), period)
+
+    return told_means
+
+
+def _uncut(simulate: Simulate) -> Simulate:
+    """The same, all of a sample on one lane; the bounds stay those of samples that can be cut."""
+    return lambda work, period: simulate(replace(work, cuts=()), period)

@@ -1,0 +1,351 @@
+"""The scheduler of production under a virtual clock: lanes with slots, true costs, a consumer with a period.
+
+Everything that the shell does in production happens here to the same state machine: workers start one by one, take
+chunks from their lane's queue in order, report what is done when a chunk ends or when the scheduler asks to look,
+and give back what is revoked. Nothing is random: the work brings its own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import numpy as np
+
+from minato_gpu.lab.simulation.cores import ALONE, Cores
+from minato_gpu.lab.simulation.intake import Intake
+from minato_gpu.lab.simulation.progress import Progress
+from minato_gpu.lab.simulation.reading import Reading
+from minato_gpu.lab.simulation.slots import Lane, Running
+from minato_gpu.lab.simulation.work import Outcome, Work
+from minato_gpu.samples import OutputBatch
+from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.scheduler import Scheduler
+
+_NEVER = float("inf")
+
+
+class VirtualLoader:
+    """One simulated run; ``run`` returns its outcome.
+
+    ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
+    epochs in a row, instead. ``overlap``: whether the next epoch's samples are admitted before the last one's batches
+    are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
+    samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is told as soon as
+    it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in production.
+    ``cores``: that workers share with the consumer (None: there are enough).
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        policy: Policy,
+        period: float = 0.0,
+        overlap: bool = True,
+        trip_s: float = 0.0,
+        *,
+        steps: Sequence[float] = (),
+        reading: Reading | None = None,
+        precise: bool = False,
+        cores: Cores | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(policy)
+        self._work = work
+        self._steps = list(steps) or [period] * work.batches
+        self._trip_s = trip_s
+        self._reading = reading
+        self._intake = Intake(work, policy, reading, overlap=overlap, precise=precise)
+        self._precise, self._complete_at = precise, -1.0
+        self._progress = Progress(work)
+        self._cores, self._pace = cores, ALONE
+        self._events: list[tuple[float, int, str, object]] = []
+        self._number = 0
+        self._now = 0.0
+        self._lanes = {m.CPU: Lane(m.CPU)}
+        self._runs: dict[int, Running] = {}
+        self._composed: dict[OutputBatch, m.Compose] = {}
+        self._delivered: list[tuple[float, m.Compose]] = []
+        self._consumer_ready = 0.0
+        self._asked = False
+        self._meets = False  # others, after each epoch
+        self.met_at: float | None = None  # since when it waits for them
+        self._step_s = 0.0  # of the consumer's last step
+        self._device_s = 0.0  # device work that the next step will feel
+        self.made_on: dict[int, str] = {}  # which device prepared a sample, by serial; the others are the CPU's
+
+    def run(self) -> Outcome:
+        """Simulate until every batch is delivered."""
+        return run_together([self])[0]
+
+    def _open(self, *, meets: bool) -> None:
+        self._meets = meets
+        for number in range(self._work.devices):
+            self._push(0.0, "open", f"device:{number}")
+        for time in self._work.ready_times():
+            self._push(time, "open", m.CPU)
+
+    def _is_done(self) -> bool:
+        """Do all that can be done now; whether every batch has been delivered."""
+        self._admit()
+        self._consume()
+        self._share()
+        self._listen()
+        return len(self._delivered) == self._work.batches
+
+    def _next_at(self) -> float:
+        """When something happens next, here or at the storage."""
+        wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
+        reading = _NEVER if self._reading is None else self._reading.next_at()
+        return min(first, reading, _NEVER if wake is None else wake)
+
+    def _share(self) -> None:
+        """What runs takes as long as the cores let it now."""
+        if self._cores is None:
+            return
+        running = {number: run for number, run in self._runs.items() if self._lanes[run.chunk.lane].kind == m.CPU}
+        left = max(0.0, self._consumer_ready - self._now)
+        before, self._pace = self._pace, self._cores.pace(len(running), stepping=left > 0)
+        if self._pace.worker != before.worker:
+            for number, run in running.items():
+                run.slow_down(self._now, self._pace.worker / before.worker)
+                self._push(run.ends[-1], "end", (number, run.version))
+        if left and self._pace.consumer != before.consumer:
+            longer = left * (self._pace.consumer / before.consumer - 1)
+            self._step_s += longer
+            self._consumer_ready += longer
+            self._push(self._consumer_ready, "consumer", None)
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def _push(self, time: float, kind: str, what: object) -> None:
+        self._number += 1
+        heappush(self._events, (time, self._number, kind, what))
+
+    def _step(self, most: float) -> None:
+        """What happens next, if that is not after ``most``; until then, storage goes on."""
+        wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
+        until = first if wake is None else min(first, wake)
+        if self._bytes_come(min(until, most)) or most < until:
+            return
+        if wake is not None and wake < first:
+            self._look(max(wake, self._now))
+            return
+        if not self._events:
+            raise RuntimeError(f"deadlock at {self._now} after {len(self._delivered)} batches")
+        self._now, _, kind, what = heappop(self._events)
+        if kind == "open":
+            assert isinstance(what, str)
+            lane = self._lanes.setdefault(what, Lane(m.CPU if what == m.CPU else m.DEVICE))
+            lane.free += 1
+            self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
+            self._start(lane)
+        elif kind == "end":
+            assert isinstance(what, tuple)
+            self._end(*what)
+        elif kind == "report":
+            assert isinstance(what, m.Finished)
+            self._tell(what)
+        elif kind == "complete" and what == self._complete_at:
+            self._take_awaited()
+
+    def _bytes_come(self, until: float) -> bool:
+        """Whether the scheduler has been told of some by then. What else storage does changes nothing here."""
+        while self._reading is not None and (came := self._reading.advance(until)):
+            self._now = max(came.at, self._now)
+            if spans := self._intake.came(came.serials):
+                self._tell(m.Fetched(self._now, spans))
+                return True
+        return False
+
+    def _end(self, number: int, version: int) -> None:
+        run = self._runs.get(number)
+        if run is None or run.version != version:
+            return
+        del self._runs[number]
+        lane = self._lanes[run.chunk.lane]
+        lane.free += 1
+        self._start(lane)
+        serials, spent = self._newly(run, len(run.ends))
+        if lane.kind == m.DEVICE:
+            self._device_s += spent
+            self.made_on.update(dict.fromkeys(serials, run.chunk.lane))
+        count = len(run.ends)
+        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * len(serials))
+        stop = run.chunk.stop
+        if stop >= 0:
+            self._progress.came_to(run.serials(), stop)
+            handed = tuple((offset, stop) for offset in range(count))
+            report = replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
+        if self._trip_s:
+            self._push(report.time, "report", report)
+        else:
+            self._tell(report)
+
+    def _look(self, now: float) -> None:
+        """Report every unfinished chunk of several samples, as the shell does when ``wake_at`` comes."""
+        self._now = now
+        for run in list(self._runs.values()):
+            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._work.cuts):
+                done = run.done(now)
+                since = now - (run.ends[done - 1] if done else run.begin)
+                if done < len(run.ends) and self._lanes[run.chunk.lane].kind == m.CPU:
+                    self._tell(m.Running(now, run.chunk.number, done, since))
+        self._tell(m.Tick(now))
+
+    def _listen(self) -> None:
+        """Have it told when the batch that the consumer waits for will be complete, by what runs now."""
+        awaited = self.scheduler.awaited if self._precise and self._asked else None
+        if awaited is None:
+            return
+        lo, hi = awaited.span
+        runs = (run for run in self._runs.values() if run.chunk.kind == "run" and run.chunk.stop < 0)
+        ends = [end for run in runs for end in run.ends_within(lo, hi)]
+        if len(ends) < awaited.need:
+            return
+        complete = sorted(ends)[awaited.need - 1] + self._trip_s
+        if complete != self._complete_at:
+            self._complete_at = complete
+            self._push(max(self._now, complete), "complete", complete)
+
+    def _take_awaited(self) -> None:
+        """Report what is finished of leases that are under way."""
+        for number, run in list(self._runs.items()):
+            done = run.done(self._now)
+            if run.told < done < len(run.ends) and run.chunk.kind == "run" and run.chunk.stop < 0:
+                serials, seconds = self._newly(run, done)
+                self._tell(m.Finished(self._now, number, done, seconds, 1000 * len(serials), final=False))
+
+    def _newly(self, run: Running, done: int) -> tuple[list[int], float]:
+        """See Running: nobody reads their bytes any more."""
+        serials, seconds = run.newly(done)
+        if self._reading is not None:
+            self._reading.release(self._now, serials)
+        return serials, seconds
+
+    # --- the shell ------------------------------------------------------------------------------------------
+
+    def _tell(self, event: m.Event) -> None:
+        for instruction in self.scheduler.handle(event):
+            if isinstance(instruction, m.Dispatch):
+                lane = self._lanes[instruction.chunk.lane]
+                lane.queue.append(instruction.chunk)
+                self._start(lane)
+            elif isinstance(instruction, m.Compose):
+                self._composed[instruction.order] = instruction
+            elif isinstance(instruction, m.HandOver):
+                self._hand_over(instruction)
+            else:
+                self._revoke(instruction)
+
+    def _start(self, lane: Lane) -> None:
+        while lane.free and lane.queue:
+            lane.free -= 1
+            chunk = lane.queue.popleft()
+            device = lane.kind == m.DEVICE
+            time = self._now + (self._work.device_run_s if device else 0.0)
+            ends = []
+            for lo, hi in chunk.spans:
+                for serial in range(lo, hi):
+                    time += self._progress.seconds(serial, device, chunk.stop) * (1.0 if device else self._pace.worker)
+                    ends.append(time)
+            self._runs[chunk.number] = Running(chunk, self._now, ends)
+            self._push(time, "end", (chunk.number, 0))
+
+    def _hand_over(self, instruction: m.HandOver) -> None:
+        """The sample stops at the next of the split points named, if there is one before its end."""
+        run = self._runs.get(instruction.chunk)
+        if run is None or len(run.ends) != 1:
+            return
+        serial = run.chunk.spans[0][0]
+        found = self._progress.next_stop(serial, instruction.splits, run.begin, self._now, run.ends[0])
+        if found is not None:
+            split, time = found
+            run.chunk = replace(run.chunk, stop=split)
+            run.ends = [time]
+            run.version += 1
+            self._push(time, "end", (instruction.chunk, run.version))
+
+    def _revoke(self, instruction: m.Revoke) -> None:
+        run = self._runs.get(instruction.chunk)
+        if run is None:
+            return
+        keep = max(instruction.keep, run.done(self._now) + 1)
+        if keep < len(run.ends):
+            del run.ends[keep:]
+            run.version += 1
+            self._push(run.ends[-1], "end", (instruction.chunk, run.version))
+            self._tell(m.Revoked(self._now, instruction.chunk, keep))
+
+    def _admit(self) -> None:
+        """Let the sampler's next batches into the window, and have read what is drawn early."""
+        delivered = len(self._delivered)
+        self._intake.draw(self._now, delivered, over=self._now >= self._consumer_ready)
+        while True:
+            over = self._now >= self._consumer_ready
+            admitted = self._intake.next(self._now, delivered, self.scheduler.room, over=over)
+            if admitted is None:
+                return
+            self._tell(admitted)
+
+    def _consume(self) -> None:
+        while self._now >= self._consumer_ready:
+            order = OutputBatch(len(self._delivered))
+            if order not in self._composed:
+                if not self._asked and order < self._work.batches:
+                    self._asked = True
+                    self._tell(m.Asked(self._now))
+                if order not in self._composed:
+                    return
+            batch = self._composed.pop(order)
+            self._delivered.append((self._now, batch))
+            self._asked = False
+            period = self._steps[order]
+            step_s, self._step_s = self._step_s, period and period + self._work.harm * self._device_s
+            self._step_s *= self._pace.consumer
+            self._device_s = 0.0
+            self._consumer_ready = self._now + self._step_s
+            if self._meets and self._work.ends_epoch(order):
+                self.met_at, self._consumer_ready = self._consumer_ready, _NEVER
+            elif period:
+                self._push(self._consumer_ready, "consumer", None)
+            self._tell(m.Delivered(self._now, order, step_s))
+            self._admit()
+
+    def go_on(self, time: float) -> None:
+        """The others have ended the epoch, too."""
+        self.met_at, self._consumer_ready = None, time
+        self._push(time, "consumer", None)
+
+    def _outcome(self) -> Outcome:
+        times = np.array([time for time, _ in self._delivered])
+        spans = [span for _, batch in self._delivered for span in batch.spans]
+        serials = np.concatenate([np.arange(lo, hi) for lo, hi in spans])
+        return Outcome(times, serials)
+
+
+def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> list[Outcome]:
+    """Simulate loaders that begin at the same time, until each has delivered every batch. What happens first is done
+    first, of them and of what they read from: they may share it. ``meet``: they wait for each other after each epoch,
+    of which all have the same number."""
+    for each in loaders:
+        each._open(meets=meet)
+    going = [each for each in loaders if not each._is_done()]
+    while going:
+        if meet:
+            _let_go_on(going)
+        (_, number), *later = sorted((each._next_at(), number) for number, each in enumerate(going))
+        going[number]._step(later[0][0] if later else _NEVER)
+        if going[number]._is_done():
+            del going[number]
+    return [each._outcome() for each in loaders]
+
+
+def _let_go_on(loaders: Sequence[VirtualLoader]) -> None:
+    """Those that wait for each other, once all do."""
+    times = [each.met_at for each in loaders]
+    if None not in times:
+        last = max(time for time in times if time is not None)
+        for each in loaders:
+            each.go_on(last)

@@ -1,0 +1,275 @@
+"""One DALI graph: fed without a copy, used again after an error, and its results belong to nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from minato_gpu.device.dali_errors import leaves_graph_usable, sample_of
+from minato_gpu.device.dali_graph import _SUSPECT, DaliGraph
+from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.stages import Fields, Params
+
+ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
+PIXELS = Field(np.int32, (None, None, 3))
+
+
+@pytest.fixture(autouse=True)
+def dali() -> Any:
+    """Imported late: whoever forks after that takes longer for it."""
+    return pytest.importorskip("nvidia.dali")
+
+
+def cut_out(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    box = fields["box"]
+    image = dali.fn.decoders.image_slice(fields["encoded"], box[0:2], box[2:4], axes=[0, 1], device="cpu")
+    return {"pixels": dali.fn.cast(image, dtype=dali.types.INT32) + 1000 * params["amount"]}
+
+
+def add_one(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"number": fields["number"] + 1}
+
+
+def draw(rng: np.random.Generator, meta: Fields) -> Params:
+    return {"amount": np.int32(rng.integers(1, 1000))}
+
+
+def unused(*_: Any) -> Any:
+    raise AssertionError("not on the CPU lane")
+
+
+def photographs() -> Pipeline:
+    """Two stages of one graph with four inputs: three of the first, in which decoding may fail, one of the other."""
+    return Pipeline(
+        (
+            Stage("cut", ("encoded", "box"), {"pixels": PIXELS}, unused, DaliFragment(cut_out), draw),
+            Stage("count", ("number",), {"number": NUMBER}, unused, DaliFragment(add_one)),
+        ),
+        outputs=("pixels", "number"),
+        inputs={"encoded": ENCODED, "box": BOX, "number": NUMBER},
+    )
+
+
+def graph_of(pipeline: Pipeline, max_batch: int = 16) -> DaliGraph:
+    return DaliGraph(pipeline, range(len(pipeline.stages)), device="cpu", max_batch=max_batch, threads=1)
+
+
+@pytest.fixture
+def graph() -> Iterator[DaliGraph]:
+    one = graph_of(photographs())
+    yield one
+    one.close()
+
+
+class Photographs:
+    """Samples of 16 photographs, numbered through."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.count = 0
+        self.encoded = [self._encoded(60 + n) for n in range(16)]
+
+    def _encoded(self, height: int) -> Any:
+        return cv2.imencode(".jpg", self.rng.integers(0, 255, (height, 80, 3), np.uint8))[1].reshape(-1)
+
+    def some(self, count: int) -> tuple[list[dict[str, Any]], list[dict[int, Any]]]:
+        """So many samples, of boxes of various heights, and their draws."""
+        batch, drawn = [], []
+        for n in range(count):
+            self.count += 1
+            box = np.array([0, 0, 5 + n, 20], np.int32)
+            encoded = self.encoded[int(self.rng.integers(16))]
+            batch.append({"encoded": encoded, "box": box, "number": np.int32(self.count)})
+            drawn.append({0: {"amount": np.int32(self.count)}, 1: {}})
+        return batch, drawn
+
+    @staticmethod
+    def check(batch: list[dict[str, Any]], results: list[dict[str, Any]]) -> None:
+        """Each sample has its own box, number and draw."""
+        for fields, made in zip(batch, results, strict=True):
+            assert made["number"] == fields["number"] + 1
+            assert made["pixels"].shape == (fields["box"][2], 20, 3)
+            assert (made["pixels"] // 1000 == fields["number"]).all()
+
+
+def spoil(fields: dict[str, Any], how: int) -> None:
+    """A file that is none, one that ends too early, a box that lies outside."""
+    if how == 0:
+        fields["encoded"] = np.arange(5000, dtype=np.uint8)
+    elif how == 1:
+        fields["encoded"], fields["box"] = fields["encoded"][:300], np.array([0, 0, 50, 20], np.int32)
+    else:
+        fields["box"] = np.array([1000, 1000, 5, 5], np.int32)
+
+
+def test_a_graph_that_has_failed_gives_each_sample_its_own_afterwards(graph: DaliGraph) -> None:
+    """On which a sample's content depends (P2): were an input of a failed run left over, the next samples had it."""
+    samples = Photographs()
+    failed = 0
+    for number in range(120):
+        batch, drawn = samples.some(int(samples.rng.integers(1, 17)))
+        if number % 3:
+            spoil(batch[int(samples.rng.integers(len(batch)))], number % 5 % 3)
+            with pytest.raises(RuntimeError, match="no longer valid"):
+                graph.run(batch, drawn)
+            failed += 1
+        else:
+            samples.check(batch, graph.run(batch, drawn))
+    assert failed == 80 and graph.builds == 1
+
+
+def test_where_feeding_fails_the_graph_is_built_anew(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its inputs lie in it, and would come to the next samples."""
+    samples = Photographs()
+    batch, drawn = samples.some(3)
+    samples.check(batch, graph.run(batch, drawn))
+    drawn[1][0]["amount"] = np.zeros((2, 2), np.int32)  # not of the others' dimensions
+    with pytest.raises(RuntimeError):
+        graph.run(batch, drawn)
+    assert graph.builds == 2 and graph.built
+    batch, drawn = samples.some(5)
+    samples.check(batch, graph.run(batch, drawn))
+
+
+def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> None:
+    """The rarer the more fails: to build stops the training loop."""
+    samples, builds = Photographs(), list[int]()
+    for _ in range(4 * _SUSPECT):
+        batch, drawn = samples.some(1)
+        spoil(batch[0], 0)
+        with contextlib.suppress(RuntimeError):
+            graph.run(batch, drawn)
+        builds.append(graph.builds)
+    assert [builds.index(count) + 1 for count in (1, 2, 3, 4)] == [1, _SUSPECT, 2 * _SUSPECT, 4 * _SUSPECT]
+    assert graph.built
+    batch, drawn = samples.some(1)
+    samples.check(batch, graph.run(batch, drawn))
+    assert graph._suspect == _SUSPECT
+
+
+def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatch, graph: DaliGraph) -> None:
+    """A copy would be made under the interpreter lock."""
+    source, options = dali.fn.external_source, dict[str, Any]()
+
+    def external_source(name: str, **given: Any) -> Any:
+        options[name] = given
+        return source(name=name, **given)
+
+    monkeypatch.setattr(dali.fn, "external_source", external_source)
+    samples = Photographs()
+    batch, drawn = samples.some(2)
+    samples.check(batch, graph.run(batch, drawn))
+    assert len(options) == 4 and all(given["no_copy"] for given in options.values())
+
+
+def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that were made for it, which nobody else holds."""
+    samples = Photographs()
+    batch, drawn = samples.some(4)
+    graph.build(drawn[0])
+    assert graph._graph is not None
+    feed, run = graph._feed, graph._graph.run
+    fed: list[weakref.ref[Any]] = []
+    held: list[bool] = []
+
+    def noted(*given: Any) -> Any:
+        found = feed(*given)
+        fed.extend(weakref.ref(array) for values in found.values() for array in values)
+        return found
+
+    def checked(stream: Any) -> Any:
+        held.extend(ref() is not None for ref in fed)
+        return run(stream)
+
+    monkeypatch.setattr(graph, "_feed", noted)
+    monkeypatch.setattr(graph._graph, "run", checked)
+    samples.check(batch, graph.run(batch, drawn))
+    assert held == [True] * 16
+    assert all(ref() is None for ref in fed), "and no longer"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("how", ["same", "reshaped"])
+def test_results_share_no_memory_with_inputs(count: int, how: str) -> None:
+    """An operator may hand through what it is given, which is its sender's."""
+
+    def through(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"row": fields["row"] if how == "same" else dali.fn.reshape(fields["row"], shape=[6])}
+
+    row = Field(np.float32, (6,))
+    stage = Stage("through", ("row",), {"row": row}, unused, DaliFragment(through))
+    graph = graph_of(Pipeline((stage,), outputs=("row",), inputs={"row": row}))
+    rows = [np.full(6, n, np.float32) for n in range(count)]
+    results = graph.run([{"row": one} for one in rows], [{0: {}}] * count)
+    for one in rows:
+        one[:] = -1
+    assert [result["row"].tolist() for result in results] == [[float(n)] * 6 for n in range(count)]
+    graph.close()
+
+
+ROW = Field(np.float32, (3,))
+
+
+def drawing(build: Any) -> DaliGraph:
+    stage = Stage("draws", ("row",), {"row": ROW}, unused, DaliFragment(build), draw)
+    return graph_of(Pipeline((stage,), outputs=("row",), inputs={"row": ROW}))
+
+
+def added(graph: DaliGraph, **params: int) -> list[float]:
+    (result,) = graph.run([{"row": np.zeros(3, np.float32)}], [{0: {k: np.int32(n) for k, n in params.items()}}])
+    found: list[float] = result["row"].tolist()
+    return found
+
+
+def test_a_graph_is_built_before_there_is_a_sample() -> None:
+    graph = drawing(lambda dali, fields, params, device: {"row": fields["row"] + params["amount"]})
+    graph.build({})
+    assert graph.built
+    assert added(graph, amount=3, other=4) == [3.0] * 3
+    assert graph.builds == 1
+    graph.close()
+
+
+def test_a_fragment_that_asked_for_what_is_not_drawn_is_asked_again_with_what_is() -> None:
+    """It may have got what it means to do without."""
+
+    def build(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"row": fields["row"] + params.get("more", 7.0)}
+
+    graph = drawing(build)
+    graph.build({})
+    assert added(graph, amount=3) == [7.0] * 3
+    assert graph.builds == 2
+    assert added(graph, amount=4) == [7.0] * 3
+    assert graph.builds == 2
+    graph.close()
+
+
+def words(operator: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"Critical error in pipeline:\nError in MIXED operator `{operator}`,\n"
+        "which was used in the pipeline definition with the following traceback:\n\n"
+        f'  File "{__file__}", line 15, in decode\n    image = dali.fn.{operator}(\n\nencountered:\n\n{what}\n'
+        "Current pipeline object is no longer valid."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "sample", "usable"),
+    [
+        (words("nvidia.dali.fn.decoders.image", "Failed to decode sample #37 : "), 37, True),
+        (words("nvidia.dali.fn.decoders.image", "nvImageCodec failure: '#4'"), None, True),
+        (words("nvidia.dali.fn.slice", "[1000..1005] is not valid for image dimensions [74 x 80]"), None, True),
+        (words("nvidia.dali.fn.external_source", "Inconsistent batch size"), None, False),
+        (RuntimeError("an illegal memory access was encountered"), None, False),
+        (ValueError("Failed to decode sample #3"), None, False),
+    ],
+)
+def test_what_failed(error: Exception, sample: int | None, usable: bool) -> None:
+    assert (sample_of(error), leaves_graph_usable(error)) == (sample, usable)

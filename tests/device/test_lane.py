@@ -1,0 +1,353 @@
+"""The device lane: what a device fails goes to the CPU, when tasks are reported, and what samples are said to cost."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu.device.budget import DeviceBudget
+from minato_gpu.device.loads import rows_bytes
+from minato_gpu.device.output import DeviceOutput
+from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.transfers import Transfers
+from minato_gpu.lanes.base import Local, Resident
+from minato_gpu.lanes.contract import Opened
+from minato_gpu.lanes.cpu_time import CoreTime
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.layout import Layout
+from minato_gpu.pipeline import Field, TorchFunction
+from tests.contracts.datasets import Made
+from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline
+from tests.lanes.harness import open_links, piece, task
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, FakeEvent, FakeStream
+from tests.support.fake_work import Copy
+from tests.support.leaks import leaks, take_snapshot
+from tests.support.waiting import wait_until
+
+X = Field(np.float32, (2,))
+
+
+def _read(fields: Any, params: Any) -> Any:
+    return {"x": np.full(2, fields["n"], np.float32), "label": fields["n"]}
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shift": float(rng.uniform(0, 1))}
+
+
+def _cpu(fields: Any, params: Any) -> Any:
+    if fields["x"][0] == 13:
+        raise ValueError("thirteen fails everywhere")
+    return {"x": (fields["x"] + np.float32(params["shift"])).astype(np.float32)}
+
+
+def _device(fields: Any, params: Any) -> Any:
+    if fields["x"][0] in (7, 13):
+        raise ValueError("no such operation on this device")
+    return {"x": fields["x"] + torch.tensor(params["shift"], dtype=torch.float32)}
+
+
+PIPELINE = Pipeline(
+    (
+        Stage("read", reads=("n",), writes={"x": X, "label": Field(np.int64)}, cpu=_read),
+        Stage("shift", reads=("x",), writes={"x": X}, cpu=_cpu, draw=_draw, device=TorchFunction(_device)),
+    ),
+    outputs=("x", "label"),
+    name="tests",
+)
+NUMBERS = Made(40, lambda n: {"n": n})
+
+
+def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_with_its_origin() -> None:
+    found = []
+    for lanes in (["cpu"], ["device"]):
+        generator = torch.Generator().manual_seed(3)
+        loader = DataLoader(NUMBERS, 4, num_workers=1, generator=generator, pipeline=PIPELINE, lanes=lanes)
+        batches = iter(loader)
+        values = [next(batches)["x"] for _ in range(3)]
+        with pytest.raises(ValueError, match="thirteen fails everywhere") as caught:
+            next(batches)
+        values += [batch["x"] for batch in batches]
+        found.append(torch.cat(values))
+        for part in ("epoch 0", "position 13", "index 13", "stage 'shift'", lanes[0]):
+            assert part in str(caught.value)
+    assert torch.allclose(found[0], found[1], atol=1e-6)
+    stats = loader.stats()
+    assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 39
+
+
+class _Gated(FakeDevice):
+    """The host waits for an event only once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    def event(self, timed: bool = False) -> Any:
+        """See Accelerator."""
+        device = self
+
+        class Event(FakeEvent):
+            def synchronize(self) -> None:
+                assert device.gate.wait(20)
+                super().synchronize()
+
+        return Event(self, self.current)
+
+
+def test_a_device_has_two_micro_batches_in_flight() -> None:
+    """The second is issued while the first is waited for; a third is not; no second of the device counts twice."""
+    device, begun = _Gated(), list[int]()
+
+    def note(fields: Any, params: Any) -> Any:
+        begun.append(int(fields["x"][0]))
+        return add(fields, params)
+
+    with bench(device, pipeline(note)) as one:
+        for chunk in range(3):
+            one.send(20 + 2 * chunk, 21 + 2 * chunk, chunk=chunk)
+        assert wait_until(lambda: len(begun) == 4)
+        assert one.lane.receive() == [Opened(1)] and begun == [20, 21, 22, 23]
+        device.gate.set()
+        assert all(one.reported(chunk) for chunk in range(3))
+        assert [report.chunk for report in one.reports] == [0, 1, 2]
+        assert all(a.end <= b.begin for a, b in itertools.pairwise(one.reports))
+
+
+FIRST, BUSY, LONG = 20, 30, 31
+
+
+class Gates:
+    """What the device does with sample FIRST waits until a second task is there, and what it does with LONG until the
+    test lets it; ``busy`` is done with sample BUSY, on the device and then, where that raised, on the CPU."""
+
+    def __init__(self, busy: Callable[[], None] = lambda: None) -> None:
+        self.begun, self.sent, self.seen = threading.Event(), threading.Event(), threading.Event()
+        self.busy = busy
+
+    def on_device(self, fields: Any, params: Any) -> Any:
+        """The stage "add" there."""
+        number = int(fields["x"][0])
+        if number == FIRST:
+            self.begun.set()
+            assert self.sent.wait(20)
+        if number == BUSY:
+            self.busy()
+        if number == LONG:
+            assert self.seen.wait(20)
+        return add(fields, params)
+
+    def then(self, xp: Any, fields: Any, params: Any) -> Any:
+        """The stage "double" there."""
+        if int(fields["x"][0]) == LONG + 1:
+            assert self.seen.wait(20)
+        return double(fields, params)
+
+    def on_cpu(self, fields: Any, params: Any) -> Any:
+        """The stage "add" on the CPU."""
+        if int(fields["x"][0]) == BUSY:
+            assert self.seen.wait(20)
+        return add(fields, params)
+
+    def run(self, one: Bench, second: Callable[[], Any]) -> bool:
+        """Whether the first task is reported while the second, which is sent as soon as it has begun, is at LONG."""
+        one.send(FIRST, chunk=1)
+        assert self.begun.wait(20)
+        second()
+        self.sent.set()
+        found = one.reported(1, 5.0)
+        assert one.report(2) is None
+        self.seen.set()
+        assert one.reported(2)
+        return found
+
+
+def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() -> None:
+    gates = Gates()
+    with bench(FakeDevice(LAZY_CONSUMER), pipeline(gates.on_device)) as one:
+        assert gates.run(one, lambda: one.send(LONG, chunk=2))
+
+
+def test_it_is_reported_between_two_parts_of_the_next() -> None:
+    """The device is through with it while the first part is issued, and the second one takes long."""
+    device = FakeDevice(LAZY_COPIES)
+    gates = Gates(device.finish)
+    with bench(device, pipeline(gates.on_device, gates.then)) as one:
+        assert gates.run(one, lambda: one.send(BUSY, LONG, cut=(LONG,), chunk=2))
+
+
+def test_it_is_reported_before_a_sample_of_the_next_is_repeated_on_the_cpu() -> None:
+    device = FakeDevice(LAZY_COPIES)
+
+    def fail() -> None:
+        device.finish()
+        raise ValueError("not on this device")
+
+    gates = Gates(fail)
+    with bench(device, pipeline(gates.on_device, cpu=gates.on_cpu)) as one:
+        assert gates.run(one, lambda: one.send(BUSY, chunk=2))
+        report = one.report(2)
+        assert report is not None and report.repeated == 1
+
+
+class _Timed(FakeDevice):
+    """Every piece of its work takes a second: one for each sample."""
+
+    keeps_time = True
+
+
+def test_a_device_that_keeps_time_says_what_samples_cost() -> None:
+    """From the end of the part before, whenever the host issued them and comes to ask."""
+    with bench(_Timed(LAZY_COPIES)) as one:
+        for chunk in (1, 2, 3):
+            one.send(20, 21, 22, 23, cut=(21, 23), chunk=chunk)
+        for chunk in (1, 2, 3):
+            assert one.reported(chunk)
+            report = one.report(chunk)
+            assert report is not None and report.times == [1.0] * 4 and report.seconds == 4.0
+
+
+@contextmanager
+def _busy_thread(name: str) -> Iterator[Callable[[], float]]:
+    """A thread of that name (as the kernel knows it) that computes; the function says for how long it has."""
+    ready, stop, ran = threading.Event(), threading.Event(), [0.0]
+
+    def compute() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        ready.set()
+        while not stop.is_set():
+            ran[0] = time.thread_time()
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield lambda: ran[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "counts"),
+    [("[Library] Executor", True, True), ("[Other] Executor", True, False), ("[Library] Executor", False, False)],
+)
+def test_threads_of_the_library_count(name: str, wanted: bool, counts: bool) -> None:
+    cores = CoreTime("Library", wanted=wanted)
+    with _busy_thread(name) as ran:
+        cores.look()
+        before, own, theirs = cores(), time.thread_time(), ran()
+        assert wait_until(lambda: ran() > theirs + 0.2)
+        used, own = cores() - before, time.thread_time() - own
+    assert (used > own + 0.1) is counts
+    cores.close()
+
+
+def test_a_thread_that_ended_is_let_go() -> None:
+    before = take_snapshot()
+    cores = CoreTime("Library")
+    with _busy_thread("[Library] Executor"):
+        cores.look()
+    assert cores() >= 0.0
+    cores.look()
+    cores.close()
+    cores.close()
+    assert not leaks(before)
+
+
+MADE = frozenset({"image", "count", "word"})
+COUNT = 20
+
+
+def sample(number: int) -> dict[str, Any]:
+    image = np.full((2, 1 + number), number, np.float32)
+    return {"image": image, "count": np.array(number), "word": "a", "label": number, "name": np.full(2, number)}
+
+
+@pytest.fixture(params=[LAZY_COPIES, LAZY_CONSUMER, 4])
+def device(request: pytest.FixtureRequest) -> FakeDevice:
+    return FakeDevice(request.param)
+
+
+def _stream(outlet: DeviceOutput) -> FakeStream:
+    stream: Any = outlet.stream
+    assert isinstance(stream, FakeStream)
+    return stream
+
+
+def _single(outlet: DeviceOutput) -> list[Copy]:
+    """Copies of one block, which have been issued: what lies side by side was many."""
+    return [work for work in _stream(outlet).work if isinstance(work, Copy) and len(work.targets) == 1]
+
+
+@pytest.mark.parametrize("layout", [None, b""])
+def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
+    with open_links(1) as links:
+        host = Host(links.engine_arena, links.loans, device)
+        transfers = Transfers(device, host, DeviceBudget(1 << 20))
+        outlet = DeviceOutput(Store(-1, links), transfers)
+        asked = task(piece(range(COUNT)), layout=layout)
+        issued = []
+        for _ in range(2):
+            outlet.reserve(asked, MADE, COUNT)
+            with outlet.working():
+                items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
+                before = _stream(outlet).issued
+                home = _single(outlet)
+                issued.append(outlet.issued(items))
+        if device.order == LAZY_COPIES:
+            assert _stream(outlet).done == 0, "nobody has waited"
+            assert len(_single(outlet)) == len(home) + 1
+            assert _stream(outlet).issued - before <= 3, "laid side by side by element type, then copied"
+            assert not any(one.through for one in issued)
+        assert device.fetched == 0 and transfers.budget.held["samples"] > 0
+        for one in issued:
+            for number, item in enumerate(outlet.settle(one)):
+                assert isinstance(item, Local)
+                for name, wanted in sample(number).items():
+                    got = item.value[name]
+                    assert type(got) is (np.int64 if name == "count" else type(wanted)) and np.array_equal(got, wanted)
+        assert (outlet.layout is None) is (layout is None)
+        if outlet.layout is not None:
+            of_first: Any = Layout.of({**sample(0), "count": np.int64(0), "image": np.zeros((2, COUNT), np.float32)})
+            assert [leaf.shape for leaf in pickle.loads(outlet.layout).leaves] == [
+                leaf.shape for leaf in of_first.leaves
+            ]
+        issued.clear()
+        del one
+        assert transfers.budget.held["samples"] == 0
+        device.finish()
+        assert device.used == 0
+        transfers.close()
+        host.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 20])
+def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_beyond(room: int) -> None:
+    """The room beside a batch, of which the next one may need all: in the account, and on the device."""
+    device = FakeDevice(LAZY_COPIES)
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    with bench(device, limit=rows_bytes(layout, ROWS) + room * SAMPLE_BYTES) as one:
+        for chunk in (1, 2):
+            one.send(*range(20, 20 + ROWS), chunk=chunk)
+        assert one.reported(2)
+        items = [item for report in one.reports for item in report.items or [None] * report.done]
+        assert sum(isinstance(item, Resident) for item in items) == room and len(items) == 2 * ROWS
+        assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS - room
+        del items
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0

@@ -1,0 +1,361 @@
+"""Where the device's memory is short: smaller micro-batches, then the CPU lane alone, said once and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.device.accelerator import is_out_of_memory
+from minato_gpu.device.functions import FunctionSegment
+from minato_gpu.device.loads import rows_bytes
+from minato_gpu.device.micro_batches import _PATIENCE, MicroBatches, Size
+from minato_gpu.lanes.base import Failure, Resident
+from minato_gpu.lanes.store import Store
+from minato_gpu.memory.layout import Layout
+from tests.device import lane_bench as device_bench
+from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, bench, pipeline, short_beyond
+from tests.device.test_lane import NUMBERS, PIPELINE
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.waiting import wait_until
+
+
+def test_micro_batches_shrink_until_they_fit_and_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_beyond(monkeypatch, 3)
+    with bench(FakeDevice()) as one:
+        for chunk in (1, 2):
+            one.send(*KEYS, chunk=chunk)
+            assert one.reported(chunk)
+            assert one.reports[-1].repeated == 0, "the device has made all of them"
+            stats = one.lane.stats()
+            assert (stats["micro_batch"], stats["short_of_memory"], stats["retired"]) == (2, 4, False), (
+                "once more after pools were trimmed"
+            )
+        one.reports.clear()
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA runtime API error cudaErrorMemoryAllocation (2):\nout of memory"), True),
+        (RuntimeError("Error in GPU operator `fn.resize`: Can't allocate 67108864 bytes on device 0."), True),
+        (RuntimeError("Error in MIXED operator `decoders.image_slice`: CUDA allocation failed"), True),
+        (MemoryError(), True),
+        (type("OutOfMemoryError", (Exception,), {})("cupy's own"), True),
+        (ValueError("a photograph of someone out of memory"), False),
+    ],
+)
+def test_what_counts_as_short_memory(error: Exception, short: bool) -> None:
+    assert is_out_of_memory(error) is short
+    outer = ValueError("stage failed")
+    outer.__cause__ = error
+    assert is_out_of_memory(outer) is short
+
+
+def test_a_sample_that_no_memory_is_enough_for_says_nothing_of_the_devices() -> None:
+    """An absurd header, say: the device lane goes on, with micro-batches as large as before."""
+
+    def grown(fields: Any, params: Any) -> Any:
+        if fields["x"][0] == 21:
+            raise MemoryError("Unable to allocate 512. TiB")
+        return device_bench.add(fields, params)
+
+    with bench(FakeDevice(), pipeline(grown, cpu=grown)) as one:
+        one.lane._may_retire = True
+        for chunk in (1, 2):
+            one.send(20, 21, 22, 23, chunk=chunk)
+            assert one.reported(chunk)
+            assert [isinstance(item, Failure) for item in one.reports[-1].items or []] == [False, True, False, False]
+        stats = one.lane.stats()
+        assert (stats["retired"], stats["micro_batch"]) == (False, ROWS)
+        one.reports.clear()
+
+
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_library_that_is_missing_is_named_once_and_the_cpu_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: list[str], no_leaks: None
+) -> None:
+    def load(self: Any) -> None:
+        raise ModuleNotFoundError("No module named 'cupy'", name="cupy")
+
+    def run(self: Any, batch: Any, drawn: Any) -> Any:
+        load(self)
+
+    monkeypatch.setattr(FunctionSegment, "load", load)
+    monkeypatch.setattr(FunctionSegment, "run", run)
+    keys = [key for key in range(40) if key != 13]
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(2):
+            loader = DataLoader(NUMBERS, 4, sampler=keys, num_workers=1, pipeline=PIPELINE, lanes=lanes)
+            assert [int(n) for batch in loader for n in batch["label"]] == keys
+    assert len(caplog.records) == 1 and "cupy" in caplog.records[0].message
+    del loader
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_a_loader_goes_on_without_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lanes: list[str],
+    in_order: bool,
+    no_leaks: None,
+) -> None:
+    """Everything is delivered once, also in the epoch after."""
+    keys = [key for key in range(40) if key != 13]
+    more: dict[str, Any] = {"pipeline": PIPELINE, "lanes": lanes, "persistent_workers": True, "in_order": in_order}
+    short_beyond(monkeypatch, 0)
+    loader = DataLoader(NUMBERS, 4, sampler=keys, num_workers=1, **more)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(2):
+            assert sorted(int(n) for batch in loader for n in batch["label"]) == keys
+    device = loader.stats()["device_lane"]
+    assert device["retired"] is (len(lanes) == 2)
+    assert len(caplog.records) == (1 if len(lanes) == 2 else 0)
+    del loader
+
+
+ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 0, 1]
+KEYS = range(20, 20 + ROWS)
+
+
+def test_pools_let_go_of_what_they_do_not_use_before_micro_batches_shrink() -> None:
+    device = FakeDevice(LAZY_CONSUMER, capacity=4 * ROWS * SAMPLE_BYTES)
+    device.pooled = device.capacity - SAMPLE_BYTES
+    with bench(device) as one:
+        one.send(*KEYS, chunk=1)
+        assert one.reported(1)
+        report, stats = one.report(1), one.lane.stats()
+        assert report is not None and all(isinstance(item, Resident) for item in report.items or [None])
+        assert (device.trims, stats["micro_batch"], stats["short_of_memory"]) == (1, ROWS, 1)
+        assert report.times is None, "it took longer than others"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_error_that_comes_late_costs_no_sample(order: Order) -> None:
+    """Whichever call it comes with, and although every call after that has it too: the CPU prepares what is left."""
+    device = FakeDevice(order)
+    fails = [1]
+
+    def add(fields: Any, params: Any) -> Any:
+        if fields["x"][0] == KEYS[3] and fails:
+            fails.pop()
+            device.fail(RuntimeError("an illegal memory access was encountered"))
+        return device_bench.add(fields, params)
+
+    with bench(device, pipeline(add)) as one:
+        slabs = [one.send(*KEYS, chunk=chunk) for chunk in (1, 2)]
+        assert one.reported(1) and one.reported(2)
+        for slab, report in zip(slabs, one.reports, strict=True):
+            assert report.items is None and report.repeated >= ROWS, "all of them lie in their rows"
+            assert slab.batch()["x"][:, 0].tolist() == [2 * (key + 1) for key in KEYS]
+        device.error = None  # the bench closes what a process would not
+
+
+@pytest.mark.parametrize("room", [0, 3])
+def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_beyond(room: int) -> None:
+    """The room beside a batch, of which the next one may need all: in the account, and on the device."""
+    device = FakeDevice(LAZY_COPIES)
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    limit = rows_bytes(layout, ROWS) + room * SAMPLE_BYTES
+    with bench(device, limit=limit) as one:
+        slabs = [one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in (1, 2)]
+        assert one.reported(2)
+        items = [item for report in one.reports for item in report.items or [None] * report.done]
+        resident = [isinstance(item, Resident) for item in items]
+        assert sum(resident) == room and len(items) == 2 * ROWS
+        assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS - room
+        rows = [row for slab in slabs for row in slab.batch()["x"][:, 0].tolist()]
+        wanted = [2 * (key + 1) for key in range(20, 20 + ROWS)] * 2
+        assert [row for row, stays in zip(rows, resident, strict=True) if not stays] == [
+            value for value, stays in zip(wanted, resident, strict=True) if not stays
+        ]
+        del items
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples each run of a segment had, in turn."""
+    found: list[int] = []
+    run = FunctionSegment.run
+
+    def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        found.append(len(batch))
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", noted)
+    return found
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_home_together(
+    order: str, sizes: list[int]
+) -> None:
+    """Three batches, of which one is set aside: two stay. A device that made the others one by one would be no use."""
+    layout = Layout.of(SAMPLE)
+    assert layout is not None
+    stay = 2 * rows_bytes(layout, ROWS) // (ROWS * SAMPLE_BYTES)  # micro-batches, whose samples are a part of a batch
+    with bench(FakeDevice(order), batches=3) as one:
+        slabs = {chunk: one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in range(stay + 2)}
+        assert one.reported(stay + 1)
+        assert sizes == [ROWS] * (2 * len(slabs)), "each in two segments"
+        resident = {
+            report.chunk: {isinstance(item, Resident) for item in report.items or [None]} for report in one.reports
+        }
+        assert resident == {chunk: {chunk < stay} for chunk in slabs}
+        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS
+        for chunk in (stay, stay + 1):
+            assert slabs[chunk].batch()["x"][:, 0].tolist() == [2 * (key + 1) for key in range(20, 20 + ROWS)]
+        one.reports.clear()
+
+
+UNREADABLE = 23
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host read of one sample has left cannot be read in this process."""
+    get = Store.get
+
+    def refuse(self: Store, item: Any) -> Any:
+        fields = get(self, item)
+        if isinstance(fields, dict) and fields.get("label") == UNREADABLE:
+            raise RuntimeError("cannot be unpickled here")
+        return fields
+
+    monkeypatch.setattr(Store, "get", refuse)
+
+
+@pytest.mark.usefixtures("unreadable")
+def test_a_sample_that_cannot_be_unpickled_fails_alone_and_keeps_no_room() -> None:
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device, limit=1 << 20) as one:
+        one.send(20, UNREADABLE, 22, chunk=1)
+        one.send(UNREADABLE, chunk=2)
+        assert one.reported(1) and one.reported(2)
+        kinds = [[type(item) for item in report.items or []] for report in one.reports]
+        assert kinds == [[Resident, Failure, Resident], [Failure]]
+        failed = one.reports[1].items[0]  # type: ignore[index]
+        assert isinstance(failed, Failure) and failed.origin is not None
+        assert failed.origin.index == UNREADABLE and failed.origin.lane == "device"
+        with pytest.raises(RuntimeError, match="cannot be unpickled here"):
+            failed.error.reraise()
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0)
+
+
+def test_a_lane_that_finds_the_device_full_of_what_came_before_does_not_retire() -> None:
+    """A consumer that is away for long leaves more than a batch there. Once that has gone there is room again."""
+    device = FakeDevice(LAZY_CONSUMER)
+    with bench(device) as one:
+        one.lane._may_retire = True
+        for chunk in range(4):
+            one.send(*range(20, 20 + ROWS), chunk=chunk)
+            assert one.reported(chunk)
+        device.capacity = device.used
+        before = one.send(20, 21, chunk=4)
+        assert one.reported(4) and one.report(4).repeated == 2  # type: ignore[union-attr]
+        assert before.batch()["x"][:2, 0].tolist() == [42, 44], "the CPU has prepared them"
+        one.reports.clear()
+        device.finish()
+        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0)
+        one.send(20, 21, chunk=5)
+        assert one.reported(5) and one.report(5).repeated == 0  # type: ignore[union-attr]
+        one.reports.clear()
+        stats = one.lane.stats()
+        assert (stats["retired"], stats["micro_batch"]) == (False, ROWS)
+
+
+class Device:
+    """Runs micro-batches of numbers. ``bad``: those that fail, which is told with their place if ``names``; ``room``:
+    samples that there is memory for."""
+
+    def __init__(self, *bad: int, names: bool = True, room: int = 99) -> None:
+        self.bad, self.names, self.room = bad, names, room
+        self.ran: list[list[int]] = []
+        run: Any = self._run  # results are numbers here, and texts of those that failed
+        failed: Any = self._failed
+        self.batches = MicroBatches(run, failed, 64)
+
+    def run(self, count: int) -> list[Any]:
+        """The results of samples 0 to ``count`` - 1."""
+        return self.batches.run([({"n": n}, {}) for n in range(count)])
+
+    def _run(self, samples: Sequence[Any]) -> list[int]:
+        numbers = [fields["n"] for fields, _ in samples]
+        self.ran.append(numbers)
+        if len(samples) > self.room:
+            raise MemoryError(f"{len(samples)} samples")
+        found = [n for n in numbers if n in self.bad]
+        if found:
+            what = f"Failed to decode sample #{numbers.index(found[0])} : " if self.names else "something is wrong"
+            raise RuntimeError(what)
+        return numbers
+
+    @staticmethod
+    def _failed(fields: Any, error: Exception) -> str:
+        return f"{fields['n']}: {type(error).__name__}"
+
+
+def without(count: int, *bad: int) -> list[Any]:
+    return [f"{n}: RuntimeError" if n in bad else n for n in range(count)]
+
+
+@pytest.mark.parametrize("bad", [(0,), (7,), (1, 6), (0, 1, 2), tuple(range(8))])
+@pytest.mark.parametrize("names", [True, False])
+def test_each_sample_has_its_own_result_whatever_is_named(bad: tuple[int, ...], names: bool) -> None:
+    device = Device(*bad, names=names)
+    assert device.run(8) == without(8, *bad)
+    assert max(sum(n in ran for ran in device.ran) for n in range(8)) <= 5
+
+
+def test_where_memory_is_short_no_sample_is_bad_and_nothing_is_kept() -> None:
+    device = Device(5, names=False, room=7)
+    with pytest.raises(MemoryError):
+        device.run(8)
+    assert [len(ran) for ran in device.ran] == [8] and device.batches.repeated == 0
+
+
+def fill(size: Size, count: int) -> None:
+    for _ in range(count):
+        size.fitted(size.limit)
+
+
+def test_what_was_halved_grows_again_and_no_further_than_it_was() -> None:
+    size = Size(64)
+    size.short(64)
+    size.short(32)
+    assert size.limit == 16
+    fill(size, _PATIENCE - 1)
+    size.fitted(3)  # not full: it says nothing of 16
+    assert size.limit == 16
+    fill(size, 1)
+    assert size.limit == 32
+    fill(size, _PATIENCE)
+    assert size.limit == 64
+    fill(size, 10 * _PATIENCE)
+    assert size.limit == 64
+
+
+def test_where_that_was_too_much_it_waits_for_twice_as_long() -> None:
+    size = Size(64)
+    size.short(64)
+    waits = []
+    for _ in range(3):
+        waits.append(0)
+        while size.limit == 32:
+            fill(size, 1)
+            waits[-1] += 1
+        size.short(64)
+    assert waits == [_PATIENCE, 2 * _PATIENCE, 4 * _PATIENCE]

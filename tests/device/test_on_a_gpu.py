@@ -1,0 +1,172 @@
+"""What a GPU does where the stand-in on the CPU does it in another way: decoding, streams, memory."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.device import nvjpeg
+from minato_gpu.device.accelerator import Accelerator, is_out_of_memory
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.device.staging import Download, Upload
+from minato_gpu.device.values import to_numpy
+from minato_gpu.parity import whole_tolerance
+from minato_gpu.pipeline import Pipeline
+from minato_gpu.samples import StageError
+from pipelines import image_classification
+from tests.support.gate import held_up
+from tests.support.numbers import PIPELINE, Numbers
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def encoded(number: int) -> dict[str, Any]:
+    """What the host read makes of a smooth photograph."""
+    height, width = 200 + 40 * number, 320 - 20 * number
+    rows, columns = np.mgrid[:height, :width]
+    planes = [255 * rows // height, 255 * columns // width, (rows + columns + 9 * number) // 4 % 256]
+    done, data = cv2.imencode(".jpg", np.stack(planes, axis=-1).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 95])
+    assert done
+    size = np.array((height, width), np.int32)
+    return {"encoded": data.reshape(-1), "size": size, "progressive": np.bool_(False), "label": number}
+
+
+def spoilt(fields: dict[str, Any]) -> dict[str, Any]:
+    """What no decoder knows, with a header's word that it is a photograph.
+
+    A file that is cut off is refused when it is read: of that the decoders' opinions differ.
+    """
+    return {**fields, "encoded": np.full(1000, 7, np.uint8)}
+
+
+def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | None = None) -> dict[str, Any]:
+    """By the CPU's implementations; the photograph is read already."""
+    return pipeline.run(fields, seed, start=1, stop=stop)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None:
+    """DALI names no sample here: the others of the micro-batch run again, and are what they would have been."""
+    pipeline = image_classification.build(64, scale=(1.0, 1.0))
+    split = pipeline.splits[0]
+    samples = [spoilt(encoded(n)) if n == 2 else encoded(n) for n in range(6)]
+    given = [(prepared(pipeline, fields, n, stop=split), n) for n, fields in enumerate(samples)]
+    executor = DeviceExecutor(pipeline, split, device=device, max_batch=6)
+    found = executor.run(given)
+    level = pipeline.fields_at(len(pipeline.stages))["image"].level
+    limit = whole_tolerance(pipeline, device, split)
+    for n, result in enumerate(found):
+        if n == 2:
+            assert isinstance(result, StageError) and "in decode_dali\n" in str(result)
+            continue
+        assert not isinstance(result, StageError), result
+        expected = prepared(pipeline, samples[n], n)["image"]
+        deviation = np.abs(to_numpy(result["image"]) - expected) / level
+        assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
+    assert executor.batches.repeated == 6
+    executor.run(given[:2])
+    assert executor.batches.repeated == 6
+    assert [one.builds for one in executor._segments] == [1], "DALI calls it no longer valid, and it works"
+    executor.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("regions", [False, *([True] if nvjpeg.decodes_regions() else [])])  # they may end the process
+def test_boxes_are_the_same_whoever_cuts_them(regions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older nvJPEG decodes whole photographs, of which the GPU cuts the boxes."""
+    monkeypatch.setattr(nvjpeg, "decodes_regions", lambda: regions)
+    pipeline = image_classification.build(64)
+    split = pipeline.splits[0]
+    given = [(prepared(pipeline, encoded(n), n, stop=split), n) for n in range(6)]
+    executor = DeviceExecutor(pipeline, split, device="cuda", max_batch=6)
+    level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", split)
+    for n, result in enumerate(executor.run(given)):
+        assert not isinstance(result, StageError), result
+        deviation = np.abs(to_numpy(result["image"]) - prepared(pipeline, encoded(n), n)["image"]) / level
+        assert deviation.max() <= limit.maximum and deviation.mean() <= limit.mean
+    assert executor.batches.repeated == 0
+    executor.close()
+
+
+@pytest.mark.gpu
+def test_what_cupy_does_while_the_lane_works_goes_to_the_lanes_stream() -> None:
+    import cupy
+
+    device = Accelerator(torch.device("cuda"))
+    stream = device.stream()
+    before = cupy.cuda.get_current_stream().ptr
+    with device.working(stream):
+        assert cupy.cuda.get_current_stream().ptr == stream.cuda_stream
+        assert torch.cuda.current_stream() == stream
+        made = cupy.arange(1 << 20, dtype=cupy.int64) + 1
+        tensor, event = device.adopt(made), device.event()
+    assert cupy.cuda.get_current_stream().ptr == before
+    assert tensor.data_ptr() == made.data.ptr, "no copy"
+    assert device.fetch(tensor, event).sum() == (1 << 19) * ((1 << 20) + 1)
+
+
+@pytest.mark.gpu
+def test_what_is_brought_to_the_host_does_not_wait_for_the_default_stream() -> None:
+    device = Accelerator(torch.device("cuda"))
+    with device.running(device.stream()):
+        tensor = torch.full((1000,), 7, device="cuda")
+        event = device.event()
+    with held_up(device, torch.cuda.default_stream()):  # by training
+        assert device.fetch(tensor, event).tolist() == [7] * 1000
+
+
+@pytest.mark.gpu
+def test_nobody_waits_for_what_is_on_its_way() -> None:
+    """Neither for what a torch stage is given, nor for what a ``collate_fn`` is to join, behind work of any length."""
+    device = Accelerator(torch.device("cuda"))
+    stream = device.stream()
+    upload = Upload(device)
+    for late in (False, True):  # the first time memory is taken, which may wait for the device
+        with held_up(device, stream) if late else nullcontext(), device.working(stream):
+            values = [np.full((100 + n, 100), n, np.float32) for n in range(64)]
+            tensors = upload.bring(values)
+            download, event = Download(device, tensors), device.event()
+            assert not (late and event.query())
+        event.synchronize()
+        assert all(map(np.array_equal, download.arrays(), values))
+        del tensors, download  # whose memory is there for the next time
+
+
+@pytest.mark.gpu
+def test_the_default_stream_has_the_lowest_priority() -> None:
+    """So a stream of the lane's that is no higher cannot push training aside."""
+    device = Accelerator(torch.device("cuda"))
+    stream: Any = device.stream()
+    assert stream.priority == torch.cuda.default_stream().priority == 0
+    of_streams: Any = torch.cuda.Stream
+    least, greatest = of_streams.priority_range()
+    assert greatest < least == 0
+
+
+@pytest.mark.gpu
+def test_a_device_without_memory_says_so_as_it_is_understood() -> None:
+    with pytest.raises(Exception, match="memory") as caught:
+        Accelerator(torch.device("cuda")).empty(1 << 50)
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
+def test_beyond_a_budget_samples_come_by_way_of_the_host(lanes: list[str]) -> None:
+    loader = DataLoader(
+        Numbers(), 8, num_workers=2, device="cuda", pipeline=PIPELINE, lanes=lanes, device_memory_budget=1
+    )
+    labels = []
+    for batch in loader:
+        over = batch["x"] - 2 * batch["label"][:, None, None]
+        assert bool(((over >= 0) & (over <= 2) & (over == over[:, :1, :1])).all())
+        labels += batch["label"].tolist()
+    assert labels == list(range(len(Numbers())))
+    if lanes == ["device"]:
+        assert loader.stats()["device_lane"]["spilled_to_host"] > 0

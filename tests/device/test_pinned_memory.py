@@ -1,0 +1,186 @@
+"""Host memory: what is pinned covers what is used and is given back, and what has no room is said."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.device import pinned_memory as host
+from minato_gpu.device.accelerator import Accelerator
+from minato_gpu.device.pinned_memory import Host
+from minato_gpu.memory import arena as arenas
+from minato_gpu.memory import shm_limits
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.loans import Loans
+from tests.support.fake_device import FakeDevice
+
+STEP = 1 << 16
+
+
+def test_pieces_grow_and_meet() -> None:
+    device, arena = FakeDevice(), Arena("tests", 1 << 24)
+    pinned = Host(arena, Loans(), device, STEP)
+    for end in (10, STEP, STEP + 1, 5 * STEP, 6 * STEP, 1 << 22):
+        pinned.cover(end)
+        assert pinned.pinned >= end
+    assert len(pinned.ends) <= 6 and pinned.ends == sorted(pinned.ends)
+    begins = sorted(device.pinned)
+    assert [begin + device.pinned[begin] for begin in begins[:-1]] == begins[1:]
+    pinned.close()
+    pinned.close()
+    assert device.pinned == {}
+    arena.close()
+
+
+def test_no_more_is_pinned_ahead_of_need_than_batches_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_MOST", 2 * STEP)
+    device, arena = FakeDevice(), Arena("tests", 1 << 24)
+    pinned = Host(arena, Loans(), device, STEP)
+    for end in (STEP, 2 * STEP, 3 * STEP, 5 * STEP, 20 * STEP, 21 * STEP):
+        pinned.cover(end)
+    assert [end // STEP for end in pinned.ends] == [1, 2, 4, 6, 20, 22]
+    pinned.close()
+    arena.close()
+
+
+class _Refusing(FakeDevice):
+    def pin(self, address: int, nbytes: int) -> None:
+        raise RuntimeError("not on this machine")
+
+
+def test_a_device_that_refuses_is_asked_once() -> None:
+    arena = Arena("tests", 1 << 24)
+    pinned = Host(arena, Loans(), _Refusing(), STEP)
+    pinned.cover(1)
+    assert (pinned.pinned, pinned.refused) == (0, "not on this machine")
+    pinned.cover(2)
+    pinned.close()
+    arena.close()
+
+
+def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a free extent goes back to the kernel, and so does all of it where the device has refused."""
+    monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
+    monkeypatch.setattr(arenas, "_LATELY", 1)
+    for device, kept in ((FakeDevice(), STEP), (_Refusing(), 0)):
+        arena = Arena("tests", 1 << 24)
+        pinned = Host(arena, Loans(), device, STEP)
+        pinned.cover(1)
+        for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
+            offset = arena.allocate(size)
+            np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
+            arena.free(offset)
+        assert os.fstat(arena.fd).st_blocks * 512 <= kept + mmap.PAGESIZE
+        pinned.close()
+        arena.close()
+
+
+def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device would go on reading them after the next write went to others."""
+    monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
+    monkeypatch.setattr(arenas, "_LATELY", 2)
+    arena = Arena("tests", 1 << 24)
+    pinned = Host(arena, Loans(), FakeDevice(), STEP)
+    pinned.cover(4 * STEP)
+    for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
+        offset = arena.allocate(size)
+        np.frombuffer(arena.buffer, np.uint8, size, offset)[:] = 7
+        arena.free(offset)
+    assert (np.frombuffer(arena.buffer, np.uint8, 4 * STEP, 0) == 7).all()
+    pinned.close()
+    arena.close()
+
+
+@pytest.mark.gpu
+def test_a_real_device_reads_what_is_written_after_pinning() -> None:
+    device, arena = Accelerator(torch.device("cuda")), Arena("tests", 1 << 26)
+    pinned = Host(arena, Loans(), device)
+    pinned.cover(1 << 24)
+    assert pinned.refused is None and pinned.pinned >= 1 << 24
+    host = np.frombuffer(arena.buffer, np.uint8, 1 << 24, 0)
+    for value in (3, 5):
+        host[:] = value
+        with device.running(device.stream()):
+            target = device.empty(host.nbytes)
+            device.copy(target, torch.from_numpy(host))
+            device.event().synchronize()
+        assert bool((target == value).all())
+    pinned.close()
+    del host
+    arena.close()
+
+
+# --- what has no room is said when the loader is made ----------------------------------------------------------
+
+_DATA: Any = range(8)
+
+
+def _free(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=nbytes))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"collate_fn": list, "num_workers": 4}, True),
+        ({"collate_fn": list, "num_workers": 2}, False),
+        ({"collate_fn": list, "num_workers": 4, "worker_kind": "thread"}, False),
+        ({"num_workers": 4}, False),
+        ({"collate_fn": list}, False),
+    ],
+    ids=str,
+)
+def test_a_small_tmpfs(
+    more: dict[str, Any], said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only where default_collate may run in a worker process does it matter; it is said once."""
+    _free(monkeypatch, 48 << 20)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(2):
+            DataLoader(_DATA, **more)
+    assert [record.getMessage()[:30] for record in caplog.records] == ["/dev/shm has 48 MiB left for 4"] * said
+    assert not said or "--shm-size" in caplog.text
+
+
+def test_no_tmpfs_at_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(shm_limits, "_TMPFS", Path("/nowhere"))
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        DataLoader(_DATA, collate_fn=list, num_workers=1)
+    assert "/dev/shm has 0 MiB left for 1 workers" in caplog.text
+
+
+def test_a_budget_beyond_the_memory_there_is() -> None:
+    limit, what = shm_limits.memory_limit()
+    assert limit > 1 << 28
+    with pytest.raises(ValueError, match=r"host_memory_budget=.* is more than the .* bytes of this"):
+        DataLoader(_DATA, num_workers=1, host_memory_budget=limit + 1)
+    DataLoader(_DATA, num_workers=1, host_memory_budget=limit)
+    assert what
+
+
+def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    monkeypatch.setattr(shm_limits, "_CGROUP", tmp_path)
+    machine = shm_limits.memory_limit()
+    assert machine[1] == "this machine's memory"
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert shm_limits.memory_limit() == (1 << 30, "this job's memory limit (memory.max)")
+
+
+def test_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, size: int) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(RuntimeError, match=r"cannot map 64 MiB of shared memory .* ulimit"):
+        DataLoader(_DATA, num_workers=1)

@@ -1,0 +1,259 @@
+"""Segments: DALI, CuPy and torch stages one after another, over NumPy and CPU tensors where there is no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minato_gpu.device.accelerator
+import minato_gpu.engine.building
+from minato_gpu import DataLoader
+from minato_gpu.device.executor import DeviceExecutor, segments
+from minato_gpu.device.functions import FunctionSegment
+from minato_gpu.device.staging import Upload
+from minato_gpu.device.values import to_numpy
+from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.samples import StageError
+from minato_gpu.stages import Fields, Params
+from tests.support.fake_device import LAZY_COPIES, FakeDevice
+
+ROW = Field(np.float32, (None,))
+
+
+def add_xp(xp: Any, fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def add_torch(fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + float(params["amount"])}
+
+
+def add_dali(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def refuse_negative(fields: Fields, params: Params) -> Fields:
+    if float(fields["row"].min()) < 0:
+        raise ValueError("a negative value")
+    return {"row": fields["row"]}
+
+
+def draw_amount(rng: np.random.Generator, meta: Fields) -> Params:
+    return {"amount": rng.uniform(0, 10)}
+
+
+def add(fields: Fields, params: Params) -> Fields:
+    return {"row": fields["row"] + params["amount"]}
+
+
+def mixed() -> Pipeline:
+    def stage(name: str, device: Any, **changes: Any) -> Stage:
+        parts: dict[str, Any] = {"cpu": add, "draw": draw_amount, **changes}
+        return Stage(name, ("row",), {"row": ROW}, device=device, **parts)
+
+    return Pipeline(
+        (
+            stage("a", DaliFragment(add_dali)),
+            stage("b", DaliFragment(add_dali)),
+            stage("check", TorchFunction(refuse_negative), cpu=refuse_negative, draw=None),
+            stage("c", CupyFunction(add_xp)),
+            stage("d", TorchFunction(add_torch)),
+            stage("e", DaliFragment(add_dali)),
+        ),
+        outputs=("row",),
+        inputs={"row": ROW},
+    )
+
+
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
+    """A micro-batch that failed runs once more, sample by sample, on what each had brought."""
+
+    def shift(fields: Fields) -> Fields:
+        row = fields["row"]
+        row += 100
+        if float(row[0]) < 0:
+            raise ValueError("a negative value")
+        return {"row": row}
+
+    how = CupyFunction(lambda xp, f, p: shift(f)) if kind == "cupy" else TorchFunction(lambda f, p: shift(f))
+    stage = Stage("shift", reads=("row",), writes={"row": ROW}, cpu=lambda f, p: {"row": f["row"] + 100}, device=how)
+    executor = DeviceExecutor(Pipeline((stage,), inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
+    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
+    results = executor.run([(row, n) for n, row in enumerate(rows)])
+    executor.close()
+    assert isinstance(results[1], StageError)
+    assert [result["row"][0] for result in results if not isinstance(result, StageError)] == [101, 102]
+    assert [row["row"][0] for row in rows] == [1, -1000, 2]
+
+
+def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
+    def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
+        return {"other": fields["row"]}
+
+    def mistyped(xp: Any, fields: Fields, params: Params) -> Fields:
+        return {"row": fields["row"].astype(xp.float64)}
+
+    for device, words in ((DaliFragment(misnamed), "made"), (CupyFunction(mistyped), "dtype float64")):
+        wrong = dataclasses.replace(mixed().stages[0], device=device)
+        executor = DeviceExecutor(Pipeline((wrong,), outputs=("row",), inputs={"row": ROW}), 0)
+        (result,) = executor.run([({"row": np.zeros(2, np.float32)}, 0)])
+        assert isinstance(result, StageError)
+        assert words in str(result)
+
+
+def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
+    def stage(name: str, device: Any) -> Stage:
+        return Stage(name, ("row",), {"row": ROW}, cpu=add, device=device, draw=draw_amount)
+
+    kinds = [CupyFunction(add_xp)] * 2 + [TorchFunction(add_torch)] * 3 + [DaliFragment(add_dali)] * 2
+    pipeline = Pipeline(
+        tuple(stage(f"s{n}", kind) for n, kind in enumerate(kinds)), outputs=("row",), inputs={"row": ROW}
+    )
+    options: dict[str, Any] = {"device": "cpu", "max_batch": 4, "threads": 1}
+    assert [one.stages for one in segments(pipeline, range(7), **options)] == [range(2), range(2, 5), range(5, 7)]
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(3)]
+    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
+        assert not isinstance(result, StageError)
+        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
+    executor.close()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> None:
+    """What a module computes, and a parameter as it is."""
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    def scale(fields: Fields, params: Params) -> Fields:
+        return {"row": fields["row"] * weight, "weight": weight}
+
+    before = Stage("before", ("row",), {"row": ROW}, lambda f, p: f, CupyFunction(lambda xp, f, p: f))
+    stage = Stage("scale", ("row",), {"row": ROW, "weight": ROW}, lambda f, p: f, TorchFunction(scale))
+    pipeline = Pipeline((before, stage), outputs=("row", "weight"), inputs={"row": ROW})
+    _, segment = segments(pipeline, range(2), device=device, max_batch=1, threads=1)
+    (made,) = segment.run([{"row": torch.ones(3)}], [{1: {}}])  # of the device's: it is not brought there
+    for value in made.values():
+        assert not getattr(value, "requires_grad", False) and np.asarray(value).tolist() == [2.0] * 3
+
+
+@pytest.mark.gpu
+def test_all_kinds_hand_over_to_each_other_on_a_gpu() -> None:
+    pipeline = mixed()
+    executor = DeviceExecutor(pipeline, 0, device="cuda", max_batch=4)
+    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(4)]
+    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
+        assert not isinstance(result, StageError), result
+        assert not isinstance(result["row"], np.ndarray)
+        np.testing.assert_allclose(to_numpy(result["row"]), pipeline.run(rows[n], n)["row"], rtol=1e-6)
+    assert executor.batches.repeated == 0
+    executor.close()
+
+
+def _same(fields: Any, params: Any) -> Any:
+    return {"x": fields["x"], "n": fields["n"]}
+
+
+def test_a_gpus_torch_stage_does_not_wait_for_what_it_is_given() -> None:
+    """``torch.tensor(array, device="cuda")`` waits for the stream, at every sample."""
+    device = FakeDevice(LAZY_COPIES)
+    writes = {"x": Field(np.float32, (2,)), "n": Field(np.int64)}
+    read = Stage("read", ("k",), writes, cpu=_same)
+    stage = Stage("same", ("x", "n"), writes, cpu=_same, device=TorchFunction(_same))
+    pipeline = Pipeline((read, stage), outputs=("x",), name="tests")
+    segment = FunctionSegment(pipeline, range(1, 2), device="cuda", upload=Upload(device))
+    batch = [{"x": np.full(2, number, np.float32), "n": np.int64(number)} for number in range(4)]
+    stream = device.stream()
+    with device.running(stream):
+        made = segment.run(batch, [{1: {}}] * 4)
+    assert (stream.issued, stream.done) == (4, 0), "one copy for each, and none has run"
+    assert device.waited == []
+    device.finish()
+    assert [(one["x"].tolist(), int(one["n"])) for one in made] == [([float(n)] * 2, n) for n in range(4)]
+
+
+SHIFTS = np.arange(4, dtype=np.float32)  # the data set's own, whoever draws of them
+
+
+def _draw(rng: np.random.Generator, meta: Any) -> Any:
+    return {"shifts": SHIFTS[1:]}
+
+
+def _sum(fields: Any, params: Any) -> Any:
+    """All that it is given, twice, and changed where it lies."""
+    row, (numbers, view), shifts = fields["row"], fields["parts"], params["shifts"]
+    for one in (row, view, shifts):
+        one *= 2
+    numbers.append(sum(numbers))
+    if float(row[0]) < 0:
+        raise ValueError("a negative value")
+    return {"sum": row + float(view.sum()) + float(shifts.sum()) + sum(numbers)}
+
+
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+@pytest.mark.parametrize("nested", ["array", "view"])
+def test_what_a_function_is_given_is_its_own(kind: str, nested: str) -> None:
+    """A micro-batch that failed runs once more, sample by sample; and what passes through is as it was."""
+    how = CupyFunction(lambda xp, fields, params: _sum(fields, params)) if kind == "cupy" else TorchFunction(_sum)
+    stage = Stage("sum", ("row", "parts"), {"sum": Field(np.float32, (3,))}, cpu=_sum, device=how, draw=_draw)
+    pipeline = Pipeline((stage,), outputs=("sum", "row", "parts"), name="tests")
+    whole = torch.arange(9.0).view(3, 3)  # a data set in memory, of whose rows samples are views
+    whole[1, 0] = -1
+    before, lists = whole.clone(), [[1, 2] for _ in range(3)]
+    parts: list[Any] = [whole[2] if nested == "view" else np.full(2, n) for n in range(3)]
+    samples = [{"row": whole[n], "parts": (lists[n], parts[n])} for n in range(3)]
+    executor = DeviceExecutor(pipeline, 0, max_batch=4)
+    results = executor.run([(sample, n) for n, sample in enumerate(samples)])
+    executor.close()
+    assert torch.equal(whole, before) and lists == [[1, 2]] * 3 and SHIFTS.tolist() == [0, 1, 2, 3]
+    assert isinstance(results[1], StageError)
+    for n in (0, 2):
+        result = results[n]
+        assert not isinstance(result, StageError)
+        wanted = 2 * before[n] + 2 * float(parts[n].sum()) + 12 + 6
+        assert np.array_equal(result["sum"], wanted)
+        assert result["row"] is samples[n]["row"] and result["parts"] is samples[n]["parts"]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+def test_texts_that_a_function_makes_are_stacked_and_made_by_it(
+    kind: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice(LAZY_COPIES)
+    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    how = CupyFunction(lambda xp, f, p: _text(f)) if kind == "cupy" else TorchFunction(lambda f, p: _text(f))
+    writes = {"row": Field(np.float32, (3,)), "text": Field(object)}
+    read = Stage("read", ("n",), {"row": writes["row"]}, cpu=_rows)
+    stage = Stage("text", ("row",), writes, cpu=_refused, device=how)
+    pipeline = Pipeline((read, stage), outputs=("row", "text"), name="tests")
+    data: Any = [{"n": n} for n in range(8)]
+    more: dict[str, Any] = {"device": "cuda"} if on_device else {}
+    loader: Any = DataLoader(
+        data,
+        2,
+        num_workers=1,
+        worker_kind="thread",
+        pipeline=pipeline,
+        lanes=["device"],
+        **more,
+    )
+    assert [batch["text"] for batch in loader] == [[f"{n}", f"{n + 1}"] for n in range(0, 8, 2)]
+    device.finish()
+
+
+def _rows(fields: Any, params: Any) -> Any:
+    return {"row": np.full(3, fields["n"], np.float32)}
+
+
+def _text(fields: Any) -> Any:
+    return {"row": fields["row"] * 2, "text": f"{int(fields['row'][0])}"}
+
+
+def _refused(fields: Any, params: Any) -> Any:
+    raise AssertionError("made once more on the CPU")

@@ -1,0 +1,282 @@
+"""What goes wrong on one of several devices, or in the middle."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minato_gpu.delivery
+import minato_gpu.engine.building
+from minato_gpu.device import nvml
+from minato_gpu.device.functions import FunctionSegment
+from tests.contracts.checks import NOTHING, differences
+from tests.device.several import (
+    BATCHES,
+    SAMPLE_BYTES,
+    Gated,
+    Machine,
+    check_content,
+    consume,
+    labels,
+    loader_on,
+    on_host,
+)
+from tests.device.test_several_budgets import BATCH_BYTES
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.usefixtures("open_from_the_start")
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_device_without_memory_retires_and_the_others_go_on(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, in_order: bool
+) -> None:
+    run = FunctionSegment.run
+
+    def short(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
+        if threading.current_thread().name == "minato-device:1":
+            raise torch.OutOfMemoryError("no memory for even one sample")
+        return run(self, batch, drawn)
+
+    monkeypatch.setattr(FunctionSegment, "run", short)
+    devices, made = machine(3, 2), [0, 0, 0]
+    loader = loader_on(devices, pipeline=COSTLY, persistent_workers=True, in_order=in_order)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        for _ in range(3):  # it retires in the first of these, and may have begun with the second by then
+            got = consume(devices, loader)
+            assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+            made = [have + loader.stats()["lanes"][f"device:{n}"]["samples"] for n, have in enumerate(made)]
+            assert loader.stats()["device_lane"][1]["retired"]
+    stats = loader.stats()
+    assert [one["retired"] for one in stats["device_lane"]] == [False, True, False]
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "the device number 1 has no memory left to prepare samples"
+    ]
+    assert stats["lanes"]["device:1"]["samples"] == 0 < made[0] + made[2]
+
+
+class Broken(Numbers):
+    """Two batches of the numbers cannot be read."""
+
+    def __getitem__(self, n: int) -> Any:
+        if n // BATCH in (4, 7):
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_loses_all_its_samples_keeps_its_devices_turn(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    devices = machine(2)
+    monkeypatch.setattr(minato_gpu.delivery, "to_device", lambda batch, device: batch)
+    lanes = ["cpu"] if workers == 0 else None
+    loader = loader_on(devices, Broken(), pipeline=PIPELINE, num_workers=workers, on_error="skip", lanes=lanes)
+    if workers == 0:
+        keys = [[int(n) for n in batch["label"]] for batch in loader]
+    else:
+        keys = labels(consume(devices, loader))
+    assert len(keys) == BATCHES and [len(keys[at]) for at in (4, 7)] == [1, 1]
+    good = [n for n in range(LENGTH) if n // BATCH not in (4, 7)]
+    assert differences(good, [n for at, batch in enumerate(keys) for n in batch if at not in (4, 7)]) == NOTHING
+    assert loader.stats()["samples_padded"] == 2
+
+
+def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) -> None:
+    devices = machine(3, LAZY_CONSUMER)
+    loader = loader_on(devices, persistent_workers=True, in_order=False)
+    for _ in range(3):
+        for number, _batch in enumerate(loader):
+            if number == 4:
+                break
+    del _batch
+    assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    del loader
+    gc.collect()
+    for device in devices:
+        device.finish()
+    assert all(device.used == 0 and device.pinned == {} for device in devices)
+
+
+def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = machine(2)
+    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda device: devices[:1][device.index])
+    with pytest.raises(IndexError):
+        iter(loader_on(devices))
+
+
+def test_a_device_that_unpins_nothing_any_more_leaves_no_memory_of_the_host(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(address: int) -> None:
+        asked.append(address)
+        raise RuntimeError("the device is lost")
+
+    asked: list[int] = []
+    (device,) = machine(1)
+    monkeypatch.setattr(device, "unpin", lost)
+    loader = loader_on([device], Plain(), num_workers=1, worker_kind="thread")
+    assert len(consume([device], loader)) == BATCHES
+    del loader
+    gc.collect()
+    assert asked == list(device.pinned)
+
+
+def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = machine(2)
+    monkeypatch.setattr(nvml, "reading", lambda uuid: {"utilisation": uuid})
+    loader = loader_on(devices)
+    consume(devices, loader)
+    stats = loader.stats()
+    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["0-uuid", "1-uuid"]
+    assert len(stats["device_lane"]) == 2
+
+
+SAID = "has no memory for a batch"
+
+
+@pytest.fixture
+def short(machine: Machine) -> Any:
+    """A device of so many bytes."""
+
+    def make(capacity: int, order: Order = LAZY_COPIES) -> FakeDevice:
+        (device,) = machine(1, order)
+        device.capacity = capacity
+        return device
+
+    return make
+
+
+def said(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(SAID in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("capacity", [14_000, 24_000, 40_000])
+def test_samples_on_the_device_make_room_for_a_batch(
+    short: Any, caplog: pytest.LogCaptureFixture, capacity: int, in_order: bool, order: Order
+) -> None:
+    """The window holds more than ten batches, the device two to seven, with what the consumer has of them: with two it
+    is short, with more where the consumer is slower."""
+    device = short(capacity, order)
+    more: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 16, "timeout": 30}
+    loader = loader_on([device], lanes=["device"], in_order=in_order, **more)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        got = consume([device], loader)
+    check_content(got, on_host())
+    assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    stats = loader.stats()
+    assert said(caplog) == (stats["device"]["short_of_memory"] > 0)
+    assert capacity > 14_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
+    gc.collect()
+    assert device.used == 0
+
+
+def test_the_cpu_lane_goes_on(short: Any, caplog: pytest.LogCaptureFixture) -> None:
+    device = short(14_000)
+    loader = loader_on([device], pipeline=COSTLY, lanes=["cpu", "device"], prefetch_factor=8, timeout=30)
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        check_content(consume([device], loader), on_host())
+    assert said(caplog) <= 1
+
+
+def test_batches_ahead_wait_where_there_is_no_memory_for_them(short: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without samples on it either, and without a budget: only the due one has to be loaded."""
+    device = short(3 * BATCH_BYTES)
+    loader = loader_on([device], Plain(), num_workers=1, prefetch_factor=16, timeout=30)
+
+    def slowly() -> Iterator[Any]:
+        iterator = iter(loader)
+        yield next(iterator)
+        assert wait_until(lambda: loader.stats()["device"]["short_of_memory"])
+        yield from iterator
+
+    with caplog.at_level(logging.WARNING, "minato_gpu"):
+        assert [n for batch in labels(consume([device], slowly())) for n in batch] == list(range(LENGTH))
+    assert said(caplog) == 1 <= loader.stats()["device"]["short_of_memory"]
+
+
+def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
+    """The consumer has one, and one of those behind the due one lies on the device, which holds no third."""
+    device, gate = short(5 * BATCH_BYTES // 2), threading.Event()
+    data = Gated(BATCH + 3, gate)
+    loader = loader_on([device], data, worker_kind="thread", prefetch_factor=4, timeout=30)
+
+    def gated() -> Iterator[Any]:
+        iterator = iter(loader)
+        yield next(iterator)
+        assert wait_until(lambda: loader.stats()["device"]["batches"] > 1)
+        gate.set()
+        yield from iterator
+
+    assert [n for batch in labels(consume([device], gated())) for n in batch] == list(range(LENGTH))
+    assert loader.stats()["device"]["unloaded"] >= 1
+    gc.collect()
+    assert device.used == 0
+
+
+def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
+    device = short(1 << 20)
+    loader = loader_on([device], lanes=["device"], timeout=30)
+    with device.running(device.consumer):
+        taken = device.empty((1 << 20) - BATCH_BYTES // 2)
+    with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
+        consume([device], loader)
+    del taken
+
+
+def test_leaving_while_room_is_made_leaves_nothing(short: Any) -> None:
+    device = short(20_000)
+    for count in (1, 4):
+        loader = loader_on([device], lanes=["device"], num_workers=1, prefetch_factor=16, timeout=30)
+        for number, _ in enumerate(loader, 1):
+            if number == count:
+                break
+        del loader, _
+        gc.collect()
+        device.finish()
+        assert device.used == 0
+
+
+class LosesOne(Numbers):
+    """The fourth batch cannot be read."""
+
+    def __getitem__(self, n: int) -> Any:
+        if n // BATCH == 3:
+            raise ValueError(f"number {n} cannot be read")
+        return super().__getitem__(n)
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
+def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machine: Machine, order: Order) -> None:
+    """What the consumer has of one device is free when it waits for that device's next batch, and not before."""
+    devices = machine(2, order)
+    for device in devices:
+        device.capacity = BATCH_BYTES
+    more: dict[str, Any] = {"worker_kind": "thread", "prefetch_factor": 4, "lanes": ["cpu"], "timeout": 30}
+    got = consume(devices, loader_on(devices, LosesOne(), pipeline=PIPELINE, on_error="skip", **more))
+    keys = [n for batch in labels(got) for n in batch]
+    assert len(keys) == LENGTH - BATCH + 1
+    assert differences([n for n in range(LENGTH) if n // BATCH != 3], sorted({*keys})) == NOTHING
+
+
+@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 957])
+def test_samples_for_batches_of_other_devices_make_room_too(machine: Machine, order: Order) -> None:
+    """Out of order a batch takes what any device has made, and may have to wait until its own has room for it."""
+    devices = machine(3, order)
+    for device in devices:
+        device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
+    more: dict[str, Any] = {"in_order": False, "max_lateness": 8, "num_workers": 1, "timeout": 30}
+    for _ in range(2):
+        got = consume(devices, loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more))
+        assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    gc.collect()
+    assert all(device.used == 0 for device in devices)

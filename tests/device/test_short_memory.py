@@ -1,0 +1,232 @@
+"""Where a device has no memory for a batch: what leaves it, what waits, and when that is the consumer's error."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu.device.collated import ValueLoad
+from minato_gpu.device.loads import Load, rows_bytes
+from minato_gpu.samples import OutputBatch
+from tests.device.bench import ORDERS, ROWS, Bench, bench, layout
+from tests.support.fake_device import FakeDevice, Order
+from tests.support.waiting import wait_until
+
+
+def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:
+    with bench(FakeDevice(capacity=100)) as one:
+        load = one.load(1)
+        with pytest.raises(torch.OutOfMemoryError):
+            one.take(load)
+        one.device.capacity = 1 << 20
+        one.check(one.take(one.load(2)), 2)
+        assert one.wrong == [] and one.allocated() == 0
+
+
+def test_pools_let_go_of_what_they_do_not_use_before_anybody_holds_less() -> None:
+    device = FakeDevice(capacity=1 << 20)
+    device.pooled = device.capacity
+    with bench(device) as one:
+        one.check(one.take(one.load(1)), 1)
+        stats = one.transfers.stats()
+        assert (device.trims, stats["short_of_memory"], one.wrong) == (1, 0, [])
+
+
+class _EventFails(FakeDevice):
+    """There is no memory for the first event after a load."""
+
+    failed = False
+
+    def event(self, timed: bool = False) -> Any:
+        if threading.current_thread().name == "minato-copies" and not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("for an event")
+        return super().event(timed)
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+def test_a_load_whose_event_finds_no_memory_is_issued_once_more_with_all_its_rows(order: Order) -> None:
+    device = _EventFails(order)
+    with bench(device) as one:
+        one.check(one.take(one.load(1, on_device=(1, 2, 5))), 1)
+        device.finish()
+        assert one.wrong == [] and device.failed
+    gc.collect()
+    assert device.used == 0
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("later", ["rows", "scattered", "value"])
+def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Order, later: str) -> None:
+    """The device holds two batches: one that the consumer has, and whichever came first of those to come."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, seen = FakeDevice(order, capacity=2 * nbytes + nbytes // 2), []
+    with bench(device) as one:
+        held = one.take(one.load(1))
+        one.submitted = 2  # the batch before it is not complete yet
+        if later == "rows":
+            behind: Load = one.load(3, on_device=(1, 2))
+        elif later == "scattered":
+            behind = one.scattered(3)
+        else:
+            behind = ValueLoad(lambda: {"image": torch.full((nbytes // 4,), 3.0), "other": ("a", 3)}, nbytes)
+            one.submit(behind)
+        one.issued(behind)
+        one.submitted = 1
+        one.check(one.take(one.load(2)), 2)
+        assert one.transfers.stats()["unloaded"] == 1
+        one.check(held, 1)
+        del held
+        gc.collect()
+        batch = one.take(behind)
+        if later == "value":
+            assert batch["other"] == ("a", 3)
+            device.read(batch["image"], lambda t: seen.append(t.unique().tolist()))
+        else:
+            one.check(batch, 3)
+        del batch
+        device.finish()
+        assert one.wrong == [] and seen == [[3.0]] * (later == "value")
+        assert one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
+    gc.collect()
+    assert device.used == 0
+
+
+def _one_too_early(one: Bench) -> tuple[Any, Load]:
+    """The first batch, which the consumer has, and the third, which is loaded; the second is submitted next."""
+    held = one.take(one.load(1))
+    one.submitted = 2
+    early = one.load(3)
+    one.issued(early)
+    one.submitted = 1
+    return held, early
+
+
+def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=2 * nbytes)
+    with bench(device) as one:
+        held, behind = _one_too_early(one)
+        unload = behind.unload
+
+        def left_meanwhile(port: Any) -> None:
+            unload(port)
+            one.transfers.leave(behind)
+
+        behind.unload = left_meanwhile  # type: ignore[method-assign]
+        one.check(one.take(one.load(2)), 2)
+        one.check(held, 1)
+        device.finish()
+        assert one.wrong == [] and one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
+
+
+def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
+    """One of its two tensors found memory, which the batch that is due needs."""
+    device, seen = FakeDevice(capacity=1000), []
+    with bench(device) as one:
+        later = ValueLoad(lambda: (torch.zeros(200), torch.full((75,), 2.0)), 8)
+        one.submit(later, 1)
+        assert wait_until(lambda: one.transfers.stats()["short_of_memory"])
+        due = ValueLoad(lambda: torch.ones(100), 8)
+        one.submit(due, 0)
+        device.read(one.take(due), lambda tensor: seen.append(tensor.unique().tolist()))
+        device.capacity = 2000
+        device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
+        device.finish()
+    assert seen == [[1.0], [2.0]]
+
+
+def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
+    """On a busy machine a micro-batch takes as long as it takes: who waits is asked for room again and again."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device, asked = FakeDevice(capacity=nbytes + 100), 0
+    with bench(device) as one:
+        with device.running(device.stream()):
+            making = [device.empty(nbytes // 2)]
+        one.transfers.budget.take("samples", nbytes // 2)
+        load = one.load(1)
+
+        def look() -> bool:
+            nonlocal asked
+            if one.transfers.wants_room:
+                asked += 1
+                if asked == 40:
+                    making.clear()
+                    one.transfers.budget.give("samples", nbytes // 2)
+                one.transfers.room_made()
+            return load.issued
+
+        assert wait_until(look)
+        one.check(one.take(load), 1)
+        assert one.wrong == [] and asked >= 40
+
+
+class _Counts(FakeDevice):
+    """Counts how often it is asked for memory."""
+
+    asked = 0
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        self.asked += 1
+        return super().empty(nbytes)
+
+
+@pytest.mark.parametrize("how", ["closed", "left"])
+def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
+    """Samples stay on the device, so that it would be tried for long."""
+    device = _Counts(capacity=100)
+    with bench(device) as one:
+        one.transfers.budget.take("samples", 50)
+        load = one.load(1)
+        assert wait_until(lambda: one.transfers.wants_room)
+        before = device.asked
+        if how == "left":
+            one.transfers.leave(load)
+            assert wait_until(lambda: one.allocated() == 0)
+        else:
+            one.transfers.close()
+        assert device.asked <= before + 1
+
+
+def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_it_is() -> None:
+    """Before it the consumer takes one from another device, and what it has of this one is then free."""
+    nbytes = rows_bytes(layout(), ROWS)
+    device = FakeDevice(capacity=nbytes + nbytes // 2)
+    with bench(device) as one:
+        one.transfers.expect(OutputBatch(0), OutputBatch(0))
+        held = one.take(one.load(1))
+        one.transfers.expect(OutputBatch(1), OutputBatch(2))
+        one.submitted = 2
+        load = one.load(2)
+        assert wait_until(lambda: one.transfers.wants_room)
+        one.transfers.room_made()  # the consumer waits for the other device's
+        assert wait_until(lambda: load.issued or load in one.transfers._queue)
+        one.check(held, 1)
+        del held
+        gc.collect()
+        one.transfers.expect(OutputBatch(2), OutputBatch(2))
+        one.check(one.take(load), 2)
+        device.finish()
+        assert one.wrong == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_batch_is_loaded(order: Order) -> None:
+    """One batch is under way, the other waits for room in the budget."""
+    device = FakeDevice(order)
+    maker = FakeDevice(order, beside=[device])
+    with bench(device, limit=1) as one:
+        first, second = one.load(1, (1, 2, 6), maker), one.load(2, (0, 3), maker)
+        one.issued(first)
+        one.transfers.let_go()
+        gc.collect()
+        assert maker.used == 0 and not second.issued
+        one.check(one.take(first), 1)
+        one.check(one.take(second), 2)
+        device.finish()
+        maker.finish()
+        assert one.wrong == []

@@ -1,0 +1,186 @@
+"""``minato-gpu analyze``: what it says and leaves, how mistakes end, and that a script's process ends in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from minato_gpu.lab.analysis import order as orders
+from minato_gpu.lab.analysis import questions, running
+from minato_gpu.lab.analysis.order import Order
+from minato_gpu.lab.analysis.profile import profile_from
+from minato_gpu.lab.cli import main
+from pipelines import image_classification
+from tests.lab.analysis.scripts import data, written
+from tests.support.programs import Program
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def _analyze(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["analyze", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_script_is_analysed(tmp_path: Path) -> None:
+    script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
+    left = tmp_path / "out.json"
+    result = _analyze("--seconds", "1", "--json", str(left), script, data(tmp_path / "data"))
+    assert "side effects" in result.output
+    for said in ("where an epoch's time goes", "preparation stall", "slowest samples", "what was measured"):
+        assert said in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    document: dict[str, Any] = json.loads(left.read_text())
+    assert document["settings"]["script"] == script
+    shares = [row["share"] for row in document["rows"] if row["share"] is not None]
+    assert sum(shares) == pytest.approx(1.0)
+    assert document["verdict"]["sentence"] in " ".join(result.output.split())
+    assert profile_from(document["profiles"][0]).samples == 64
+    assert document["results"] == [
+        {"rank": 0, "status": "complete", "message": "", "loaders": document["results"][0]["loaders"]}
+    ]
+
+
+@pytest.mark.usefixtures("forked", "undrawn")
+@pytest.mark.timeout(240)
+def test_other_settings_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "compared", partial(questions.compared, draws=1))  # as it is about what is said
+    script = written(tmp_path, "loader = DataLoader(Files(sys.argv[1]), 4, num_workers=1)\nwhile True: train(loader)")
+    left, report = tmp_path / "out.json", tmp_path / "out.html"
+    given = ("--seconds", "1", "--verify", "--json", str(left), "--report", str(report))
+    result = _analyze(*given, script, data(tmp_path / "data", 24))
+    assert "for at most 2 s" in " ".join(result.output.split())
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+    rows = json.loads(left.read_text())["whatif"]
+    ran = [row for row in rows if "measured_s" in row]
+    assert ran and all(row["measured_s"] > 0 and row["deviation"] > -1 for row in ran)
+    assert all(row["verified"].startswith("run here" if row in ran else "not ") for row in rows)
+    for said in ("as it ran", "predicted", "not verifiable here", "run here"):
+        assert said in result.output
+    assert "measured, s" in report.read_text(encoding="utf-8")
+
+
+def test_several_ranks_verify_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    result = _analyze("--verify", written(tmp_path, "print('never')"), code=2)
+    assert "one rank" in result.output and "never" not in result.output
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
+    image_classification.example_data(tmp_path / "photographs")
+    given = ("--data", str(tmp_path / "photographs"), "--step-ms", "1", "--batch-size", "2", "--workers", "1")
+    result = _analyze("--seconds", "2", "--pipeline", "pipelines.image_classification", *given)
+    assert "cost by stage" in result.output and "decode" in result.output
+    assert "side effects" not in result.output
+
+
+@pytest.mark.usefixtures("forked")
+def test_nothing_was_measured(tmp_path: Path) -> None:
+    result = _analyze(written(tmp_path, "pass"), code=1)
+    assert "nothing was measured: the script ended without iterating a torch.utils.data.DataLoader" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "give a SCRIPT, or --pipeline"),
+        (["missing.py"], "there is no script 'missing.py'"),
+        (["--pipeline", "pipelines.image_classification"], "--pipeline needs --data DIR and --step-ms X"),
+        (["--pipeline", "pipelines.nothing", "--data", ".", "--step-ms", "1"], "no module named pipelines.nothing"),
+        (["--pipeline", "pipelines.coco", "--data", ".", "--step-ms", "0"], "a step of no time needs no loader"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(arguments: list[str], said: str) -> None:
+    result = _analyze(*arguments, code=2)
+    assert said in " ".join(result.output.split())
+    assert result.output.count("Error: ") == 1
+
+
+@pytest.mark.usefixtures("forked")
+def test_an_empty_folder(tmp_path: Path) -> None:
+    given = ("--pipeline", "pipelines.image_classification", "--data", str(tmp_path), "--step-ms", "1")
+    result = _analyze(*given, code=1)
+    assert "nothing was measured: the script died (FileNotFoundError: " in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("where", ["no/such/folder/report.html", "."])
+def test_where_no_report_can_be_written_nothing_is_run(tmp_path: Path, where: str) -> None:
+    result = _analyze("--report", str(tmp_path / where), written(tmp_path, "raise SystemExit('it ran')"), code=2)
+    assert "it ran" not in result.output and "--report" in result.output
+
+
+# --- the script's process -------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_never_asks_for_a_batch_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "START_S", 0.0)
+    order = Order(written(tmp_path, "import threading\nthreading.Event().wait()"), (), str(tmp_path), 1.0)
+    assert running.run(order).profile is None
+
+
+@pytest.mark.usefixtures("forked")
+def test_what_a_script_leaves_behind_is_ended(tmp_path: Path) -> None:
+    body = """
+import subprocess
+server = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+open(sys.argv[1], "w").write(str(server.pid))
+"""
+    left = tmp_path / "pid"
+    result = running.run(Order(written(tmp_path, body), (str(left),), str(tmp_path), 1.0))
+    assert result == orders.Result("ended", 0)
+    try:
+        server = os.pidfd_open(int(left.read_text()))
+    except ProcessLookupError:
+        return  # gone already
+    select.select([server], [], [])  # until it has ended; the test's time limit is the only one
+    os.close(server)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_script_that_is_killed(tmp_path: Path) -> None:
+    body = """
+import signal
+train(loader := DataLoader(Files(sys.argv[1]), 4))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    order = Order(written(tmp_path, body), (data(tmp_path / "data"),), str(tmp_path), 1000.0)
+    result = running.run(order)
+    assert (result.status, result.message) == ("died", "it was ended by signal 9")
+    assert result.profile is not None and "compute" in result.profile.phases
+
+
+def test_ranks_take_as_many_batches(tmp_path: Path) -> None:
+    body = """
+loader, count = DataLoader(Files(sys.argv[1]), 4, num_workers=1), 0
+try:
+    while True:
+        for batch in loader:
+            count += 1
+            if sys.argv[2] == "1":
+                [number ** 0.5 for number in range(20_000)]  # a slower step
+finally:
+    print(count)
+"""
+    script, folder = written(tmp_path, body), data(tmp_path / "data")
+    orders = [Order(script, (folder, str(rank)), str(tmp_path), 2.0, rank=rank, ranks=2) for rank in range(2)]
+    programs = [Program("minato_gpu.lab.analysis.child", order.text(), at_once=True) for order in orders]
+    counts = [json.loads(program.communicate()[0]) for program in programs]
+    assert counts[0] == counts[1] > 0
+    results = running.others(tmp_path, range(2))
+    assert [result.status for result in results] == ["complete", "complete"]
+    assert [result.profile.rank for result in results if result.profile is not None] == [0, 1]

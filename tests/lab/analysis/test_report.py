@@ -1,0 +1,244 @@
+"""The report: one file that needs nothing else, which a browser shows on a desk and on a phone, and a screen reader
+reads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from html import escape
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from minato_gpu.lab.analysis import page, reporting
+from minato_gpu.lab.analysis.drawings import COLOURS
+from minato_gpu.lab.analysis.profile import Phase, Profile, Storage
+from minato_gpu.lab.analysis.questions import compared
+from minato_gpu.lab.analysis.reporting import what_if
+from minato_gpu.lab.analysis.setting import Setting, Trial
+from minato_gpu.lab.report import document
+from tests.lab.analysis.conftest import a_profile
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NASTY = "/data/<script>alert(1)</script>/" + "a" * 90 + ".jpeg"
+
+
+def phase(seconds: float) -> Phase:
+    times = tuple((seconds * np.random.default_rng(0).lognormal(0, 0.2, 50)).tolist())
+    return Phase(50, sum(times), 0.2 * sum(times), times)
+
+
+WHOLE = a_profile(
+    loader="torch",
+    samples=1001,
+    batch_size=10,
+    cores=2,
+    prepare_cpu_share=1.0,
+    step_s=(0.1, 0.11),
+    persistent=False,
+    overlap=False,
+    prepare_s=tuple((0.01 * np.random.default_rng(1).lognormal(0, 1, 200)).tolist()),
+    phases={"compute": phase(0.1), "warm": phase(0.13), "cold": phase(0.19)},
+    stages_s={"decode": 0.006, "crop": 0.001},
+    scaling=((1, 90.0), (2, 170.0), (4, 250.0)),
+    slowest=((0.2, NASTY), (0.1, "/data/b.jpeg")),
+    notes=("the page cache could not be looked at",),
+)
+
+
+def answered(question: str, at: float, epoch_s: float, spread_s: float, **more: float) -> dict[str, Any]:
+    said = {"question": question, "setting": f"{at:g}", "measured": None, "verified": "can be run here"}
+    return {**said, "epoch_s": epoch_s, "low_s": epoch_s - spread_s, "high_s": epoch_s + spread_s, **more}
+
+
+ROWS = (
+    *(answered("workers", n, 100 / n, 10 / n, **({"measured_s": 51.0} if n == 2 else {})) for n in (1, 2, 8, 32)),
+    *(answered("share of the set", share, 60 - share, 10) for share in (0.0, 0.5, 1.0)),
+)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    return partial(written, tmp_path)
+
+
+def written(folder: Path, profiles: Sequence[Profile] = (WHOLE,), rows: Sequence[Any] = ROWS) -> Path:
+    path = folder / "report.html"
+    page.write(path, "train.py", profiles, document({}, []), [what_if(profiles[0], rows)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page with everything."""
+    return written(tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
+
+
+class Seen(HTMLParser):
+    """What of a page matters to who does not see it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def test_it_needs_nothing_else(text: str) -> None:
+    seen = Seen(text)
+    assert not any(seen.all(tag) for tag in ("script", "link", "img", "iframe"))
+    assert not re.search(r"url\((?!#)|@import", text)
+    linked = [value for _, attributes in seen.tags for name, value in attributes.items() if name in ("src", "href")]
+    assert all(value is not None and value.startswith("#") for value in linked)
+    assert len(text) < 1_000_000
+
+
+def test_it_says_what_it_shows(text: str) -> None:
+    seen = Seen(text)
+    levels = [int(tag[1]) for tag, _ in seen.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in pairwise(levels))
+    assert seen.all("html")[0]["lang"] == "en" and "width=device-width" in str(seen.all("meta")[1]["content"])
+    pictures = [each for each in seen.all("div") if each.get("role") == "img"]
+    assert len(pictures) == len(seen.all("svg")) == 7
+    assert all(len(each["aria-label"] or "") > 20 for each in pictures)
+    assert all(each.get("scope") in ("col", "row") for each in seen.all("th"))
+    said = "".join(seen.text)
+    assert NASTY in said and "the page cache could not be looked at" in said and "within the noise" not in said
+
+
+def test_contrasts_suffice(text: str) -> None:
+    """WCAG 2.2, AA: 4.5 to 1 of text, 3 to 1 of what is drawn, but of the colour that a label and a table go with."""
+    variables = dict(re.findall(r"--(\w+): (#\w{6})", text))
+    for ink in ("ink", "soft", "lead"):
+        for paper in ("paper", "back"):
+            assert _contrast(variables[ink], variables[paper]) >= 4.5
+    assert all(_contrast(colour, "#ffffff") >= 2 for name, colour in COLOURS.items() if name != "loader")
+
+
+def _contrast(one: str, other: str) -> float:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("profile", "lacks"),
+    [
+        (replace(WHOLE, phases={}), "Where an epoch's time goes"),
+        (replace(WHOLE, prepare_s=(), stages_s={}, scaling=(), slowest=()), "What samples cost"),
+        (replace(WHOLE, phases={"compute": phase(0.1), "warm": phase(0.1)}, notes=()), "could not be looked at"),
+    ],
+    ids=["nothing", "no costs", "no cold phase"],
+)
+@pytest.mark.usefixtures("undrawn")
+def test_what_was_not_measured_is_left_out(write: Callable[..., Path], profile: Profile, lacks: str) -> None:
+    whole, said = ("".join(Seen(write([each], ()).read_text(encoding="utf-8")).text) for each in (WHOLE, profile))
+    assert lacks in whole and lacks not in said
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs the browser chromium")
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.on_request)])  # what is narrow, fits
+def test_a_browser_shows_it(write: Callable[..., Path], tmp_path: Path, width: int) -> None:
+    """Nothing is wider than the frame, and pictures are drawn. (Chromium has no window of less than 500 pixels.)"""
+    path = write([replace(WHOLE, rank=rank, ranks=2) for rank in range(2)])
+    asking, shot = tmp_path / "asking.html", tmp_path / "shot.png"
+    asking.write_text(
+        f'<iframe width="{width}" height="2000" srcdoc="{escape(path.read_text(encoding="utf-8"))}"></iframe><script>'
+        "const within = document.querySelector('iframe').contentWindow;"
+        "onload = () => { document.title = [within.document.documentElement.scrollWidth, within.innerWidth].join() }"
+        "</script>",
+        encoding="utf-8",
+    )
+    dom = _chromium(tmp_path, "--window-size=1400,2100", "--dump-dom", f"--screenshot={shot}", asking.as_uri())
+    found = re.search(r"<title>(\d+),(\d+)</title>", dom)
+    assert found is not None and int(found[1]) <= int(found[2]) == width
+    picture = Image.open(shot).convert("RGB")
+    seen: Any = picture.getcolors(1 << 24)
+    colours = {f"#{red:02X}{green:02X}{blue:02X}" for _, (red, green, blue) in seen}
+    assert {COLOURS["compute"], COLOURS["fetch"], COLOURS["preparation"]} <= colours
+
+
+def _chromium(home: Path, *arguments: str) -> str:
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+    command += [f"--user-data-dir={home / 'browser'}", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    return done.stdout
+
+
+# --- what it says of other settings -----------------------------------------------------------------------------------
+
+SMALL = replace(
+    WHOLE,
+    samples=32,
+    batch_size=4,
+    prepare_s=WHOLE.prepare_s[:32],
+    storage=Storage(bytes_per_s=1e8, latency_s=0.005, requests=1.0, nbytes=1e5, concurrency=2.0),
+)
+
+
+@pytest.fixture(scope="module")
+def small_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(tmp_path_factory.mktemp("report"), SMALL)
+
+
+def page_of(folder: Path, profile: Profile) -> str:
+    path = folder / "report.html"
+    reporting.write(path, "train.py", [profile], document({}, []), draws=2)
+    return re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def test_questions_with_numbers_have_curves_and_the_others_a_table(small_page: str) -> None:
+    text = small_page
+    for question in ("workers", "storage latency, ms", "cache of this loader, share of the set", "step, times"):
+        assert f"<h3>{question}</h3>" in text
+    assert "were measured" in text and "not verifiable here" in text
+    table = text[text.index("<caption>other settings") :]
+    assert "next-use" in table and "minato_gpu" in table and "as measured" in table
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
+    answered = compared(
+        SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
+    )
+    path = tmp_path / "report.html"
+    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
+    text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    workers = text[text.index("<h3>workers</h3>") :]
+    assert "12.4 s (4)" in workers[: workers.index("</figure>")]
+    assert "56.7" in text[text.index("<caption>other settings") :]
+
+
+def test_the_model_is_beside_what_was_measured(small_page: str) -> None:
+    rows = small_page[small_page.index("<caption>epochs of the run as it is") :]
+    assert "bytes in memory" in rows and "bytes in storage" in rows and "%" in rows
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nothing_is_predicted_of_what_was_not_measured(tmp_path: Path) -> None:
+    text = page_of(tmp_path, replace(SMALL, storage=None))
+    assert "storage latency" not in text and "bytes in storage" not in text and "<h3>workers</h3>" in text
+    for profile in (replace(SMALL, prepare_s=(), scaling=()), replace(SMALL, step_s=())):
+        assert "What if" not in page_of(tmp_path, profile)

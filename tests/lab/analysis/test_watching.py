@@ -1,0 +1,264 @@
+"""What a script under analysis sees: its data set, its batches, files and ranks; and what is noted of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
+
+import minato_gpu
+from minato_gpu import Field, Pipeline, Source, Stage
+from minato_gpu.lab.analysis import files, probing
+from minato_gpu.lab.analysis.lockstep import Lockstep
+from minato_gpu.lab.analysis.notes import NoteBook
+from minato_gpu.lab.analysis.probing import Level
+from minato_gpu.lab.analysis.ranks import Ranks
+from minato_gpu.lab.analysis.subject import Subject
+from minato_gpu.lab.analysis.watching import Stopwatch, Watched, watched, watched_pipeline
+
+
+class Files:
+    """Samples are files' bytes."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+        self.told = ""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(np.fromfile(self.paths[index], np.uint8).astype(np.float32))
+
+    def source(self, index: int) -> Source:
+        return Source(self.paths[index])
+
+
+class Stream(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, 10))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    found = [tmp_path / f"{number}.bin" for number in range(8)]
+    for number, path in enumerate(found):
+        path.write_bytes(bytes([number]) * 5000)
+    return [str(path) for path in found]
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> NoteBook:
+    (tmp_path / "notes").mkdir()
+    return NoteBook(str(tmp_path / "notes"), "sight")
+
+
+def test_workers_note_samples_files_and_bytes(paths: list[str], book: NoteBook) -> None:
+    watch = Stopwatch(book, looks=True)
+    dataset = watched(Files(paths), watch)
+    collate = watch.collating(default_collate)
+    loader: DataLoader[Any] = DataLoader(dataset, 2, num_workers=2, collate_fn=collate)
+    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    samples, batches = book.read()
+    assert sorted(seen.key for seen in samples) == list(range(8))
+    for seen in samples:
+        assert seen.opened.files == (paths[seen.key],)
+        assert seen.opened.nbytes == 5000 and seen.opened.requests == 1
+        assert seen.seconds >= seen.cpu_s > 0
+    assert [batch.samples for batch in batches] == [2] * 4
+
+
+def test_a_file_that_stays_open_is_found(paths: list[str], book: NoteBook) -> None:
+    with Path(paths[0]).open("rb", buffering=0) as file:
+        dataset = watched(_OfOne(file), Stopwatch(book, looks=True))
+        assert dataset[10] == 10 * b"\0"
+    samples, _ = book.read()
+    assert paths[0] in samples[0].opened.files and samples[0].opened.nbytes == 10
+
+
+class _OfOne:
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __getitem__(self, count: int) -> bytes:
+        data: bytes = self.file.read(count)
+        return data
+
+
+def test_attributes_are_those_of_the_data_set(paths: list[str], book: NoteBook) -> None:
+    own = Files(paths)
+    dataset = watched(own, Stopwatch(book, looks=False))
+    dataset.told = "by a worker_init_fn"
+    assert own.told == dataset.told == "by a worker_init_fn"
+    assert len(dataset) == 8 and dataset.paths is own.paths
+    assert dataset.source(3) == Source(paths[3])
+    assert watched(Subset(own, [5]), Stopwatch(book, looks=False)).source(0) == Source(paths[5])  # type: ignore[arg-type]
+    assert not hasattr(dataset, "__getitems__") and not hasattr(watched([1], Stopwatch(book, looks=False)), "source")
+    again = pickle.loads(pickle.dumps(dataset))
+    assert again[1].equal(own[1]) and again.told == own.told
+
+
+def test_a_stream_is_watched(book: NoteBook) -> None:
+    own = Stream()
+    dataset = watched(own, Stopwatch(book, looks=False))
+    dataset.start = 4
+    assert isinstance(dataset, IterableDataset) and [int(one) for one in DataLoader(dataset, None)] == list(
+        range(4, 10)
+    )
+    assert len(book.read()[0]) == 6
+
+
+def test_an_error_is_the_samples_own(book: NoteBook) -> None:
+    dataset = watched([1], Stopwatch(book, looks=True))
+    with pytest.raises(IndexError, match="out of range"):
+        dataset[7]
+    assert dataset[0] == 1
+    assert [seen.key for seen in book.read()[0]] == [0]
+
+
+def test_stages_belong_to_their_sample(book: NoteBook) -> None:
+    stages = [
+        Stage("double", reads=("x",), writes={"y": Field(np.int64)}, cpu=lambda fields, _: {"y": fields["x"] * 2}),
+        Stage("add", reads=("y",), writes={"z": Field(np.int64)}, cpu=lambda fields, _: {"z": fields["y"] + 1}),
+    ]
+    watch = Stopwatch(book, looks=False)
+    pipeline = watched_pipeline(Pipeline(stages, outputs=("z",)), watch)  # type: ignore[arg-type]
+    dataset = watched([{"x": np.int64(4)}, {"x": np.int64(5)}], watch)
+    assert [int(pipeline.run(dataset[number], 0)["z"]) for number in range(2)] == [9, 11]
+    samples, _ = book.read()
+    assert [list(seen.stages) for seen in samples] == [["double", "add"]] * 2
+    assert all(seen.seconds >= sum(seen.stages.values()) for seen in samples)
+
+
+# --- loaders like the script's ----------------------------------------------------------------------------------------
+
+
+def tenfold(samples: list[int]) -> Any:
+    return default_collate([10 * sample for sample in samples])
+
+
+def _values(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_the_same_batches_again(loader_class: Any, tmp_path: Any) -> None:
+    generator = torch.Generator().manual_seed(5)
+    loader = loader_class(list(range(10)), 4, shuffle=True, generator=generator, collate_fn=tenfold)
+    subject = Subject(loader, str(tmp_path))
+    assert [len(keys) for keys in subject.keys] == [4, 4, 2]
+    drawn = [[10 * key for key in keys] for keys in subject.keys]
+    state = generator.get_state()
+    assert _values(subject.like()) == _values(subject.like("warm")) == drawn
+    assert _values(subject.like(batches=subject.keys[1:])) == drawn[1:]
+    assert generator.get_state().equal(state)  # loaders like it draw nothing of the script's own
+    assert (subject.samples, subject.length, subject.batch_size, subject.prefetch) == (10, 3, 4, 2)
+    assert subject.kind == ("torch" if loader_class is DataLoader else "minato_gpu")
+
+
+def test_a_loader_like_a_stream(loader_class: Any, tmp_path: Any) -> None:
+    subject = Subject(loader_class(Stream(), 3), str(tmp_path))
+    assert subject.is_stream and subject.keys == [] and subject.length is None and subject.samples == 0
+    assert _values(subject.like("warm")) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_arguments_are_kept_but_for_what_stays(tmp_path: Any) -> None:
+    kind: Any = minato_gpu.DataLoader
+    loader = kind(
+        list(range(8)), 2, num_workers=2, in_order=False, max_lateness=3, on_error="skip", persistent_workers=True
+    )
+    subject = Subject(loader, str(tmp_path))
+    like: Any = subject.like("warm")
+    assert (like.num_workers, like.in_order, like.max_lateness, like.on_error) == (2, False, 3, "skip")
+    assert not like.persistent_workers and isinstance(like.dataset, Watched)
+    assert like.collate_fn is default_collate  # ours stacks samples by itself where it knows that they are only stacked
+    assert subject.like(workers=1).num_workers == 1
+    torch_class: Any = DataLoader
+    torchs: Any = Subject(torch_class(list(range(8)), 2), str(tmp_path)).like("warm")
+    assert torchs.collate_fn.args == (default_collate,) and torchs.collate_fn is not default_collate
+
+
+# --- the page cache, and what storage gives ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> list[str]:
+    found = [tmp_path / f"{number}.bin" for number in range(40)]
+    for path in found:
+        path.write_bytes(os.urandom(20_000))
+    return [str(path) for path in found]
+
+
+def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None:
+    files.read_in(large, lambda: True)
+    if files.cached_share(large) is None:
+        pytest.skip("this kernel has no cachestat")
+    found = files.cached_share(large)
+    assert found is not None and found > 0.875
+    files.drop(large)
+    left = files.cached_share(large)
+    if left == 1.0:
+        pytest.skip("this file system is in memory")
+    assert left == 0.0
+    files.read_in(large, lambda: False)
+    assert files.cached_share(large) == 0.0
+    files.read_in([*large, str(tmp_path / "missing")], lambda: True)
+    share = files.cached_share([*large, str(tmp_path / "missing")])
+    assert share is not None and share > 0.9  # the kernel may have let a page go
+
+
+def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
+    ticks = count()
+    levels = probing.probe(probing.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
+    if not levels:
+        pytest.skip("this file system is in memory")
+    assert [level.at_once for level in levels] == [1, 2, 4]  # of 40 reads there are none for 8 more
+    assert all(level.nbytes == 20_000 and level.bytes_per_s > 0 for level in levels)
+
+
+def test_rate_and_latency_are_told_apart() -> None:
+    """Storage of 100 MB/s and 50 ms: one read of 1 MB takes 60 ms, and from six at once on the rate is the limit."""
+    levels = [Level(n, max(0.06, n * 0.01), 1e6, min(n * 1e6 / 0.06, 1e8)) for n in (1, 2, 4, 8, 16)]
+    rate, latency = probing.told_apart(levels)
+    assert rate == pytest.approx(1e8) and latency == pytest.approx(0.05)
+    far = [Level(n, 0.05, 1e5, n * 1e5 / 0.05) for n in (1, 8)]
+    assert probing.told_apart(far) == (1.6e7, 0.05)  # eight at once do not reach the limit
+    assert probing.told_apart([Level(1, 0.01, 1e6, 1e8)]) == (1e8, 0.0)
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_whose_leader_has_gone_goes_on(tmp_path: Path) -> None:
+    ticks = count(step=40)
+    second = Lockstep(tmp_path, 1, 2, lambda: float(next(ticks)))
+    assert second.agreed(True) and second.lost and not second.agreed(False)
+    second.close()
+
+
+def test_ranks_meet_in_one_private_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    second = Ranks.of_environment()
+    assert second == Ranks(1, 2, 2)
+    with Ranks(0, 2, 2).folder() as first, second.folder() as other:
+        assert first == other and first.stat().st_mode & 0o777 == 0o700
+        assert first.exists()
+    assert not first.exists()
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(ValueError, match="no rank"):
+        Ranks.of_environment()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match="2 of 4 ranks are on other hosts"):
+        Ranks.of_environment()

@@ -1,0 +1,147 @@
+"""``minato-gpu demo`` at toy size: the figures that it leaves add up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from minato_gpu.lab.cli import main
+from minato_gpu.lab.demo import display, summary
+from minato_gpu.lab.demo.training import Outcome, Tally
+
+COUNT, EPOCHS = 24, 2
+
+
+def _demo(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["demo", "--batch-size", "8", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("demo")
+    return out, _demo("--out", out, "--size", str(COUNT), "--epochs", str(EPOCHS), "--json", out / "copy.json")
+
+
+@pytest.fixture(scope="module")
+def left(finished: tuple[Path, Result]) -> dict[str, Any]:
+    out, result = finished
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return document
+
+
+def test_every_sample_arrives_and_is_counted_on_its_lane(left: dict[str, Any]) -> None:
+    assert left["samples_expected"] == left["samples_delivered"] == COUNT * EPOCHS
+    assert left["every_sample_once"] is True
+    assert left["samples_by_lane"].keys() == {"cpu", "device"}
+    assert sum(left["samples_by_lane"].values()) == COUNT * EPOCHS
+
+
+def test_the_rows_are_the_epochs_and_add_up_to_the_totals(left: dict[str, Any]) -> None:
+    rows = left["rows"]
+    assert [row["epoch"] for row in rows] == list(range(EPOCHS))
+    assert sum(row["samples_delivered"] for row in rows) == left["samples_delivered"]
+    assert sum(row["samples_cpu_lane"] for row in rows) == left["samples_by_lane"]["cpu"]
+    assert left["samples_per_s"] == pytest.approx(left["samples_delivered"] / sum(row["elapsed_s"] for row in rows))
+    for row in rows:
+        assert row["wait_p50_s"] <= row["wait_p95_s"] <= row["wait_p99_s"] <= row["wait_total_s"] <= row["elapsed_s"]
+        assert 0 < row["first_batch_s"] <= row["elapsed_s"]
+    assert left["first_batch_s"] == rows[0]["first_batch_s"]
+    assert left["final_loss"] == rows[-1]["loss"] and np.isfinite(left["final_loss"])
+
+
+def test_the_results_are_a_picture_a_table_and_one_document(
+    finished: tuple[Path, Result], left: dict[str, Any]
+) -> None:
+    out, result = finished
+    assert (out / "timeline.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((out / "copy.json").read_text()) == left
+    assert left.keys() >= {"date", "machine", "versions", "settings", "rows"}
+    assert "What the loader did" in result.output
+
+
+def test_the_users_own_folder_is_read_and_not_touched(tmp_path: Path) -> None:
+    data = tmp_path / "mine"
+    for number in range(13):
+        folder = data / ("cats" if number % 3 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        picture = np.random.default_rng(number).integers(0, 256, (40 + number, 57, 3), dtype=np.uint8)
+        cv2.imwrite(str(folder / f"{number}.{'png' if number % 2 else 'jpg'}"), picture)
+    before = sorted(data.rglob("*"))
+    result = _demo("--data", data, "--out", tmp_path / "out", "--epochs", "1")
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["samples_delivered"] == 13
+    assert sorted(data.rglob("*")) == before
+    assert not (tmp_path / "out" / "data").exists()
+
+
+def test_a_broken_photograph_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cats").mkdir(parents=True)
+    (tmp_path / "mine" / "cats" / "broken.jpg").write_bytes(b"\xff\xd8 no photograph")
+    result = _demo("--data", tmp_path / "mine", "--out", tmp_path / "out", "--epochs", "1")
+    assert result.exit_code == 1
+    assert "broken.jpg" in result.output
+    assert "Traceback (most recent call last)" not in result.output
+
+
+def test_a_folder_without_photographs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "cats").mkdir(parents=True)
+    result = _demo("--data", tmp_path / "mine", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "has no class folders" in result.output
+
+
+# --- the consumer's own count ---------------------------------------------------------------------------------------
+
+WAITS = {"p50": 0.001, "p95": 0.01, "p99": 0.02, "total": 0.5}
+
+
+def _tally(epoch: int, labels: list[int]) -> Tally:
+    tally = Tally(epoch, samples_expected=4, labels=torch.zeros(2, dtype=torch.int64), elapsed_s=2.0)
+    for label in labels:
+        # The model always says class 0.
+        tally.add(torch.tensor([label]), torch.tensor([[1.0, 0.0]]), loss=float(label))
+    return tally
+
+
+def _stats(cpu: int, device: int) -> dict[str, Any]:
+    lanes = {"cpu": {"samples": cpu, "slots": 2, "busy_share": 0.5}, "device": {"samples": device, "slots": 1}}
+    return {
+        "samples_failed": 0,
+        "samples_repeated": 0,
+        "first_batch_s": 0.25,
+        "lanes": lanes,
+        "prediction": {"samples": 4, "log_sigma": None, "rank_correlation": 0.5},
+        "wait_s": WAITS,
+        "stalls": {},
+        "bytes_in_flight_peak": 1_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("labels", "complete"),
+    [([0, 0, 1, 1], True), ([0, 0, 1], False), ([0, 0, 1, 1, 1], False), ([0, 0, 0, 1], False)],
+    ids=["all", "one lost", "one twice", "one for another"],
+)
+def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples(
+    labels: list[int], complete: bool
+) -> None:
+    outcome = Outcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
+    assert outcome.complete is complete
+
+
+def test_the_live_line_and_the_table_fit_a_terminal() -> None:
+    tally, stats = _tally(0, [0, 0, 1, 1]), _stats(3, 1)
+    assert display.figures(tally, stats) == "     2 samples/s  cpu  75% device  25%  wait  25%"
+    names, epoch = display.summary_columns([summary.epoch_row(tally, stats)])
+    cells = dict(zip(names.cells, epoch.cells, strict=True))
+    assert cells["consumer's wait, ms, p99"] == "20.0"
+    assert cells["error of predicted costs (sigma of the log)"] == "-"
+    assert cells["training accuracy"] == "50.0%"
