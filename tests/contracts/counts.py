@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.contracts.cases import BAD, Case, Step, elsewhere
-from tests.contracts.kinds import ROW_BYTES
+from tests.contracts.kinds import ROW_BYTES, UNEVEN_BYTES
 from tests.contracts.orders import Keys
 from tests.contracts.run import Part, Raised
 
@@ -24,6 +24,7 @@ def named(case: Case, error: str) -> bool:
         "local": ("Local",),
         "unsendable": ("AttributeError", "PicklingError", "TypeError"),
         "no file": ("FileNotFoundError",),
+        "too short": ("EOFError",),
     }
     return error in (due or kinds.get(case.error, (case.error,)))
 
@@ -50,6 +51,8 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
         if not named(case, failure["error"]):
             yield f"the error is named {failure['error']}"
     yield from _memory(case, part)
+    if part.step.take is None and not part.errors and part.elapsed_s:
+        yield from same("seconds of an epoch that has ended", part.elapsed_s, stats["elapsed_s"])
     done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
     if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
         yield from same("samples delivered, failed and skipped", done, stats["samples_expected"])
@@ -61,8 +64,13 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
 def _memory(case: Case, part: Part) -> Iterator[str]:
     """The budget, or the one batch that must be whole to be delivered, and a sample per worker; 5 % for wrapping."""
     workers = max(case.workers, elsewhere(case).workers, case.most or 1)
-    most = 1.05 * (max(case.budget or 0, (case.batch or 1) * ROW_BYTES) + workers * ROW_BYTES)
-    if case.data == "many at once" and case.budget is not None and part.stats["bytes_in_flight_peak"] > most:
+    each = UNEVEN_BYTES if case.data == "uneven" else ROW_BYTES
+    most = 1.05 * (max(case.budget or 0, (case.batch or 1) * each) + workers * each)
+    if (
+        case.data in ("many at once", "uneven")
+        and case.budget is not None
+        and part.stats["bytes_in_flight_peak"] > most
+    ):
         yield f"bytes in flight, at most {most}: {part.stats['bytes_in_flight_peak']}"
     if part.step == Step(part.step.epoch) and case.stay != "epochs" and not (case.ends_early and part.errors):
         yield from same("bytes in flight at the end", part.stats["bytes_in_flight"], 0)

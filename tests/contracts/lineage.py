@@ -59,9 +59,9 @@ DEATHS: dict[str, Callable[[], object]] = {
 class Saved:
     """A state, and what had come when it was saved.
 
-    ``parts``: of epoch ``epoch``, until then, by whichever loader; ``ended``: that is all of it. ``told``: what the
-    sampler was told by ``set_epoch`` last, ``order``: before the epoch's order was drawn. ``drawn``: whether it is known what samples draw. ``died``: a worker has died
-    that was not replaced.
+    ``parts``: of epoch ``epoch``, until then, by whichever loader; ``ended``: that is all of it. ``told``: what
+    ``set_epoch`` has told the sampler last; ``order``: what it had before the epoch's order was drawn. ``drawn``:
+    whether it is known what samples draw. ``died``: a worker has died that was not replaced.
     """
 
     state: Any = None

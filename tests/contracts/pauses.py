@@ -22,9 +22,9 @@ from typing import Any
 import minato_gpu
 
 _PACKAGE = str(Path(minato_gpu.__file__).parent)
-_ONE_IN = 8  # lines
+_ONE_IN = 4  # lines
 _PAUSE_S = 1e-3
-_MOST = 25  # at each line
+_MOST = 10  # at each line
 
 
 def _tracer(seed: int) -> Any:
