@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.contracts.cases import BAD, Case, Step, elsewhere
+from tests.contracts.cases import BAD, FILES, Case, Step, elsewhere
 from tests.contracts.kinds import ROW_BYTES, UNEVEN_BYTES
 from tests.contracts.orders import Keys
 from tests.contracts.run import Part, Raised
@@ -90,10 +90,11 @@ def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part], new: set[i
         yield from same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
     if not case.streams and case.sampler != "batches":
         yield from same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
-    if case.cache != "none" and case.stay == "an epoch" and case.fault == case.interruption == "none":
+    undisturbed = case.stay == "an epoch" and case.fault == case.interruption == "none"
+    if case.data in FILES and case.workers > 0 and undisturbed:
         reads = parts[0].stats["reads"]
         yield from same("reads that failed, and reads by workers", (reads["failed"], reads["by_workers"]), (0, 0))
-        if case.cache != "little":
+        if case.cache not in ("none", "little"):
             yield from same("reads, of what no epoch before had", reads["reads"], len(new))
     workers = [tuple(each["workers"][name] for name in ("died", "hung", "replaced")) for each in every]
     if case.interruption == "none" and case.fault.endswith(" twice"):

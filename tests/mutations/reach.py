@@ -1,7 +1,6 @@
-"""Which tests execute the code of which faults: a run of the tests with a counter before each fault's statement.
+"""Which tests execute the code of which faults: a run of tests with a counter before each fault's statement.
 
-A fault that stands in a class or a module counts as reached by every test. As a plugin of pytest (``-p``) this module
-writes a line for each test.
+As a plugin of pytest (``-p``) this module writes a line for each test that was green.
 """
 
 from __future__ import annotations
@@ -10,43 +9,46 @@ import ast
 import json
 import mmap
 import os
+import random
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.mutations.fault import Fault
 
-_FILE = "MUTATIONS_REACHED"  # the environment's name of the file of counters
+_FOLDER, _FILE = "MUTATIONS_FOLDER", "MUTATIONS_COUNTERS"  # in the environment, which all processes of a test have
 _SIZE = 4096
-_FOLDER = "MUTATIONS_REACHED_FOLDER"
+_CALL = '__import__("tests.mutations.reach", fromlist=["passed"]).passed({})'
 _counters: mmap.mmap | None = None
 _red: set[str] = set()
 
 
+# --- in the processes of a test ----------------------------------------------------------------------------
+
+
 def passed(number: int) -> None:
-    """A fault's statement is about to be executed, in whichever process."""
+    """A fault's statement is about to be executed."""
     global _counters
     if _counters is None:
-        with open(os.environ[_FILE], "r+b") as file:
+        with Path(os.environ[_FILE]).open("r+b") as file:
             _counters = mmap.mmap(file.fileno(), _SIZE)
     _counters[number] = 1
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Makes the counters, which child processes find by the environment."""
+def pytest_configure() -> None:
+    """Makes the counters."""
     path = Path(os.environ[_FOLDER], f"{os.getpid()}.counters")
     path.write_bytes(bytes(_SIZE))
     os.environ[_FILE] = str(path)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Notes what is red without any fault: it shows nothing."""
+    """Notes what is red without any fault."""
     if report.failed:
         _red.add(report.nodeid)
 
@@ -58,75 +60,85 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with path.open("r+b") as file:
         file.write(bytes(_SIZE))
     yield
-    found = [number for number, count in enumerate(path.read_bytes()) if count] if item.nodeid not in _red else []
-    with path.with_suffix(".jsonl").open("a") as lines:
-        lines.write(json.dumps([item.nodeid, found]) + "\n")
+    if item.nodeid not in _red:
+        found = [number for number, count in enumerate(path.read_bytes()) if count]
+        with path.with_suffix(".jsonl").open("a") as lines:
+            lines.write(json.dumps([item.nodeid.removeprefix("tests/"), found]) + "\n")
 
 
-def reached(tree: Path, faults: Sequence[Fault], tests: Sequence[str], processes: int = 2) -> dict[str, list[str]]:
-    """The tests that reach each fault, by its name; runs the tests once in a tree, which is put right after it."""
-    by_file: dict[Path, list[int]] = defaultdict(list)
-    for number, fault in enumerate(faults):
-        by_file[fault.path(tree)].append(number)
-    texts = {path: path.read_text() for path in by_file}
-    everywhere: set[int] = set()
-    for path, numbers in by_file.items():
-        places = {number: _line(texts[path], faults[number]) for number in numbers}
-        everywhere |= {number for number, line in places.items() if line is None}
-        lines = texts[path].splitlines(keepends=True)
-        for number, line in sorted(places.items(), key=lambda place: -(place[1] or 0)):
-            if line is not None:
-                indent = " " * (len(lines[line - 1]) - len(lines[line - 1].lstrip()))
-                call = f'__import__("tests.mutations.reach", fromlist=["passed"]).passed({number})'
-                lines.insert(line - 1, f"{indent}{call}\n")
-        path.write_text("".join(lines))
+# --- in the program that tries faults ----------------------------------------------------------------------
+
+
+def some_that_reach(
+    tree: Path, faults: Sequence[Fault], tests: Sequence[str], most: int, processes: int
+) -> dict[str, list[str]]:
+    """Of each fault some of the tests that reach it, by its name, the same ones each time."""
+    found = reached(tree, faults, tests, processes)
+    return {name: random.Random(name).sample(each, min(most, len(each))) for name, each in found.items()}
+
+
+def reached(tree: Path, faults: Sequence[Fault], tests: Sequence[str], processes: int) -> dict[str, list[str]]:
+    """The tests that reach each fault, by its name. Runs the tests once in a tree, which is as it was after that.
+
+    A fault that is executed as its module is imported is reached by every test.
+    """
+    texts = {path: path.read_text() for path in {fault.path(tree) for fault in faults}}
+    places = [line_of(texts[fault.path(tree)], fault) for fault in faults]
+    counters: dict[Path, list[tuple[int, int]]] = defaultdict(list)
+    for number, (fault, line) in enumerate(zip(faults, places, strict=True)):
+        if line is not None:
+            counters[fault.path(tree)].append((line, number))
     try:
+        for path, lines in counters.items():
+            path.write_text(_with_counters(texts[path], lines))
         rows = _run(tree, tests, processes)
     finally:
         for path, text in texts.items():
             path.write_text(text)
     return {
-        fault.name: [test for test, found in rows if number in found or number in everywhere]
+        fault.name: sorted(test for test, found in rows if places[number] is None or number in found)
         for number, fault in enumerate(faults)
     }
+
+
+def _with_counters(text: str, counters: list[tuple[int, int]]) -> str:
+    lines = text.splitlines(keepends=True)
+    for line, number in sorted(counters, reverse=True):
+        before = lines[line - 1]
+        indent = before[: len(before) - len(before.lstrip())]
+        lines.insert(line - 1, f"{indent}{_CALL.format(number)}\n")
+    return "".join(lines)
 
 
 def _run(tree: Path, tests: Sequence[str], processes: int) -> list[tuple[str, list[int]]]:
     with tempfile.TemporaryDirectory(prefix="reached-") as folder:
         environment = {**os.environ, "PYTHONPATH": str(tree), _FOLDER: folder}
-        options = ["-q", "-p", "no:cacheprovider", "-p", "tests.mutations.reach", "-n", str(processes)]
+        options = ["-q", "-p", "no:cacheprovider", "-p", "tests.mutations.reach", "--numprocesses", str(processes)]
         command = [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)]
         subprocess.run(command, cwd=tree, env=environment, check=False, stdout=sys.stderr)
-        rows = [json.loads(line) for file in sorted(Path(folder).glob("*.jsonl")) for line in file.open()]
-    return [(test, found) for test, found in rows]
+        return [json.loads(line) for file in Path(folder).glob("*.jsonl") for line in file.read_text().splitlines()]
 
 
-def _line(text: str, fault: Fault) -> int | None:
-    """The line of the innermost statement that the fault changes; None where it is executed by an import."""
-    at = text.index(fault.before) + len(os.path.commonprefix([fault.before, fault.after]))
+def line_of(text: str, fault: Fault) -> int | None:
+    """The line of the innermost statement of a function that the fault changes; None where it changes none."""
+    at = text.index(fault.before)
+    at += next(
+        (n for n, (was, becomes) in enumerate(zip(fault.before, fault.after, strict=False)) if was != becomes),
+        min(len(fault.before), len(fault.after)),
+    )
     at += len(text[at:]) - len(text[at:].lstrip())
-    line = text.count("\n", 0, at) + 1
-    found: int | None = None
-    lines = text.splitlines()
-
-    def look(node: Any, inside: bool) -> None:
-        nonlocal found
-        for child in ast.iter_child_nodes(node):
-            begin, end = getattr(child, "lineno", None), getattr(child, "end_lineno", None)
-            if begin is None or end is None:
-                look(child, inside)
+    changed, lines, found = text.count("\n", 0, at) + 1, text.splitlines(), None
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for node in ast.walk(function):
+            if (
+                node is function
+                or not isinstance(node, ast.stmt)
+                or not node.lineno <= changed <= (node.end_lineno or 0)
+            ):
                 continue
-            if not begin <= line <= end:
-                continue
-            function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
-            first = lines[begin - 1][: child.col_offset].strip() == "" and not lines[begin - 1].lstrip().startswith(
-                "elif"
-            )
-            if inside and isinstance(child, ast.stmt) and first and not function:
-                found = begin
-            if function and not inside:
-                found = child.body[0].lineno if line < child.body[0].lineno else found
-            look(child, inside or function)
-
-    look(ast.parse(text), False)
+            first = not lines[node.lineno - 1][: node.col_offset].strip()
+            if first and not lines[node.lineno - 1].lstrip().startswith("elif") and node.lineno >= (found or 0):
+                found = node.lineno
     return found
