@@ -81,7 +81,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "budget": (None, 1, 40_000),
     "fault": (
         *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
-        *("killed once", "killed twice", "killed", "collate raises", "start raises", "start kills", "sampler raises"),
+        *("killed once", "killed twice", "killed", "collate raises", "start raises", "sampler raises"),
     ),
     "error": ("ValueError", "StopIteration", "local", "unsendable", "no file", "too short"),
     "interruption": (
@@ -319,7 +319,6 @@ ROOTS: dict[Case, str] = {
     Case(fault="too many"): "fault",
     Case(fault="killed", epochs=1): "fault",
     Case(fault="start raises", epochs=1): "fault",
-    Case(fault="start kills", epochs=1): "fault",
     Case(data="files", interruption="changed"): "interruption",
     Case(sampler="listed", fault="sampler raises", epochs=1): "fault",
     Case(fault="skip", error="local"): "error",
@@ -336,6 +335,9 @@ KNOWN: tuple[Case, ...] = (
     Case(data="many at once", fault="hung", epochs=1),
     Case(data="files", context="forkserver", sampler="shuffle=True", start="seeds", cache="both"),
     Case(data="stateful stream", sampler="none", workers=3, interruption="ahead"),  # another stream's turn
+    Case(fault="start kills", epochs=1),
+    Case(stay="persistent", interruption="forked"),
+    Case(stay="persistent", fault="killed once"),  # in each epoch
     Case(workers=3, pace="uneven", batch=1),
     Case(data="mapping", lateness=8, workers=3, pace="uneven", fault="killed once"),
     Case(data="objects", lateness=1, workers=3, pace="uneven", fault="killed twice", epochs=1),

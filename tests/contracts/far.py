@@ -17,7 +17,7 @@ def url_of(path: str, host: int) -> str:
 class Far(AsyncFileSystem):  # type: ignore[misc]
     """Answers from files of this machine; a host knows nothing of what another one has."""
 
-    protocol = "far"
+    protocol = "far"  # type: ignore[assignment]
     cachable = False
 
     def __init__(self, host: str = "", **more: Any) -> None:

@@ -97,7 +97,7 @@ def _mapping_fields(key: int) -> list[str]:
 
 
 def _ragged(key: int) -> Any:
-    return key, torch.full((1 + key % 5,), key), drawn()
+    return key, torch.full((2, 1 + key % 5), key).t(), drawn()
 
 
 def _uneven(key: int) -> Any:
@@ -114,7 +114,7 @@ def _closure(key: int) -> Any:
 
 
 def _read_ragged(batch: Any) -> Iterable[Sample]:
-    return (Sample(key, tuple(tensor.tolist()), tuple(numbers)) for key, tensor, numbers in batch)
+    return (Sample(key, (tensor.tolist(), tensor.stride()), tuple(numbers)) for key, tensor, numbers in batch)
 
 
 def _objects(key: int) -> Any:
@@ -183,7 +183,7 @@ KINDS = {
     "numbers": _NUMBERS,
     "many at once": Kind(_rows, _read_rows, lambda key: ({float(key)}, _square(key))),
     "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2), "as of the first")),
-    "ragged": Kind(_ragged, _read_ragged, lambda key: (key,) * (1 + key % 5), joins=False),
+    "ragged": Kind(_ragged, _read_ragged, lambda key: ([[key] * 2] * (1 + key % 5), (1, 1 + key % 5)), joins=False),
     "uneven": Kind(
         _uneven,
         _read_uneven,

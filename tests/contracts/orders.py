@@ -22,7 +22,8 @@ Keys = list[int]
 
 
 class Stateful:
-    """A sampler with a state: each epoch has an order of its own, in which keys come again."""
+    """A sampler with a state: each epoch has an order of its own, in which keys come again. It is its own iterator, and
+    begins the next epoch where it is asked again after the end of one."""
 
     def __init__(self) -> None:
         self.epoch = self.at = 0
@@ -31,11 +32,14 @@ class Stateful:
         return SAMPLES
 
     def __iter__(self) -> Iterator[int]:
-        order = random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)
-        while self.at < len(order):
-            self.at += 1
-            yield order[self.at - 1]
-        self.epoch, self.at = self.epoch + 1, 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == SAMPLES:
+            self.epoch, self.at = self.epoch + 1, 0
+            raise StopIteration
+        self.at += 1
+        return random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)[self.at - 1]
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "at": self.at}

@@ -69,4 +69,4 @@ def pauses(seed: int) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
