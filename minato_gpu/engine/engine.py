@@ -25,7 +25,6 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -50,9 +49,10 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
-        self._items = ItemRun()
+        self._items = ItemRun(parts.batch)
         self._handover = Handover(parts, self._items)
         self._timeout = parts.timeout
+        self._streams = parts.streams
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.closed = False  # it has ended
@@ -343,8 +343,8 @@ class Engine(Batches):
         self.pump.receive()
         if self.pump.faults:
             self._minder.tend(self.log)
-        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self.epochs.first) is not None:
-            epoch.end = self.pump.run.scheduler.end
+        if self._streams and self.epochs.first is not None:
+            self.epochs.first.end = self.pump.run.scheduler.end
 
     # --- the end -------------------------------------------------------------------------------------------
 
