@@ -17,7 +17,7 @@ def url_of(path: str, host: int) -> str:
 class Far(AsyncFileSystem):  # type: ignore[misc]
     """Answers from files of this machine; a host knows nothing of what another one has."""
 
-    protocol = "far"  # type: ignore[assignment]
+    protocol = "far"
     cachable = False
 
     def __init__(self, host: str = "", **more: Any) -> None:
@@ -32,8 +32,8 @@ class Far(AsyncFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: Any) -> str:
         return str(path).removeprefix("far://")
 
-    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        host, _, rest = path.partition("/")
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+        host, rest = path.split("/", 1)
         if host != self.host:
             raise FileNotFoundError(f"{self.host} has no {path}")
         return Path("/", rest).read_bytes()[start:end]
