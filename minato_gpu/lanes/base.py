@@ -107,7 +107,7 @@ class Task(NamedTuple):
 
     def elsewhere(self) -> Task:
         """The task for a lane that does not share this host's memory, and puts what comes of it where this one says."""
-        return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces), mark=-1)
+        return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces))
 
 
 class Report(NamedTuple):

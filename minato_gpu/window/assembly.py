@@ -138,11 +138,11 @@ class Assembly:
             self._drop(batch.spans)
             return True
         first = batch.spans[0][0]
-        items = self.window.at(first).items
-        item = items.get(first)
+        stored = self.window.at(first).items
+        item = stored.get(first)
         if self._items or not isinstance(item, (Blob, Local)) or not item.collated:
             return False
-        del items[first]  # it is the batch's, and its place may go on
+        del stored[first]  # it is the batch's, and its place may go on
         self.taken(batch.spans)
         self._came(batch, item)
         return True
