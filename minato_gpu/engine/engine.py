@@ -145,8 +145,8 @@ class Engine(Batches):
             trains = at_hand and away > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
-                self._settle()
                 self._pump()
+                self._settle()
                 self._attention()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         try:
@@ -217,6 +217,11 @@ class Engine(Batches):
             self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
             self._sleep(started)
             self._pump()
+            while self.pump.run.scheduler.window.grown:
+                self.epochs.draw_on()
+                if not self.epochs.due:
+                    break
+                self._settle()
         self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
@@ -315,8 +320,8 @@ class Engine(Batches):
             self._minder.keep_watch(self.log)
             self._attention()
         if self.epochs.due or self._links.board.words[ATTENTION]:
+            self._pump()  # first: which lanes are idle decides what is made of the room that a delivery has left
             self._settle()
-            self._pump()
             look_at = self._look_at()
             if look_at is not None and perf_counter() >= look_at:
                 self.pump.look()

@@ -20,6 +20,7 @@ from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.window_length import WindowLength
 
 
 class Scheduler:
@@ -36,6 +37,9 @@ class Scheduler:
             self._composition = FixedComposition(places, lateness)
         else:
             self._composition = FreeComposition(places, lateness, policy.spreads)
+        self.window = WindowLength(policy.more_batches, policy.window_bytes)
+        self._saves = False  # samples are unlike and in strict order: what is prepared beyond need is a reserve
+        self._idled = False  # since the last delivery a lane was idle, and the window full
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._intake = self._work.intake
@@ -45,7 +49,8 @@ class Scheduler:
         self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
         self._next_order = OutputBatch(0)  # the one to deliver next
-        self._asked = False
+        self._asked = False  # and has not been answered with whatever batch could be composed
+        self._waits = False  # the consumer, since it asked
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind, event.known),
@@ -77,6 +82,8 @@ class Scheduler:
         work.oldest = self._places.oldest
         work.samples_ready = self._ledger.pool + self._composed
         work.fill()
+        if work.out_of_work and self.window.most and (self._waits or (self._saves and not self._idled)):
+            self._note_out_of_work()
         if self.fetching.watches:
             work.note_idle()
         return out
@@ -84,7 +91,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """How many more tickets the window admits."""
-        return self.policy.window - self._undelivered
+        return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
 
     @property
     def _starves(self) -> bool:
@@ -153,6 +160,7 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
+        self.window.grown = False
         self._intake.enter(place, event.follow)
         self._intake.pace.ending = event.last
         pace = self._intake.pace
@@ -204,6 +212,7 @@ class Scheduler:
         if fresh > 0:
             lane = self._work.lanes[chunk.lane]
             lane.measured(event.seconds, fresh)
+            self._saves = lane.unlike and not self.policy.max_lateness
             if lane.is_device:
                 self.harm.worked(event.seconds)
             if flight.credit:
@@ -294,7 +303,7 @@ class Scheduler:
             self._work.look_again(flight, PATIENCE_S)
 
     def _was_asked(self, event: m.Asked) -> None:
-        self._asked = self._next_order not in self._sizes
+        self._asked = self._waits = self._next_order not in self._sizes
         if self._asked and self.harm.spare:
             self.harm.waited()
             self._price()
@@ -305,8 +314,14 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.in_flight)
-        self._next_order = OutputBatch(event.order + (size if self.policy.items else 1))
-        self._asked = False
+        batches = size if self.policy.items else 1
+        self._next_order = OutputBatch(event.order + batches)
+        self._asked = self._waits = False
+        if self.window.extra:
+            self.window.delivered(batches, event.in_flight)
+        if self._idled:
+            self._idled = False
+            self._lengthen()
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()
 
@@ -315,6 +330,22 @@ class Scheduler:
         router = self._intake.router
         router.price, router.spared = self.harm.price, self.harm.spare
         router.update(self._intake.rank)
+
+    # --- the window's length ----------------------------------------------------------------------------
+
+    def _note_out_of_work(self) -> None:
+        """A lane could take more, and nothing waits for it. The window grows where samplers are drawn next: while the
+        consumer waits, or at a delivery."""
+        if self._intake.pace.ending or len(self.fetching) or not self._work.idle_slots():
+            return
+        if self._waits:
+            self._lengthen()
+        else:
+            self._idled = True
+
+    def _lengthen(self) -> None:
+        ledger = self._ledger
+        self.window.lengthen(ledger.in_flight, self._intake.pace.batch * ledger.sample_bytes)
 
     # --- composition ------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.window_length import WindowLength
 
 
 class StreamScheduler:
@@ -29,6 +30,7 @@ class StreamScheduler:
 
     def __init__(self, policy: Policy, workers: int, prefetch: int = 2) -> None:
         self.policy = policy
+        self.window = WindowLength(0, 0)
         self.prefetch = prefetch
         self.lane_costs: Mapping[str, m.LaneCosts] = {}  # whose turn it is does not depend on what samples take
         self._workers = workers
