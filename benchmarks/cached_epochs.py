@@ -39,7 +39,7 @@ from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_epochs import Drawn, Run, simulated_together
+from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank, simulated_together
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.lab.simulation.work import Array
 from minato_gpu.sampling.look_ahead import DistributedOrders
@@ -227,12 +227,12 @@ def _together(case: Case, prepare_s: float, seed: int) -> Array:
     return np.diff(ends, prepend=0.0)
 
 
-def _drawn(case: Case, run: Run, prepare_s: float) -> Drawn:
+def _drawn(case: Case, run: SimulatedRank, prepare_s: float) -> DrawnCosts:
     steps = np.zeros((case.filling + case.epochs, run.profile.batches))
-    return Drawn(np.full(run.set_size, prepare_s), steps, np.arange(run.set_size))
+    return DrawnCosts(np.full(run.set_size, prepare_s), steps, np.arange(run.set_size))
 
 
-def _run(case: Case, rank: int) -> Run:
+def _run(case: Case, rank: int) -> SimulatedRank:
     samples = -(-case.count // case.ranks)
     there = case.share if case.on_disk else None  # what any rank reads of the directory is there
     profile = Profile(
@@ -257,7 +257,7 @@ def _run(case: Case, rank: int) -> Run:
         persistent=True,
         shards=case.ranks,
     )
-    return Run(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(rank))
+    return SimulatedRank(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(rank))
 
 
 def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ and the loader take on the consumer's thread, how storage answers. From that alo
     error                         predicted over measured, less one
     within                        whether that is at most max(4 %, twice the spread)
 
-Preparing is *slept*: as long as each sample costs when it is prepared alone, times a factor that makes an epoch of two
+Bottleneck is *slept*: as long as each sample costs when it is prepared alone, times a factor that makes an epoch of two
 workers as long as ``--seconds``. So there can be more workers than cores, and what other processes of the machine do
 disturbs little. With ``--computed`` it is done, as long as there are as many cores as workers.
 """

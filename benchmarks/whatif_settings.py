@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.whatif_profile import LATENCY_MS, Beyond
 from benchmarks.whatif_run import WARM, Way
-from minato_gpu.lab.analysis.profile import Profile
-from minato_gpu.lab.analysis.setting import Setting
+from minato_gpu.lab.analysis.profile import Profile, Setting
 
 QUESTIONS = ("cache", "workers", "step", "latency")
 POLICIES = ("minio", "next-use", "lru")

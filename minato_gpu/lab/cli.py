@@ -18,7 +18,7 @@ import click
 from minato_gpu.extras import from_extra
 from minato_gpu.lab.commands.analyze import analyze
 from minato_gpu.lab.commands.cache import cache
-from minato_gpu.lab.commands.common import Output, need_pipeline, shows, writable
+from minato_gpu.lab.commands.common import CommandOutput, need_pipeline, shows, writable
 from minato_gpu.lab.commands.top import top
 from minato_gpu.lab.commands.whatif import whatif
 from minato_gpu.lab.console import show
@@ -68,7 +68,7 @@ def _writable_folder(context: click.Context, parameter: click.Parameter, folder:
 @click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
 @click.option("--seed", type=int, default=0)
 @shows
-def demo(out: Output, /, **options: Any) -> None:
+def demo(out: CommandOutput, /, **options: Any) -> None:
     """Train a small model on real photographs through the loader, both lanes at work.
 
     Leaves summary.json and timeline.png in the --out folder.
@@ -93,7 +93,7 @@ def demo(out: Output, /, **options: Any) -> None:
 )
 @click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
 @shows
-def check(out: Output, module: str, data: Path | None, device: str) -> None:
+def check(out: CommandOutput, module: str, data: Path | None, device: str) -> None:
     """Compare both implementations of every stage of the pipeline defined by MODULE.
 
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
@@ -120,7 +120,7 @@ def check(out: Output, module: str, data: Path | None, device: str) -> None:
 @click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
 @shows
-def simulate(out: Output, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
+def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
     """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
     from minato_gpu.lab.simulation import comparison
 
@@ -145,7 +145,7 @@ def simulate(out: Output, scenarios: tuple[str, ...], seeds: int, ablation: bool
 @main.command(short_help="Run a recorded event log through the scheduler again.")
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @shows
-def replay(out: Output, log: Path) -> None:
+def replay(out: CommandOutput, log: Path) -> None:
     """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
     from minato_gpu.scheduling.replay import verify
 

@@ -45,7 +45,7 @@ def _report(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, Any]) -> None:
 
 def test_help_and_version_load_nothing_heavy() -> None:
     code = (
-        "import sys; from minato_gpu import cli; cli.main(['--help'], standalone_mode=False); "
+        "import sys; from minato_gpu.lab import cli; cli.main(['--help'], standalone_mode=False); "
         "sys.exit(bool({'cv2', 'matplotlib', 'rich', 'nvidia.dali'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

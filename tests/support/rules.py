@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 
 import minato_gpu
 from minato_gpu.device.lane import DeviceLane
-from minato_gpu.lab.analysis import running
+from minato_gpu.lab.analysis import script
 from minato_gpu.notices import say_once
 from tests.conftest import LEFT_OUT
 from tests.lab.analysis.scripts import Forked
@@ -94,7 +94,7 @@ def is_minato(loader_class: Any) -> bool:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
-    monkeypatch.setattr(running, "started", Forked)
+    monkeypatch.setattr(script, "started", Forked)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ _TIMES_THE_ERROR = 2.0
 _BLOCKS = 10
 
 
-class Part(NamedTuple):
+class EpochPart(NamedTuple):
     """``seconds`` of each batch, give or take ``error_s``; ``share`` of the epoch. ``is_noise``: no more than that;
     ``is_known``: where its phase was not measured it is nought for want of knowledge."""
 
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 class Breakdown(NamedTuple):
     """The parts of an epoch by name, whose shares add up to 1. ``batch_s``: the whole of each batch."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, EpochPart]
     batch_s: float
 
     @property
@@ -59,7 +59,7 @@ class Breakdown(NamedTuple):
         return self.parts["compute"].seconds
 
     @property
-    def stalls(self) -> list[Part]:
+    def stalls(self) -> list[EpochPart]:
         """What waiting for this rank's own data takes."""
         return [part for part in self.parts.values() if part.name not in ("compute", "ranks")]
 
@@ -106,8 +106,8 @@ def broken_down(profile: Profile) -> Breakdown | None:
         ("fetch", *_fetch(max(warm.value, compute.value), warm.error, cold)),
     ]
     whole = math.fsum(seconds for _, seconds, _ in found)
-    parts: dict[str, Part] = {
-        name: Part(
+    parts: dict[str, EpochPart] = {
+        name: EpochPart(
             name,
             seconds,
             seconds / whole if whole else 0.0,

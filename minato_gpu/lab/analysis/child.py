@@ -17,22 +17,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from minato_gpu.lab.analysis.order import Order, Result, Status, in_one_line
+from minato_gpu.lab.analysis.script import Result, ScriptOrder, Status, in_one_line
 
 
-class Run:
+class ScriptRun:
     """One script under analysis."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ScriptOrder) -> None:
         self.order = order
         self._folder = Path(order.folder)
         self._loaders: Any = None
         self._conductor: Any = None
 
     def to_its_end(self) -> int:
-        """Run the script; returns the exit code: 0, but where it died."""
-        from minato_gpu.lab.analysis.conductor import Over
-        from minato_gpu.lab.analysis.hook import Loaders
+        """Runs the script; returns the exit code: 0, but where it died."""
+        from minato_gpu.lab.analysis.conductor import Loaders, Over
 
         self._loaders = Loaders(self._begin, self.order.loader)
         self._leave("starting")
@@ -69,7 +68,7 @@ class Run:
     def _begin(self, loader: Any) -> Any:
         """The loader has been found."""
         from minato_gpu.lab.analysis.conductor import Conductor
-        from minato_gpu.lab.analysis.lockstep import Lockstep
+        from minato_gpu.lab.analysis.ranks import Lockstep
         from minato_gpu.lab.analysis.subject import Subject
 
         order = self.order
@@ -106,9 +105,9 @@ class Run:
 
 def main() -> int:
     """See the module."""
-    order = Order.of(sys.argv[1])
+    order = ScriptOrder.of(sys.argv[1])
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    code = Run(order).to_its_end()
+    code = ScriptRun(order).to_its_end()
     sys.stdout.flush()
     sys.stderr.flush()
     others = [each for each in threading.enumerate() if each is not threading.main_thread() and not each.daemon]

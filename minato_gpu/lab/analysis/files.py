@@ -1,12 +1,167 @@
-"""What the page cache holds of some files, and how to have it let go of them or read them in."""
+"""Files that samples are in: which ones a call reads, and what the page cache holds of them.
+
+An audit hook hears of every file that Python opens; libraries that open files by themselves are not heard. The kernel
+counts the bytes of all ``read`` calls. Where bytes were read and no file was opened, it is one that is open already, or
+mapped. What neither tells is unknown, and said so (None), not guessed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import stat
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 from minato_gpu.sources.disk.filesystem import cached_bytes
+
+_CODE = (".py", ".pyc", ".so", ".pth")
+_LOOKED_FOR = 16  # calls
+_SYSTEM = ("/proc/", "/dev/", "/sys/")
+
+FOLDER = "minato_gpu_analysis_"
+"""How the names of the folders begin in which the analysis leaves its files."""
+
+
+class FileReads(NamedTuple):
+    """What a call was seen to read: ``files``, ``nbytes`` in so many ``requests``; None: it could not be seen."""
+
+    files: tuple[str, ...] = ()
+    nbytes: float | None = None
+    requests: float | None = None
+
+
+class _Heard(threading.local):
+    """``files``: what this thread has opened since it began to listen; None: nobody listens."""
+
+    files: list[str] | None = None
+
+
+_HEARD = _Heard()
+_HEARD_BY_ALL: list[list[str]] = []  # of a process that prepares one sample at a time: helper threads' files too
+
+
+class Look:
+    """One call, from ``begin`` to ``end``; to be made once for each thread."""
+
+    def __init__(self) -> None:
+        _listen()
+        # a worker process prepares one sample at a time, so all that happens in it belongs to that sample
+        self._alone = multiprocessing.parent_process() is not None
+        self._counts = -1
+        self._before = self._own = (0, 0)
+        self._calls = 0
+        self._still: tuple[str, ...] = ()  # open or mapped when it was last looked for
+        with contextlib.suppress(OSError):
+            path = "/proc/self/io" if self._alone else "/proc/thread-self/io"
+            self._counts = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def begin(self) -> None:
+        """From here on."""
+        _HEARD.files = []
+        if self._alone:
+            _HEARD_BY_ALL[:] = [_HEARD.files]
+        self._before = self._read()
+
+    def end(self) -> FileReads:
+        """What has been seen since ``begin``."""
+        nbytes, requests = (now - then for now, then in zip(self._read(), self._before, strict=True))
+        heard, _HEARD.files = _HEARD.files or [], None
+        _HEARD_BY_ALL.clear()
+        files = tuple(dict.fromkeys(path for path in heard if _is_data(path)))
+        if self._counts < 0:
+            return FileReads(files)
+        if files:
+            # what is read twice comes from storage once
+            return FileReads(files, float(min(nbytes, sum(map(_size, files)))), float(min(requests, len(files))))
+        if self._calls < _LOOKED_FOR:  # it takes a millisecond
+            self._still = held_files() if nbytes > 0 else mapped_files()
+            self._calls += 1
+        return FileReads(self._still, float(nbytes), float(requests)) if nbytes > 0 else FileReads(self._still)
+
+    def _read(self) -> tuple[int, int]:
+        """Bytes and calls so far, but for this one's own: the kernel counts it after it has answered."""
+        if self._counts < 0:
+            return 0, 0
+        data = os.pread(self._counts, 512, 0)
+        found = dict(line.split(b": ") for line in data.splitlines())
+        nbytes, calls = int(found[b"rchar"]) - self._own[0], int(found[b"syscr"]) - self._own[1]
+        self._own = self._own[0] + len(data), self._own[1] + 1
+        return nbytes, calls
+
+
+@cache
+def _listen() -> None:
+    """An audit hook stays for the process's life; it does nothing while nobody listens."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[object, ...]) -> None:
+    if event != "open":
+        return
+    files = _HEARD.files if _HEARD.files is not None else _HEARD_BY_ALL[0] if _HEARD_BY_ALL else None
+    if files is None:
+        return
+    path, _, flags = arguments
+    if isinstance(flags, int) and flags & os.O_ACCMODE == os.O_WRONLY:
+        return
+    if isinstance(path, (str, bytes)):
+        files.append(os.fsdecode(path))
+
+
+def held_files() -> tuple[str, ...]:
+    """The data files that this process has open for reading."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- no Path for each of many
+        with contextlib.suppress(OSError, ValueError):
+            number = int(entry)
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                continue
+            told = Path(f"/proc/self/fdinfo/{number}").read_text(encoding="ascii")
+            flags = next(int(line.split()[1], 8) for line in told.splitlines() if line.startswith("flags"))
+            path = str(Path(f"/proc/self/fd/{number}").readlink())
+            if flags & os.O_ACCMODE != os.O_WRONLY and _is_data(path):
+                found.append(path)
+    return tuple(dict.fromkeys(found))
+
+
+def mapped_files() -> tuple[str, ...]:
+    """The data files that are mapped into this process's memory; code and its packages' own are none."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            parts = line.split(maxsplit=5)
+            if len(parts) == 6 and parts[1].startswith("r-") and parts[5].startswith("/"):
+                found.append(parts[5])
+    return tuple(path for path in dict.fromkeys(found) if _is_data(path) and not _is_installed(path))
+
+
+def _is_installed(path: str) -> bool:
+    return ".so." in path or path.startswith(("/usr/", "/lib", sys.prefix, sys.base_prefix))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+@cache
+def _is_data(path: str) -> bool:
+    """A regular file that is no code, and none of the system's or of the analysis's own."""
+    if path.endswith(_CODE) or path.startswith(_SYSTEM) or f"/{FOLDER}" in path:
+        return False
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
+    except (OSError, ValueError):
+        return False
+
 
 _CHUNK = 1 << 20
 

@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Sequence
 
-from minato_gpu.lab.analysis.meter import Meter
-from minato_gpu.lab.analysis.notes import Collated, Seen
+from minato_gpu.lab.analysis.phases import Meter
 from minato_gpu.lab.analysis.profile import Phase, Profile, Storage, mean
+from minato_gpu.lab.analysis.stopwatch import Collated, Seen
 from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import JSON
 from minato_gpu.threads import usable_cores

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.caching.orders import Orders
-from minato_gpu.lab.analysis.profile import Profile
-from minato_gpu.lab.analysis.scaling import Law, fit
-from minato_gpu.lab.analysis.setting import Setting
-from minato_gpu.lab.analysis.virtual_epochs import Drawn, Epochs, Run
+from minato_gpu.lab.analysis.preparation import Law, fit
+from minato_gpu.lab.analysis.profile import Profile, Setting
+from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, EpochTimes, SimulatedRank
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.lazily import cached_property
 
@@ -58,7 +57,7 @@ class Predictor:
         if tier is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
         epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
-        run = self._beside_reading(Run(profile, tier, self.start_s, orders=self._orders), epochs, setting)
+        run = self._beside_reading(SimulatedRank(profile, tier, self.start_s, orders=self._orders), epochs, setting)
         slot_s = self._slot_s(run)
         found = [self._ranks(run, slot_s, epochs, seed, setting) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
@@ -73,7 +72,7 @@ class Predictor:
     @cached_property
     def law(self) -> Law:
         """Of a slot, its core being its own."""
-        profile, alone = self.profile, Run(self.profile).cores
+        profile, alone = self.profile, SimulatedRank(self.profile).cores
         if not profile.scaling:
             return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
         workers = [alone.at_once(count) for count, _ in profile.scaling]
@@ -84,7 +83,7 @@ class Predictor:
         for: at most what they had for each sample, less what the simulation loses because batches come in order."""
         # the rate was taken over a long run: one epoch after the other
         warm = replace(self.profile, storage=None, workers=workers, overlap=True, persistent=True, shards=1)
-        run = Run(warm, steps=False)
+        run = SimulatedRank(warm, steps=False)
         slot_s = workers / rate / run.cores.stretch(workers)
         draws = [self._draw(run, slot_s, 3, seed) for seed in range(3)]
         # the rate is that of mean samples, not of those that happen to be drawn
@@ -96,17 +95,17 @@ class Predictor:
     def start_s(self) -> float:
         """Until workers are ready: what came before the first batch, less what preparing and reading that takes."""
         profile = self.profile
-        run = Run(profile)
+        run = SimulatedRank(profile)
         first = [run.simulated(self._draw(run, self._slot_s(run), 1, seed), seed).first_batch_s for seed in range(3)]
         return max(0.0, profile.startup_s - float(np.mean(first)))
 
     # --- a setting ---------------------------------------------------------------------------------------------
 
-    def _slot_s(self, run: Run) -> float:
+    def _slot_s(self, run: SimulatedRank) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
         return self.law.slot_s(run.cores.at_once(run.profile.workers))
 
-    def _beside_reading(self, run: Run, epochs: int, setting: Setting) -> Run:
+    def _beside_reading(self, run: SimulatedRank, epochs: int, setting: Setting) -> SimulatedRank:
         """What reading computes each second follows from the rate, and the rate from that."""
         storage = run.profile.storage
         if storage is None or not storage.cpu_s:
@@ -119,7 +118,7 @@ class Predictor:
             run = replace(run, other=other)
         return run
 
-    def _ranks(self, run: Run, slot_s: float, epochs: int, seed: int, setting: Setting) -> Epochs:
+    def _ranks(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int, setting: Setting) -> EpochTimes:
         """One rank, or the ranks that wait for each other after every step."""
         drawn = self._draw(run, slot_s, epochs, seed)
         if run.profile.ranks > 1 and setting.ranks is not None:
@@ -127,12 +126,12 @@ class Predictor:
             drawn = drawn._replace(steps=np.maximum.reduce([drawn.steps, *others]))
         return run.simulated(drawn, seed)
 
-    def _draw(self, run: Run, slot_s: float, epochs: int, seed: int) -> Drawn:
+    def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)
         which = _drawn(rng, len(measured), run.set_size)
         steps = np.array(run.profile.step_s)
         each = rng.choice(rng.choice(steps, len(steps)), (epochs, run.batches))
-        return Drawn(measured[which] * (slot_s / float(measured.mean())), each, which)
+        return DrawnCosts(measured[which] * (slot_s / float(measured.mean())), each, which)
 
 
 def _drawn(rng: np.random.Generator, measured: int, count: int) -> NDArray[np.int64]:

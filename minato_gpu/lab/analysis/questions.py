@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from minato_gpu.lab.analysis.predict import DRAWS, Prediction, Predictor
-from minato_gpu.lab.analysis.profile import LoaderKind, Profile
-from minato_gpu.lab.analysis.setting import Setting, Trial
+from minato_gpu.lab.analysis.profile import LoaderKind, Profile, Setting, Trial
 from minato_gpu.samples import JSON
 
 HERE = "can be run here"

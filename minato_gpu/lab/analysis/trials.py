@@ -18,11 +18,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis import files
-from minato_gpu.lab.analysis.meter import Meter
-from minato_gpu.lab.analysis.order import in_one_line
-from minato_gpu.lab.analysis.plan import LEAST, settling
+from minato_gpu.lab.analysis.phases import LEAST, Meter, settling
+from minato_gpu.lab.analysis.profile import CannotTry, Setting, Trial
 from minato_gpu.lab.analysis.questions import to_verify
-from minato_gpu.lab.analysis.setting import CannotTry, Setting, Trial
+from minato_gpu.lab.analysis.script import in_one_line
 from minato_gpu.samples import Value
 from minato_gpu.sources.declared import source_of
 from minato_gpu.sources.source import Source

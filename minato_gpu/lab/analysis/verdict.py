@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, Part, of_ranks
-from minato_gpu.lab.analysis.preparing import cause_of, most_gain
+from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, EpochPart, of_ranks
+from minato_gpu.lab.analysis.preparation import cause_of, most_gain
 from minato_gpu.lab.analysis.profile import Profile, Storage
 
 Case = Literal[
@@ -36,7 +36,7 @@ WORTH = 0.05  # of the epoch
 _SLOWER = 1.1  # times the other ranks' step
 
 
-class Verdict(NamedTuple):
+class Diagnosis(NamedTuple):
     """``gain``: the share of the epoch that the change is worth at most. ``rank``: which one it is about."""
 
     case: Case
@@ -45,11 +45,11 @@ class Verdict(NamedTuple):
     rank: int = 0
 
 
-def verdict(profiles: Sequence[Profile]) -> Verdict:
+def verdict(profiles: Sequence[Profile]) -> Diagnosis:
     """What to change first."""
     known = of_ranks(profiles)
     if not known:
-        return Verdict("unknown", "Too few batches were seen to say where the time goes.", 0.0)
+        return Diagnosis("unknown", "Too few batches were seen to say where the time goes.", 0.0)
     if len(known) > 1:
         late = _slow_rank(known)
         if late is not None:
@@ -63,7 +63,7 @@ def _lost(found: Breakdown) -> float:
     return math.fsum(part.seconds for part in found.stalls if not part.is_noise)
 
 
-def _of_one(profile: Profile, found: Breakdown) -> Verdict:
+def _of_one(profile: Profile, found: Breakdown) -> Diagnosis:
     worst = max(found.stalls, key=lambda part: part.certain)
     if worst.certain < WORTH:
         worst = max(found.stalls, key=lambda part: part.share)
@@ -81,10 +81,10 @@ def _of_one(profile: Profile, found: Breakdown) -> Verdict:
     gain = worst.share
     if worst.name == "preparation":
         gain = min(gain, most_gain(profile, found.step_s))
-    return Verdict(case, f"{sentence} That is worth up to {gain:.0%} of the epoch.", gain, profile.rank)
+    return Diagnosis(case, f"{sentence} That is worth up to {gain:.0%} of the epoch.", gain, profile.rank)
 
 
-def _step_bound(profile: Profile, found: Breakdown) -> Verdict:
+def _step_bound(profile: Profile, found: Breakdown) -> Diagnosis:
     share = found.parts["compute"].share
     best = 1 - share
     unseen = "" if found.parts["fetch"].is_known else " as far as was measured (storage was not)"
@@ -92,27 +92,27 @@ def _step_bound(profile: Profile, found: Breakdown) -> Verdict:
         f"The step takes {share:.0%} of the epoch{unseen}: no loader can save more than {best:.0%}; "
         "make the step faster, or leave things as they are."
     )
-    return Verdict("step-bound", sentence, best, profile.rank)
+    return Diagnosis("step-bound", sentence, best, profile.rank)
 
 
-def _noise(profile: Profile, worst: Part) -> Verdict:
+def _noise(profile: Profile, worst: EpochPart) -> Diagnosis:
     sentence = (
         f"The largest stall ({TITLES[worst.name]}) is {worst.share:.0%} of the epoch, which is within the noise: "
         "measure longer (--seconds), on a quieter machine."
     )
-    return Verdict("noise", sentence, 0.0, profile.rank)
+    return Diagnosis("noise", sentence, 0.0, profile.rank)
 
 
 # --- ranks ----------------------------------------------------------------------------------------------------------
 
 
-def _slow_rank(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
+def _slow_rank(known: Sequence[tuple[Profile, Breakdown]]) -> Diagnosis | None:
     """The rank that the others wait for: its step takes longer, or its data comes later, which they see as compute."""
     (other, others), (profile, found) = (pick(known, key=lambda each: each[1].step_s) for pick in (min, max))
     error = math.hypot(found.parts["compute"].error_s, others.parts["compute"].error_s)
     if found.step_s > _SLOWER * others.step_s and found.step_s - others.step_s > 2 * error:
         gain = 1 - others.step_s / found.step_s
-        return Verdict(
+        return Diagnosis(
             "slow rank",
             f"Rank {profile.rank} takes {found.step_s / others.step_s:.1f} times as long for a step as rank "
             f"{other.rank}, and the others wait for it: give it an equal device, or a smaller share. That is worth up "
@@ -123,7 +123,7 @@ def _slow_rank(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
     return _late_data(known)
 
 
-def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
+def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Diagnosis | None:
     lost = sorted(known, key=lambda each: _lost(each[1]))
     (other, others), (profile, found) = lost[-2], lost[-1]
     more = _lost(found) - _lost(others)
@@ -132,7 +132,7 @@ def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Verdict | None:
         return None
     own = _of_one(profile, found)
     gain = more / found.batch_s
-    return Verdict(
+    return Diagnosis(
         "slow rank",
         f"Rank {profile.rank}'s data comes {more * 1e3:.3g} ms a batch later than rank {other.rank}'s, which waits for "
         f"it in {waits:.0%} of what looks like its compute. For rank {profile.rank}: {own.sentence}",

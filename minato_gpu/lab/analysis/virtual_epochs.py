@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, share
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_storage import Link, Simulated, Tier, VirtualStorage, order_of
+from minato_gpu.lab.analysis.virtual_storage import Link, SimulatedStorage, Tier, VirtualStorage, order_of
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.lab.simulation.virtual import VirtualLoader, run_together
@@ -37,7 +37,7 @@ class Shuffles:
         return share(shuffled, 0, self.shards)
 
 
-class Drawn(NamedTuple):
+class DrawnCosts(NamedTuple):
     """Costs in seconds: of each sample of the set, of one slot, and of every step of all epochs, shape (epochs,
     batches). ``which``: the measured sample that stands for each of the set."""
 
@@ -46,7 +46,7 @@ class Drawn(NamedTuple):
     which: NDArray[np.int64]
 
 
-class Epochs(NamedTuple):
+class EpochTimes(NamedTuple):
     """``seconds`` of each epoch; ``reads`` of each, requests that storage answered; ``rate``: samples a second between
     the first batch and the last of the last epoch, or of all after the first where epochs overlap; ``first_batch_s``:
     from the beginning, workers being ready."""
@@ -58,7 +58,7 @@ class Epochs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRank:
     """A rank as it is to be simulated. ``start_s``: until workers are ready, where they are started anew. ``steps``:
     whether there are any. ``orders``: of the sampler, where they are known; else shuffles. ``other``: CPU seconds a
     second beside workers and consumer."""
@@ -107,13 +107,13 @@ class Run:
         """Samples that are admitted and not delivered, at most."""
         return max(1, self.profile.prefetch) * self.profile.workers * self.profile.batch_size
 
-    def simulated(self, drawn: Drawn, seed: int) -> Epochs:
+    def simulated(self, drawn: DrawnCosts, seed: int) -> EpochTimes:
         """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
         if self.profile.loader != "torch":
             return simulated_together([self], drawn, seed)[0]
         return self._epochs(drawn, self._torch(drawn, seed), None)
 
-    def _away(self, drawn: Drawn) -> Array:
+    def _away(self, drawn: DrawnCosts) -> Array:
         """How long the consumer is away after each batch, by epochs."""
         profile = self.profile
         away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
@@ -127,7 +127,7 @@ class Run:
             return self.orders
         return Shuffles(self.set_size, self.profile.shards, seed)
 
-    def _epochs(self, drawn: Drawn, outcome: Outcome, reading: VirtualStorage | None) -> Epochs:
+    def _epochs(self, drawn: DrawnCosts, outcome: Outcome, reading: VirtualStorage | None) -> EpochTimes:
         profile, away, count = self.profile, self._away(drawn), len(drawn.steps)
         times = outcome.times.reshape(away.shape)[:count]
         ends = times[:, -1] + away[:count, -1]
@@ -139,7 +139,7 @@ class Run:
         again = 0.0 if profile.persistent else self.start_s
         seconds += np.where(np.arange(count) == 0, self.start_s, again)
         reads = np.zeros(count) if reading is None else np.array(reading.reads[:count], float)
-        return Epochs(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
+        return EpochTimes(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
         """Between the first batch and the last of the last epoch; of epochs that overlap, from the first one's end."""
@@ -148,7 +148,7 @@ class Run:
         after = max(self.samples - self.profile.batch_size, 1)
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
-    def _work(self, drawn: Drawn, seed: int) -> Work:
+    def _work(self, drawn: DrawnCosts, seed: int) -> Work:
         """What the workers have to do, the samples of each epoch in their order."""
         profile, orders = self.profile, self._orders(seed)
         lengths = (self.samples,) * len(self._away(drawn))
@@ -158,7 +158,7 @@ class Run:
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
         return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
-    def _loader(self, drawn: Drawn, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
+    def _loader(self, drawn: DrawnCosts, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile
         lateness = 0 if profile.in_order else profile.max_lateness
         reading = None
@@ -185,7 +185,7 @@ class Run:
         )
         return loader, reading
 
-    def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> Simulated:
+    def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> SimulatedStorage:
         """The storage for the samples of the set; their sizes are those of the samples that stand for them."""
         rng = np.random.default_rng((seed, 1))
         count = self.set_size
@@ -200,9 +200,9 @@ class Run:
         request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
         measured = replace(storage, latency_s=storage.latency_s * several)
         there = frozenset(int(key) for key in cached)
-        return Simulated(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
+        return SimulatedStorage(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
 
-    def _torch(self, drawn: Drawn, seed: int) -> Outcome:
+    def _torch(self, drawn: DrawnCosts, seed: int) -> Outcome:
         """Workers take whole batches, and wait for storage themselves."""
         profile = self.profile
         work, cores = self._work(drawn, seed), self.cores
@@ -223,7 +223,9 @@ class Run:
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
 
 
-def simulated_together(runs: Sequence[Run], drawn: Drawn, seed: int, *, meet: bool = False) -> list[Epochs]:
+def simulated_together(
+    runs: Sequence[SimulatedRank], drawn: DrawnCosts, seed: int, *, meet: bool = False
+) -> list[EpochTimes]:
     """Of ranks by this loader that begin at the same time and read from one storage, whose rate they share: that of the
     first one's profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
     storage = runs[0].profile.storage

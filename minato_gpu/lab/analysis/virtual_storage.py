@@ -36,7 +36,7 @@ _NEVER = float("inf")
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedStorage:
     """A storage like the one that was ``measured``: ``nbytes`` of each sample, shape (samples,), come in ``parts``
     requests, each of which reads its share of them (``measured.shares``; where there are fewer or more: all alike).
 
@@ -71,7 +71,7 @@ class Tier:
     share: float
     policy: str = ""
 
-    def budget(self, storage: Simulated) -> int:
+    def budget(self, storage: SimulatedStorage) -> int:
         """Bytes of memory."""
         samples, parts = range(len(storage.nbytes)), range(storage.parts)
         each = sum(space_of(storage.part_bytes(sample, part)) for sample in samples for part in parts)
@@ -132,7 +132,7 @@ class VirtualStorage:
 
     def __init__(
         self,
-        storage: Simulated,
+        storage: SimulatedStorage,
         orders: Orders,
         batch: int,
         tier: Tier | None = None,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.lab.commands.common import Output, need_pipeline, shows, writable
+from minato_gpu.lab.commands.common import CommandOutput, need_pipeline, shows, writable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from minato_gpu.lab.analysis.order import Order, Result
+    from minato_gpu.lab.analysis.script import Result, ScriptOrder
 
 _WARNING = (
     "The script runs as it is, side effects (checkpoints, logs, uploads) included, for at most {seconds:.0f} s of its "
@@ -49,7 +49,7 @@ _WARNING = (
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
 @shows
-def analyze(out: Output, /, script: str | None, arguments: tuple[str, ...], **options: Any) -> None:
+def analyze(out: CommandOutput, /, script: str | None, arguments: tuple[str, ...], **options: Any) -> None:
     """Run SCRIPT with its ARGUMENTs, measure its loader, stop it, and say what holds training up.
 
     SCRIPT is any training script with torch.utils.data.DataLoader or minato_gpu.DataLoader; it is not edited. Under
@@ -59,8 +59,8 @@ def analyze(out: Output, /, script: str | None, arguments: tuple[str, ...], **op
     With --verify the loader is then swapped for others (workers, cores, a cache, the other loader, batches of another
     size), as far as this machine can, and an epoch's predicted seconds are shown beside the measured ones.
     """
-    from minato_gpu.lab.analysis.order import Order
     from minato_gpu.lab.analysis.ranks import Ranks
+    from minato_gpu.lab.analysis.script import ScriptOrder
 
     what, given = _what(script, arguments, options)
     _check_report(options["report_path"])
@@ -68,7 +68,7 @@ def analyze(out: Output, /, script: str | None, arguments: tuple[str, ...], **op
     if options["verify"] and ranks.ranks > 1:
         raise click.UsageError("--verify is for one rank: run the script without torchrun")
     with ranks.folder() as folder:
-        order = Order(
+        order = ScriptOrder(
             **what, folder=str(folder), seconds=options["seconds"], loader=options["loader"], rank=ranks.rank,
             ranks=ranks.ranks, verify_s=options["seconds"] if options["verify"] else 0.0,
         )  # fmt: skip
@@ -112,16 +112,16 @@ def _synthetic(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return {"script": "minato_gpu.lab.analysis.synthetic", "arguments": (json.dumps(given),), "is_module": True}, given
 
 
-def _measured(console: Console, order: Order, ranks: Any, *, is_script: bool) -> list[Result] | None:
+def _measured(console: Console, order: ScriptOrder, ranks: Any, *, is_script: bool) -> list[Result] | None:
     """The results of all ranks, for the rank that shows them; None for the others."""
-    from minato_gpu.lab.analysis import running
+    from minato_gpu.lab.analysis import script as process
 
     if is_script and ranks.rank == 0:
         console.print(_WARNING.format(seconds=order.seconds + order.verify_s), style="yellow", highlight=False)
-    own = running.run(order)
+    own = process.run(order)
     if ranks.rank != 0:
         return None
-    return [own, *running.others(Path(order.folder), range(1, ranks.here))]
+    return [own, *process.others(Path(order.folder), range(1, ranks.here))]
 
 
 def _check_report(path: Path | None) -> None:
@@ -134,30 +134,30 @@ def _check_report(path: Path | None) -> None:
             raise click.UsageError(f"--report: there is no folder {str(path.absolute().parent)!r}")
 
 
-def _told(out: Output, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
+def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
     """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
-    from minato_gpu.lab.analysis import telling
+    from minato_gpu.lab.analysis import tables
     from minato_gpu.lab.analysis.breakdown import of_ranks
     from minato_gpu.lab.report import document
 
     console = out.console
-    telling.show_results(console, results)
+    tables.show_results(console, results)
     with console.status("simulating what changes would bring"):
-        tried = telling.tried(results)
+        tried = tables.tried(results)
     if tried is not None:
-        telling.show_tried(console, tried)
-    more = telling.more(results) | ({} if tried is None else {"whatif": tried})
-    found = document(settings, telling.rows(results), **more)
+        tables.show_tried(console, tried)
+    more = tables.more(results) | ({} if tried is None else {"whatif": tried})
+    found = document(settings, tables.rows(results), **more)
     out.leave(found)
-    problem = telling.problem(results)
+    problem = tables.problem(results)
     profiles = [result.profile for result in results if result.profile is not None]
     measured = bool(of_ranks(profiles))
     if measured and report_path is not None:
-        from minato_gpu.lab.analysis import reporting
+        from minato_gpu.lab.analysis import page
 
         with console.status("simulating what changes would bring"):
             what = str(settings.get("script") or settings["module"])
-            reporting.write(report_path, what, profiles, found, answered=tried)
+            page.write(report_path, what, profiles, found, answered=tried)
         console.print(f"The report is {report_path}.", markup=False, highlight=False)
     if problem and not measured:
         raise click.ClickException(f"nothing was measured: {problem}")

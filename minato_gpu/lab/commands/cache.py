@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.lab.commands.common import Output, shows
+from minato_gpu.lab.commands.common import CommandOutput, shows
 from minato_gpu.lab.console import show
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _UNUSED_S = 86400.0
 @click.option("--verify", is_flag=True, help="Read every copy, and drop those that are not what was written.")
 @click.option("--empty", is_flag=True, help="Delete all copies; runs that use them miss them, and go on.")
 @shows
-def cache(out: Output, directory: Path, verify: bool, empty: bool) -> None:
+def cache(out: CommandOutput, directory: Path, verify: bool, empty: bool) -> None:
     """Show what the cache in DIR holds, which may be in use.
 
     Of no use, probably: unused_bytes are of copies that no run has used for a day. From oldest_s to newest_s seconds

@@ -15,7 +15,7 @@ import click
 from minato_gpu.lab.console import open_console
 
 
-class Output:
+class CommandOutput:
     """Where a command's figures go: to the ``console``, and into a document where ``--json`` names a ``path``."""
 
     def __init__(self, path: str | None) -> None:
@@ -50,7 +50,7 @@ def writable(context: click.Context, parameter: click.Parameter, path: Any) -> A
 
 
 def shows(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that shows figures: its function gets an Output, and what it raises is said in one line."""
+    """A command that shows figures: its function gets a CommandOutput, and what it raises is said in one line."""
 
     @click.option(
         "--json",
@@ -63,7 +63,7 @@ def shows(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def command(context: click.Context, /, path: str | None, **arguments: Any) -> None:
         with plain_errors(context):
-            function(Output(path), **arguments)
+            function(CommandOutput(path), **arguments)
 
     return command
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from minato_gpu.lab.commands.common import Output, shows
+from minato_gpu.lab.commands.common import CommandOutput, shows
 from minato_gpu.lab.console import show
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _COMMAND_SHOWN = 40  # characters of how a job was called
 @click.option("--once", is_flag=True, help="Print one table and end, as it does where output is no terminal.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, help="Seconds between two looks.")
 @shows
-def top(out: Output, pid: int | None, once: bool, interval: float) -> None:
+def top(out: CommandOutput, pid: int | None, once: bool, interval: float) -> None:
     """Watch the loaders of process PID, one of your own that trains; Ctrl-C ends it, and the job goes on.
 
     Without PID it finds the job, or lists them where there are several. Rates are of the time between two looks; a wait
@@ -76,7 +76,7 @@ def _live(console: Console, views: Iterator[RenderableType]) -> None:
             shown.update(each, refresh=True)
 
 
-def _the_job(out: Output) -> int:
+def _the_job(out: CommandOutput) -> int:
     """The only one; where there are several, they are listed."""
     from minato_gpu.lab.top.client import JobState, ask_all
 

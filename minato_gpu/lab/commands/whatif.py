@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from minato_gpu.lab.commands.common import Output, shows
+from minato_gpu.lab.commands.common import CommandOutput, shows
 from minato_gpu.lab.console import show
 
 if TYPE_CHECKING:
-    from minato_gpu.lab.analysis.profile import Profile
+    from minato_gpu.lab.analysis.profile import Profile, Setting
     from minato_gpu.lab.analysis.questions import Point
-    from minato_gpu.lab.analysis.setting import Setting
 
 
 class _Asked(NamedTuple):
@@ -55,7 +54,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
 @shows
 def whatif(
-    out: Output, /, profile: Path, policy: str | None, loader: str | None, rank: int, **ranges: str | None
+    out: CommandOutput, /, profile: Path, policy: str | None, loader: str | None, rank: int, **ranges: str | None
 ) -> None:
     """Predict the epoch of a measured training script in other settings.
 
@@ -100,8 +99,8 @@ def _read(path: Path, rank: int) -> Profile:
 
 def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str | None]) -> list[Point] | None:
     """What is asked for; None where nothing is named."""
+    from minato_gpu.lab.analysis.profile import Setting
     from minato_gpu.lab.analysis.questions import Point, parsed_range
-    from minato_gpu.lab.analysis.setting import Setting
 
     values = {
         name: parsed_range(text, whole=_ASKED[name].times is None) for name, text in ranges.items() if text is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minato_gpu.lab import report
-from minato_gpu.lab.demo.training import LANES, Outcome, Tally
+from minato_gpu.lab.demo.training import LANES, Tally, TrainingOutcome
 from minato_gpu.samples import JSON
 
 
-def document(outcome: Outcome, settings: Mapping[str, JSON]) -> dict[str, JSON]:
+def document(outcome: TrainingOutcome, settings: Mapping[str, JSON]) -> dict[str, JSON]:
     """The JSON document of a run, with the totals over all epochs beside ``rows``, one row for each epoch.
 
     ``samples_delivered`` is counted by the training loop, ``samples_by_lane`` by the loader.

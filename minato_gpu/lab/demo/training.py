@@ -73,7 +73,7 @@ Watch = Callable[[Tally, DataLoader[Any], bool], None]
 
 
 @dataclass(slots=True)
-class Outcome:
+class TrainingOutcome:
     """Per epoch: the consumer's tally, the loader's statistics and its timeline."""
 
     class_counts: Tensor
@@ -87,7 +87,7 @@ class Outcome:
         return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
 
 
-def train(settings: Settings, watch: Watch) -> Outcome:
+def train(settings: Settings, watch: Watch) -> TrainingOutcome:
     """Train for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
     Raises whatever the data set, the pipeline or the loader raises.
@@ -110,7 +110,7 @@ def train(settings: Settings, watch: Watch) -> Outcome:
             epochs=settings.epochs,
         )
         counts = torch.bincount(torch.tensor(dataset.labels), minlength=len(dataset.classes))
-        outcome = Outcome(counts)
+        outcome = TrainingOutcome(counts)
         for epoch in range(settings.epochs):
             tally = Tally(epoch, len(dataset), torch.zeros_like(counts))
             _train_epoch(model, optimizer, loader, tally, watch)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 _HALVINGS = 40
 
 
-class Pace(NamedTuple):
+class Slowdown(NamedTuple):
     """How many times as long a worker takes for a sample, and the consumer for its step."""
 
     worker: float
     consumer: float
 
 
-ALONE = Pace(1.0, 1.0)
+ALONE = Slowdown(1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Cores:
     consumer: float = 0.0
     other: float = 0.0
 
-    def pace(self, workers: float, *, stepping: bool = False) -> Pace:
+    def pace(self, workers: float, *, stepping: bool = False) -> Slowdown:
         """While so many workers prepare, and the consumer is or is not at its step.
 
         Waiting stays as long as it is: only what is computed takes longer, until all fits into the cores.
@@ -56,7 +56,7 @@ class Cores:
 
 
 @lru_cache(4096)
-def _pace(cores: Cores, workers: float, stepping: bool) -> Pace:
+def _pace(cores: Cores, workers: float, stepping: bool) -> Slowdown:
     threads = cores.consumer * stepping
     if workers * cores.computed + threads <= cores.room:
         return ALONE
@@ -69,7 +69,7 @@ def _pace(cores: Cores, workers: float, stepping: bool) -> Pace:
     return _with(cores, high)
 
 
-def _with(cores: Cores, part: float) -> Pace:
+def _with(cores: Cores, part: float) -> Slowdown:
     """A worker's thread having this part of a core whenever it would compute."""
     of_step = min(1.0, cores.consumer)
-    return Pace(1 - cores.computed + cores.computed / part, 1 - of_step + of_step / part)
+    return Slowdown(1 - cores.computed + cores.computed / part, 1 - of_step + of_step / part)

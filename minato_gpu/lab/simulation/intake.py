@@ -13,7 +13,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 
 
-class Intake:
+class VirtualIntake:
     """Batches in the sampler's order. ``overlap``, ``precise``, ``reading``: see VirtualLoader.
 
     ``delivered``, below: batches that the consumer has had; ``over``: its step with the last of them has ended.

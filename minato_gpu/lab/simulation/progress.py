@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from minato_gpu.lab.simulation.work import Work
 
 
-class Progress:
+class SampleProgress:
     """The true costs of the samples, and the split point that each has come to (none: it has not begun).
 
     For example, with a cut at stage 2 that takes 3 of a sample's 8 seconds on the CPU, ``seconds`` of the sample is 8,

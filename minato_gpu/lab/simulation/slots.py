@@ -7,7 +7,7 @@ from collections import deque
 from minato_gpu.scheduling import messages as m
 
 
-class Lane:
+class VirtualSlots:
     """Chunks that wait for one of its free slots, in their order."""
 
     def __init__(self, kind: str) -> None:
@@ -16,7 +16,7 @@ class Lane:
         self.queue: deque[m.Chunk] = deque()
 
 
-class Running:
+class ChunkRun:
     """A chunk on its slot: ``ends`` are the times at which its samples become ready, ``told`` how many were told."""
 
     __slots__ = ("_serials", "begin", "chunk", "ends", "told", "version")

@@ -14,10 +14,10 @@ from heapq import heappop, heappush
 import numpy as np
 
 from minato_gpu.lab.simulation.cores import ALONE, Cores
-from minato_gpu.lab.simulation.intake import Intake
-from minato_gpu.lab.simulation.progress import Progress
+from minato_gpu.lab.simulation.intake import VirtualIntake
+from minato_gpu.lab.simulation.progress import SampleProgress
 from minato_gpu.lab.simulation.reading import Reading
-from minato_gpu.lab.simulation.slots import Lane, Running
+from minato_gpu.lab.simulation.slots import ChunkRun, VirtualSlots
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
@@ -56,15 +56,15 @@ class VirtualLoader:
         self._steps = list(steps) or [period] * work.batches
         self._trip_s = trip_s
         self._reading = reading
-        self._intake = Intake(work, policy, reading, overlap=overlap, precise=precise)
+        self._intake = VirtualIntake(work, policy, reading, overlap=overlap, precise=precise)
         self._precise, self._complete_at = precise, -1.0
-        self._progress = Progress(work)
+        self._progress = SampleProgress(work)
         self._cores, self._pace = cores, ALONE
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
         self._now = 0.0
-        self._lanes = {m.CPU: Lane(m.CPU)}
-        self._runs: dict[int, Running] = {}
+        self._lanes = {m.CPU: VirtualSlots(m.CPU)}
+        self._runs: dict[int, ChunkRun] = {}
         self._composed: dict[OutputBatch, m.Compose] = {}
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
@@ -137,7 +137,7 @@ class VirtualLoader:
         self._now, _, kind, what = heappop(self._events)
         if kind == "open":
             assert isinstance(what, str)
-            lane = self._lanes.setdefault(what, Lane(m.CPU if what == m.CPU else m.DEVICE))
+            lane = self._lanes.setdefault(what, VirtualSlots(m.CPU if what == m.CPU else m.DEVICE))
             lane.free += 1
             self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
             self._start(lane)
@@ -217,8 +217,8 @@ class VirtualLoader:
                 serials, seconds = self._newly(run, done)
                 self._tell(m.Finished(self._now, number, done, seconds, 1000 * len(serials), final=False))
 
-    def _newly(self, run: Running, done: int) -> tuple[list[int], float]:
-        """See Running: nobody reads their bytes any more."""
+    def _newly(self, run: ChunkRun, done: int) -> tuple[list[int], float]:
+        """See ChunkRun: nobody reads their bytes any more."""
         serials, seconds = run.newly(done)
         if self._reading is not None:
             self._reading.release(self._now, serials)
@@ -239,7 +239,7 @@ class VirtualLoader:
             else:
                 self._revoke(instruction)
 
-    def _start(self, lane: Lane) -> None:
+    def _start(self, lane: VirtualSlots) -> None:
         while lane.free and lane.queue:
             lane.free -= 1
             chunk = lane.queue.popleft()
@@ -250,7 +250,7 @@ class VirtualLoader:
                 for serial in range(lo, hi):
                     time += self._progress.seconds(serial, device, chunk.stop) * (1.0 if device else self._pace.worker)
                     ends.append(time)
-            self._runs[chunk.number] = Running(chunk, self._now, ends)
+            self._runs[chunk.number] = ChunkRun(chunk, self._now, ends)
             self._push(time, "end", (chunk.number, 0))
 
     def _hand_over(self, instruction: m.HandOver) -> None:

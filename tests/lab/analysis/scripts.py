@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from minato_gpu.lab.analysis.order import Order
+from minato_gpu.lab.analysis.script import ScriptOrder
 from tests.support.programs import Program
 
 HEAD = """
@@ -42,8 +42,8 @@ def train(loader, epochs=1, weight=torch.ones(100, requires_grad=True)):
 
 
 FEW_BATCHES = """
-from minato_gpu.lab.analysis import unattended
-unattended._MOST = 100  # that are prepared by themselves, where time would suffice for many more
+from minato_gpu.lab.analysis import standalone
+standalone._MOST = 100  # that are prepared by themselves, where time would suffice for many more
 """
 
 SET_CLOCK = """
@@ -73,7 +73,7 @@ def data(folder: Path, count: int = 64, nbytes: int = 2000) -> str:
 class Forked(Program):
     """A script's process in place of that which ``analysis.running`` starts: one that need not import torch."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: ScriptOrder) -> None:
         super().__init__("minato_gpu.lab.analysis.child", order.text(), at_once=True)
 
     def wait(self, timeout: float | None = None) -> int | None:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from minato_gpu.lab.analysis import order as orders
-from minato_gpu.lab.analysis import questions, running
-from minato_gpu.lab.analysis.order import Order
+from minato_gpu.lab.analysis import questions, script
 from minato_gpu.lab.analysis.profile import profile_from
+from minato_gpu.lab.analysis.script import ScriptOrder
 from minato_gpu.lab.cli import main
 from pipelines import image_classification
 from tests.lab.analysis.scripts import data, written
@@ -128,9 +127,9 @@ def test_where_no_report_can_be_written_nothing_is_run(tmp_path: Path, where: st
 
 
 def test_a_script_that_never_asks_for_a_batch_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "START_S", 0.0)
-    order = Order(written(tmp_path, "import threading\nthreading.Event().wait()"), (), str(tmp_path), 1.0)
-    assert running.run(order).profile is None
+    monkeypatch.setattr(script, "START_S", 0.0)
+    order = ScriptOrder(written(tmp_path, "import threading\nthreading.Event().wait()"), (), str(tmp_path), 1.0)
+    assert script.run(order).profile is None
 
 
 @pytest.mark.usefixtures("forked")
@@ -141,8 +140,8 @@ server = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"
 open(sys.argv[1], "w").write(str(server.pid))
 """
     left = tmp_path / "pid"
-    result = running.run(Order(written(tmp_path, body), (str(left),), str(tmp_path), 1.0))
-    assert result == orders.Result("ended", 0)
+    result = script.run(ScriptOrder(written(tmp_path, body), (str(left),), str(tmp_path), 1.0))
+    assert result == script.Result("ended", 0)
     try:
         server = os.pidfd_open(int(left.read_text()))
     except ProcessLookupError:
@@ -158,8 +157,8 @@ import signal
 train(loader := DataLoader(Files(sys.argv[1]), 4))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    order = Order(written(tmp_path, body), (data(tmp_path / "data"),), str(tmp_path), 1000.0)
-    result = running.run(order)
+    order = ScriptOrder(written(tmp_path, body), (data(tmp_path / "data"),), str(tmp_path), 1000.0)
+    result = script.run(order)
     assert (result.status, result.message) == ("died", "it was ended by signal 9")
     assert result.profile is not None and "compute" in result.profile.phases
 
@@ -176,11 +175,11 @@ try:
 finally:
     print(count)
 """
-    script, folder = written(tmp_path, body), data(tmp_path / "data")
-    orders = [Order(script, (folder, str(rank)), str(tmp_path), 2.0, rank=rank, ranks=2) for rank in range(2)]
+    path, folder = written(tmp_path, body), data(tmp_path / "data")
+    orders = [ScriptOrder(path, (folder, str(rank)), str(tmp_path), 2.0, rank=rank, ranks=2) for rank in range(2)]
     programs = [Program("minato_gpu.lab.analysis.child", order.text(), at_once=True) for order in orders]
     counts = [json.loads(program.communicate()[0]) for program in programs]
     assert counts[0] == counts[1] > 0
-    results = running.others(tmp_path, range(2))
+    results = script.others(tmp_path, range(2))
     assert [result.status for result in results] == ["complete", "complete"]
     assert [result.profile.rank for result in results if result.profile is not None] == [0, 1]

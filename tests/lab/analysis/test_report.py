@@ -19,12 +19,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minato_gpu.lab.analysis import page, reporting
+from minato_gpu.lab.analysis import page
 from minato_gpu.lab.analysis.drawings import COLOURS
-from minato_gpu.lab.analysis.profile import Phase, Profile, Storage
+from minato_gpu.lab.analysis.profile import Phase, Profile, Setting, Storage, Trial
 from minato_gpu.lab.analysis.questions import compared
-from minato_gpu.lab.analysis.reporting import what_if
-from minato_gpu.lab.analysis.setting import Setting, Trial
 from minato_gpu.lab.report import document
 from tests.lab.analysis.conftest import a_profile
 
@@ -73,7 +71,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 def written(folder: Path, profiles: Sequence[Profile] = (WHOLE,), rows: Sequence[Any] = ROWS) -> Path:
     path = folder / "report.html"
-    page.write(path, "train.py", profiles, document({}, []), [what_if(profiles[0], rows)])
+    page.write(path, "train.py", profiles, document({}, []), answered=rows)
     return path
 
 
@@ -205,7 +203,7 @@ def small_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def page_of(folder: Path, profile: Profile) -> str:
     path = folder / "report.html"
-    reporting.write(path, "train.py", [profile], document({}, []), draws=2)
+    page.write(path, "train.py", [profile], document({}, []), draws=2)
     return re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
@@ -224,7 +222,7 @@ def test_what_was_tried_is_on_the_curves(tmp_path: Path) -> None:
         SMALL, [Trial(Setting(workers=4), (12.34, 12.36, 99.0)), Trial(Setting(loader="minato_gpu"), (56.7,))], draws=1
     )
     path = tmp_path / "report.html"
-    reporting.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
+    page.write(path, "train.py", [SMALL], document({}, []), answered=answered, draws=2)
     text = re.sub("<svg.*?</svg>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     workers = text[text.index("<h3>workers</h3>") :]
     assert "12.4 s (4)" in workers[: workers.index("</figure>")]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.lab.analysis.breakdown import broken_down
-from minato_gpu.lab.analysis.order import Order, Result, result_of
-from minato_gpu.lab.analysis.setting import Setting
+from minato_gpu.lab.analysis.profile import Setting
+from minato_gpu.lab.analysis.script import Result, ScriptOrder, result_of
 from tests.lab.analysis.scripts import FEW_BATCHES, SET_CLOCK, data, written
 from tests.support.programs import Program
 
@@ -29,7 +29,7 @@ class Ran:
         loader: int | None = None,
         verify_s: float = 0.0,
     ) -> None:
-        order = Order(written(folder, body), arguments, str(folder), seconds, loader=loader, verify_s=verify_s)
+        order = ScriptOrder(written(folder, body), arguments, str(folder), seconds, loader=loader, verify_s=verify_s)
         program = Program("minato_gpu.lab.analysis.child", order.text(), at_once=True)
         self.said, self.errors = program.communicate()
         self.code = program.returncode

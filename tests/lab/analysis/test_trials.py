@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from minato_gpu.lab.analysis import trials
-from minato_gpu.lab.analysis.plan import SHARES, TimeBox
-from minato_gpu.lab.analysis.profile import Phase, Profile
+from minato_gpu.lab.analysis.phases import SHARES, TimeBox
+from minato_gpu.lab.analysis.profile import CannotTry, Phase, Profile, Setting
 from minato_gpu.lab.analysis.questions import to_verify
-from minato_gpu.lab.analysis.setting import CannotTry, Setting
 from minato_gpu.lab.analysis.trials import NO_TIME, Trials
 from minato_gpu.sources.source import Source
 

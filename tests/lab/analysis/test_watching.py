@@ -16,13 +16,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 import minato_gpu
 from minato_gpu import Field, Pipeline, Source, Stage
-from minato_gpu.lab.analysis import files, probing
-from minato_gpu.lab.analysis.lockstep import Lockstep
-from minato_gpu.lab.analysis.notes import NoteBook
-from minato_gpu.lab.analysis.probing import Level
-from minato_gpu.lab.analysis.ranks import Ranks
+from minato_gpu.lab.analysis import files, standalone
+from minato_gpu.lab.analysis.ranks import Lockstep, Ranks
+from minato_gpu.lab.analysis.standalone import Level
+from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, Watched, watched, watched_pipeline
 from minato_gpu.lab.analysis.subject import Subject
-from minato_gpu.lab.analysis.watching import Stopwatch, Watched, watched, watched_pipeline
 
 
 class Files:
@@ -219,7 +217,7 @@ def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None
 
 def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
     ticks = count()
-    levels = probing.probe(probing.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
+    levels = standalone.probe(standalone.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
     if not levels:
         pytest.skip("this file system is in memory")
     assert [level.at_once for level in levels] == [1, 2, 4]  # of 40 reads there are none for 8 more
@@ -229,11 +227,11 @@ def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
 def test_rate_and_latency_are_told_apart() -> None:
     """Storage of 100 MB/s and 50 ms: one read of 1 MB takes 60 ms, and from six at once on the rate is the limit."""
     levels = [Level(n, max(0.06, n * 0.01), 1e6, min(n * 1e6 / 0.06, 1e8)) for n in (1, 2, 4, 8, 16)]
-    rate, latency = probing.told_apart(levels)
+    rate, latency = standalone.rate_and_latency(levels)
     assert rate == pytest.approx(1e8) and latency == pytest.approx(0.05)
     far = [Level(n, 0.05, 1e5, n * 1e5 / 0.05) for n in (1, 8)]
-    assert probing.told_apart(far) == (1.6e7, 0.05)  # eight at once do not reach the limit
-    assert probing.told_apart([Level(1, 0.01, 1e6, 1e8)]) == (1e8, 0.0)
+    assert standalone.rate_and_latency(far) == (1.6e7, 0.05)  # eight at once do not reach the limit
+    assert standalone.rate_and_latency([Level(1, 0.01, 1e6, 1e8)]) == (1e8, 0.0)
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------

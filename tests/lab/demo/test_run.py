@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.demo import display, summary
-from minato_gpu.lab.demo.training import Outcome, Tally
+from minato_gpu.lab.demo.training import Tally, TrainingOutcome
 
 COUNT, EPOCHS = 24, 2
 
@@ -133,7 +133,7 @@ def _stats(cpu: int, device: int) -> dict[str, Any]:
 def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples(
     labels: list[int], complete: bool
 ) -> None:
-    outcome = Outcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
+    outcome = TrainingOutcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
     assert outcome.complete is complete
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from minato_gpu.lab.simulation import comparison
 from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
-from minato_gpu.lab.simulation.catalogue import SCENARIOS
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, PEERS, simulate_peer
-from minato_gpu.lab.simulation.scenarios import Scenario
+from minato_gpu.lab.simulation.scenarios import SCENARIOS, Scenario
 from minato_gpu.lab.simulation.work import Work
 
 KEYS = {

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
-from minato_gpu.lab.simulation.catalogue import SCENARIOS
-from minato_gpu.lab.simulation.cores import ALONE, Cores, Pace
-from minato_gpu.lab.simulation.scenarios import published_costs
+from minato_gpu.lab.simulation.cores import ALONE, Cores, Slowdown
+from minato_gpu.lab.simulation.scenarios import SCENARIOS, published_costs
 from minato_gpu.lab.simulation.work import Cut, Work
 
 
@@ -73,12 +72,12 @@ def test_computing_takes_longer_where_cores_are_short(cores: Cores, workers: int
     ("cores", "workers", "pace"),
     [
         (Cores(2, 1.0, consumer=1.0), 1, ALONE),
-        (Cores(2, 1.0, consumer=1.0), 2, Pace(1.5, 1.5)),  # three threads on two cores
-        (Cores(2, 1.0, consumer=2.0), 2, Pace(2.0, 2.0)),  # four
+        (Cores(2, 1.0, consumer=1.0), 2, Slowdown(1.5, 1.5)),  # three threads on two cores
+        (Cores(2, 1.0, consumer=2.0), 2, Slowdown(2.0, 2.0)),  # four
         (Cores(2, 1.0, consumer=0.0), 2, ALONE),
     ],
 )
-def test_a_step_that_computes_shares_the_cores(cores: Cores, workers: int, pace: Pace) -> None:
+def test_a_step_that_computes_shares_the_cores(cores: Cores, workers: int, pace: Slowdown) -> None:
     assert cores.pace(workers, stepping=True) == pytest.approx(pace)
     assert cores.pace(workers) == ALONE
 

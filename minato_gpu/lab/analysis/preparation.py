@@ -1,13 +1,68 @@
-"""Why preparation does not keep up with the step."""
+"""Why preparation does not keep up with the step, and how samples a second grow with workers.
+
+The growth is fitted to what was measured, never taken for a straight line, by the universal scalability law (Gunther,
+"A Simple Capacity Model of Massively Parallel Transaction Systems", CMG 1993): with w workers, rate(w) = w / (cost (1 +
+contention (w - 1) + crosstalk w (w - 1))). In w / rate(w), the seconds that a slot takes for a sample, it is linear,
+and least squares with no negative part fit it. Beyond the cores that computing workers have, no further worker brings
+anything: there the law is not asked.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from minato_gpu.lab.analysis.profile import Profile, mean
-from minato_gpu.lab.analysis.scaling import Law, fit
+
+
+@dataclass(frozen=True)
+class Law:
+    """``cost_s``: of a sample with one worker; ``contention`` and ``crosstalk`` as in the module's head."""
+
+    cost_s: float
+    contention: float = 0.0
+    crosstalk: float = 0.0
+
+    def slot_s(self, workers: float) -> float:
+        """Seconds of one of so many workers for a sample."""
+        more = workers - 1.0
+        return self.cost_s * (1.0 + self.contention * more + self.crosstalk * workers * more)
+
+    def rate(self, workers: float) -> float:
+        """Samples a second of them all."""
+        return workers / self.slot_s(workers)
+
+
+def fit(workers: Sequence[float], slot_s: Sequence[float]) -> Law:
+    """The law through the seconds that a slot took for a sample with so many workers; relative errors count.
+
+    Of two counts of workers there is no crosstalk to be told, of one no contention. Raises ValueError where there is
+    nothing, or what is not positive.
+    """
+    if not len(workers) or min(workers) < 1 or min(slot_s) <= 0:
+        raise ValueError(f"scaling is told by positive workers and seconds, got {workers} and {slot_s}")
+    count, seconds = np.array(workers, float), np.array(slot_s, float)
+    columns = np.stack([np.ones_like(count), count - 1, count * (count - 1)], axis=1) / seconds[:, None]
+    known = min(len({*workers}), 3)
+    best, least = (float(seconds.mean()), 0.0, 0.0), float("inf")
+    for chosen in _PARTS[known]:
+        found = np.linalg.lstsq(columns[:, chosen], np.ones_like(seconds), rcond=None)[0]
+        error = float(np.square(columns[:, chosen] @ found - 1).sum())
+        if (found >= 0).all() and found[0] > 0 and error < least:
+            parts = dict(zip(chosen, found.tolist(), strict=True))
+            best, least = (parts[0], parts.get(1, 0.0), parts.get(2, 0.0)), error
+    cost, contention, crosstalk = best
+    return Law(cost, contention / cost, crosstalk / cost)
+
+
+_PARTS = {1: ([0],), 2: ([0], [0, 1]), 3: ([0], [0, 1], [0, 2], [0, 1, 2])}
+"""Which parts of the law may be, by how many counts of workers were tried: none of them is below zero."""
+
 
 Cause = Literal[
     "no workers", "one lock", "collate", "few slow samples", "in flight", "cores", "workers", "some workers"
@@ -20,7 +75,7 @@ _SLOW = 4.0  # times the middle sample
 _ENOUGH = 1.05  # times the needed rate
 
 
-class Preparing(NamedTuple):
+class Bottleneck(NamedTuple):
     """``workers``: how many (or how many batches ahead, or times less) are needed. ``times``: see the sentences.
     ``one_in``: how rare slow samples are."""
 
@@ -30,18 +85,18 @@ class Preparing(NamedTuple):
     one_in: int = 0
 
 
-def cause_of(profile: Profile, step_s: float) -> Preparing:
+def cause_of(profile: Profile, step_s: float) -> Bottleneck:
     """The cause, where the step takes ``step_s`` seconds of each batch."""
     batch_s = worker_seconds(profile)
     needed_rate = profile.batch_size / max(step_s, 1e-9)
     if profile.workers == 0:
-        return Preparing("no workers", min(_workers_for(batch_s, step_s), max(profile.cores, 1)))
+        return Bottleneck("no workers", min(_workers_for(batch_s, step_s), max(profile.cores, 1)))
     if _is_flat(profile):
-        return Preparing("one lock", times=_growth(profile))
+        return Bottleneck("one lock", times=_growth(profile))
     if _rate(profile, batch_s) >= _ENOUGH * needed_rate:
         return _uneven(profile, step_s)
     if profile.collate_s > _MUCH * batch_s:
-        return Preparing("collate", times=profile.collate_s / batch_s)
+        return Bottleneck("collate", times=profile.collate_s / batch_s)
     return _more_workers(profile, batch_s, step_s)
 
 
@@ -72,7 +127,7 @@ def _workers_for(batch_s: float, step_s: float) -> int:
     return min(max(1, math.ceil(batch_s / max(step_s, 1e-9))), _MOST_WORKERS)
 
 
-def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Preparing:
+def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Bottleneck:
     scaling = law_of(profile)
     needed = profile.batch_size / max(step_s, 1e-9)
     by_cost = _workers_for(batch_s, step_s)
@@ -82,14 +137,14 @@ def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Preparing:
     has = _rate(profile, batch_s)
     most = profile.cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
     if need <= most:
-        return Preparing("workers", need, needed / has)
+        return Bottleneck("workers", need, needed / has)
     if profile.workers >= _FULL * most:
-        return Preparing("cores", need, needed / has)
+        return Bottleneck("cores", need, needed / has)
     more = max(profile.workers + 1, math.floor(most))
-    return Preparing("some workers", more, more / profile.workers)
+    return Bottleneck("some workers", more, more / profile.workers)
 
 
-def _uneven(profile: Profile, step_s: float) -> Preparing:
+def _uneven(profile: Profile, step_s: float) -> Bottleneck:
     """Workers keep up on average."""
     middle = median(profile.prepare_s) if profile.prepare_s else 0.0
     # one that is over long before the step is holds up no batch
@@ -97,8 +152,8 @@ def _uneven(profile: Profile, step_s: float) -> Preparing:
     if slow and middle:
         ahead = math.ceil(max(slow) / max(step_s, 1e-9) / profile.workers) + profile.prefetch
         one_in = round(len(profile.prepare_s) / len(slow))
-        return Preparing("few slow samples", ahead, mean(slow) / middle, one_in)
-    return Preparing("in flight", 2 * max(profile.prefetch, 1))
+        return Bottleneck("few slow samples", ahead, mean(slow) / middle, one_in)
+    return Bottleneck("in flight", 2 * max(profile.prefetch, 1))
 
 
 def _growth(profile: Profile) -> float:

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
-from minato_gpu.lab.analysis.order import Result
-from minato_gpu.lab.analysis.preparing import law_of
+from minato_gpu.lab.analysis.preparation import law_of
 from minato_gpu.lab.analysis.profile import Profile
+from minato_gpu.lab.analysis.script import Result
 from minato_gpu.lab.analysis.verdict import verdict
 from minato_gpu.lab.console import show
 from minato_gpu.samples import JSON

@@ -1,19 +1,96 @@
-"""Starts the script in a process of its own, and ends it in time, with all that it has started."""
+"""The script's process: it is started, and ended in time with all that it has started.
+
+The command and that process (``child.py``) exchange two small files of JSON in a folder: an order, and a result.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
+from typing import Literal
 
-from minato_gpu.lab.analysis.order import FINAL, Order, Result, result_of
+from minato_gpu.lab.analysis.profile import Profile, Setting, Trial, profile_from, with_tuples
+from minato_gpu.lab.report import write_whole
+
+Status = Literal["starting", "measuring", "complete", "ended", "died", "stopped"]
+FINAL = ("complete", "ended", "died", "stopped")
+
+
+@dataclass(frozen=True)
+class ScriptOrder:
+    """Run ``script`` with ``arguments``, and analyse it for ``seconds``.
+
+    ``script``: a path, or a module's name where it ``is_module``. ``loader``: which of its loaders, from 1 on; None:
+    the one for training. ``folder``: where results are left. ``verify_s``: seconds for other settings, after that.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    folder: str
+    seconds: float
+    is_module: bool = False
+    loader: int | None = None
+    rank: int = 0
+    ranks: int = 1
+    verify_s: float = 0.0
+
+    def text(self) -> str:
+        """For the command line of the process."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of(text: str) -> ScriptOrder:
+        """And back."""
+        return ScriptOrder(**with_tuples(json.loads(text)))
+
+
+@dataclass(frozen=True)
+class Result:
+    """How far the analysis of one rank has come. ``message``: what ended the script, in a sentence. ``loaders``: that
+    it iterated, each in a few words. ``tried``: other settings."""
+
+    status: Status
+    rank: int
+    message: str = ""
+    profile: Profile | None = None
+    loaders: tuple[str, ...] = ()
+    tried: tuple[Trial, ...] = ()
+
+    def leave(self, folder: Path) -> None:
+        """Write it, whole or not at all."""
+        write_whole(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
+
+
+def result_of(folder: Path, rank: int) -> Result | None:
+    """What this rank has left so far."""
+    try:
+        values = with_tuples(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    profile = values["profile"]
+    values["profile"] = None if profile is None else profile_from(profile)
+    values["tried"] = tuple(Trial(**{**each, "setting": Setting(**each["setting"])}) for each in values["tried"])
+    return Result(**values)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its type and the first line of its message; of one that quotes a worker's traceback, as PyTorch's do, the last,
+    which has both."""
+    kind, lines = type(error).__name__, str(error).strip().splitlines()
+    if any("Traceback (most recent call last)" in line for line in lines):
+        return lines[-1].strip()
+    return f"{kind}: {lines[0]}" if lines else kind
+
 
 START_S = 600.0
 """Seconds until the loader must have been asked for a few batches."""
@@ -22,7 +99,7 @@ _GRACE_S = 20.0  # to end cleanly, or for the other ranks' results
 _LOOK_S = 0.1
 
 
-def run(order: Order) -> Result:
+def run(order: ScriptOrder) -> Result:
     """Run the script, and return what was measured, whatever became of it.
 
     It is a process group of its own; whatever of it is left when the analysis has ended is ended too. Its standard
@@ -48,13 +125,13 @@ def run(order: Order) -> Result:
     return Result("died", order.rank, f"it was ended by {how}", found.profile, found.loaders, found.tried)
 
 
-def started(order: Order) -> subprocess.Popen[bytes]:
+def started(order: ScriptOrder) -> subprocess.Popen[bytes]:
     """The script's process."""
     command = [sys.executable, "-m", "minato_gpu.lab.analysis.child", order.text()]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
 
-def _wait(process: subprocess.Popen[bytes], order: Order) -> None:
+def _wait(process: subprocess.Popen[bytes], order: ScriptOrder) -> None:
     """Until the script has ended, or has had its time."""
     limit, begun = monotonic() + START_S, False
     while True:

@@ -1,0 +1,201 @@
+"""One phase of the analysis: how long it may last, the batches that are replayed in it, and what is measured."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from time import thread_time
+
+import torch
+
+from minato_gpu.device.collated import mapped
+from minato_gpu.lab.analysis.profile import Phase, mean
+from minato_gpu.samples import Value
+
+SHARES: Mapping[str, float] = {
+    "sight": 20.0,  # the loader as it is, for the first time: which files samples are in, a batch to replay
+    "compute": 12.0,
+    "copied": 5.0,  # a batch that has yet to be moved to the device
+    "warm": 18.0,
+    "cold": 20.0,
+    "prepare": 6.0,
+    "scaling": 12.0,
+    "storage": 7.0,
+}
+"""Phases in their order, and what each may take of the whole."""
+ROUNDS_UNTIL = 0.72
+"""Of the time: until then phases are repeated, where an epoch is too short to fill them at once."""
+LEAST = 2
+"""Batches of a phase, however long they take."""
+
+
+class TimeBox:
+    """So many seconds for all phases together. What one leaves over goes to those after it."""
+
+    def __init__(self, seconds: float, begin: float) -> None:
+        self.seconds = seconds
+        self._begin = begin
+
+    def passed(self, now: float) -> float:
+        """The share of the time that has passed."""
+        return (now - self._begin) / self.seconds
+
+    def seconds_for(self, name: str, now: float, *, left_out: frozenset[str] = frozenset()) -> float:
+        """For this phase, when it begins. ``left_out``: phases after it that there will not be."""
+        names = list(SHARES)
+        after = [each for each in names[names.index(name) :] if each not in left_out]
+        whole = sum(SHARES[each] for each in after)
+        return max(0.0, self._begin + self.seconds - now) * SHARES[name] / whole
+
+
+def most_batches(length: int | None) -> int | None:
+    """Of one phase: so few that the four phases that need the script fit into one epoch of it."""
+    return None if length is None else max(LEAST, length // 4)
+
+
+def settling(workers: int, most: int | None) -> int:
+    """How many batches a phase begins with that do not count: workers have just started, and come in step."""
+    return workers + 1 if most is None else min(workers + 1, most // 2)
+
+
+_MOST = 4
+
+
+class Replay:
+    """Fresh copies of a few batches in turn, so that a step that changes its batch in place finds it as it was.
+
+    A few, because batches may differ in size. What cannot be copied is given as it is.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[Value] = []
+        self._on_device: list[Value] = []
+        self._pinned = self.was_on_device = False
+        self._number = 0
+
+    def record(self, batch: Value) -> None:
+        """Keep a copy of this batch, if there is room: before anybody changes it."""
+        if len(self._batches) == _MOST:
+            return
+        if not self._batches:
+            self._pinned = torch.cuda.is_available() and _any(batch, lambda tensor: tensor.is_pinned())
+            self.was_on_device = _any(batch, lambda tensor: tensor.device.type != "cpu")
+        self._batches.append(_copied(batch))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def fresh(self) -> Value:
+        """The next batch as the loader gave it: in pinned memory where it was."""
+        batch = _copied(self._batches[self._next()])
+        return mapped(batch, lambda tensor: tensor.pin_memory()) if self._pinned else batch
+
+    def on_device(self) -> Value:
+        """The next batch where the step will want it, so that nothing is transferred."""
+        number = self._next()
+        if not self._on_device:
+            self._on_device = [mapped(batch, lambda tensor: tensor.to(device())) for batch in self._batches]
+        return _copied(self._on_device[number])
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number % len(self._batches)
+
+
+def device() -> torch.device | None:
+    """The device that this process computes on; None: the CPU."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if used else None
+
+
+def wait_for_device() -> None:
+    """Until what has been given to the device is done."""
+    where = device()
+    if where is not None:
+        torch.cuda.synchronize(where)
+
+
+def _copied(batch: Value) -> Value:
+    try:
+        return copy.deepcopy(batch)
+    except Exception:
+        return batch
+
+
+def _any(batch: Value, test: Callable[[torch.Tensor], bool]) -> bool:
+    found: list[bool] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(test(tensor))
+        return tensor
+
+    mapped(batch, look)
+    return any(found)
+
+
+class Meter:
+    """One phase, perhaps in several rounds."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.steps: list[float] = []
+        self.cpus: list[float] = []
+        self.first_wait: float | None = None
+        self._skip = 0
+
+    def begin(self, settle: int) -> None:
+        """A round begins, whose first batches do not count."""
+        self._skip = settle
+
+    def add(self, wait_s: float, step_s: float, cpu_s: float) -> None:
+        """A batch was waited for and worked on. ``cpu_s``: on cores, in what of the two is of interest."""
+        if self.first_wait is None:
+            self.first_wait = wait_s
+        if self._skip:
+            self._skip -= 1
+            return
+        self.waits.append(wait_s)
+        self.steps.append(step_s)
+        self.cpus.append(cpu_s)
+
+    def drain(self, clock: Callable[[], float]) -> None:
+        """Wait for the device, which was still at work when the last step returned."""
+        begin = clock()
+        wait_for_device()
+        if self.steps and device() is not None:
+            self.steps[-1] += clock() - begin
+
+    def taken(
+        self,
+        numbers: Iterable[int],
+        made: Callable[[], Iterable[Value]],
+        step_s: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> Iterator[Value]:
+        """Batches of the loader that is ``made``, as many as there are numbers; each is worked on before the next one
+        is asked for, for ``step_s`` seconds."""
+        source: Iterator[Value] | None = None
+        for _ in numbers:
+            begin, on_core = clock(), thread_time()
+            try:
+                if source is None:  # workers start while the first batch is waited for
+                    source = iter(made())
+                batch = next(source)
+            except StopIteration:
+                break
+            wait_s, cpu_s = clock() - begin, thread_time() - on_core
+            yield batch
+            del batch
+            self.add(wait_s, step_s(), cpu_s)
+        self.drain(clock)
+
+    def phase(self) -> Phase:
+        """What was measured."""
+        both = tuple(wait + step for wait, step in zip(self.waits, self.steps, strict=True))
+        return Phase(len(both), math.fsum(both), math.fsum(self.waits), both)
+
+    @property
+    def cpu_s(self) -> float:
+        """On cores, for a batch on average."""
+        return mean(self.cpus)
