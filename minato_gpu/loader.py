@@ -54,8 +54,8 @@ class DataLoader(TorchDataLoader[T]):
     max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
         order (None: 8). ``in_order=True`` means 0.
     prefetch_factor: batches for each worker that are drawn from the sampler and not delivered: the window. Without it
-        these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle, as long as
-        the window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and loaders
+        these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle and the
+        window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and loaders
         with a device lane or several devices, keep two.
     host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: on the host, the window
         (at least three batches for each of several devices) is the only limit; a device has three batches or so of it,
