@@ -6,6 +6,7 @@ and what lanes are still at is abandoned (abandoned.py).
 
 from __future__ import annotations
 
+from collections import deque
 from time import perf_counter
 
 from minato_gpu.engine.jobs import Jobs
@@ -16,6 +17,7 @@ from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
+from minato_gpu.observe.waits import Arrival
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
@@ -52,6 +54,7 @@ class Run:
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
+        self.arrivals: deque[Arrival] | None = None  # of samples while the consumer waits, if it does
         self.awaits_answer = False  # something was revoked
         self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
         self._lanes, self._assembly = parts.lanes, parts.assembly
@@ -159,6 +162,9 @@ class Run:
             if self._parts.items:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
+            if self.arrivals is not None and chunk.kind in ("run", "next"):
+                parts = [(record.keys, record.first, *part) for record, *part in self._assembly.window.parts(spans)]
+                self.arrivals.append(Arrival(lane.name, report.worker, parts))
         if self._estimates is not None:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":

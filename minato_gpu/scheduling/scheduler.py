@@ -142,7 +142,8 @@ class Scheduler:
             return "sampler"
         if len(self.fetching) and not len(self._work.waiting) and self._work.idle_slots():
             return "fetch"
-        if not len(self._work.waiting) and self.room < 1:
+        overtaken = bool(self._sizes) and not self._places.oldest.waiting
+        if overtaken or (not len(self._work.waiting) and self.room < 1):
             return "slow sample"
         return "preparation"
 

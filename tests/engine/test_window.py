@@ -56,8 +56,10 @@ def test_others_are_prepared_while_a_slow_sample_holds_the_window_up() -> None:
     dataset, sampler = FirstWaits(_LATER), Counted()
     one = loader(dataset, sampler)
     assert [int(row[0]) for batch in one for row in batch] == list(range(64))
-    window = one.stats()["window"]
+    window, wait = one.stats()["window"], one.stats()["longest_waits"][0]
     assert 4 < window["longest"] <= window["most"] == 32 and window["limit_bytes"] == 64 << 20
+    assert (wait["batch"], wait["key"], wait["lane"]) == (0, 0, "cpu")
+    assert "slow sample" in wait["causes"] and sum(wait["causes"].values()) == pytest.approx(wait["seconds"])
 
 
 @pytest.mark.parametrize(
