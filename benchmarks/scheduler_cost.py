@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy

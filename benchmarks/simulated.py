@@ -15,7 +15,7 @@ from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.tail_run import Plan
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, BY_COMPLETION, simulate_peer
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.scheduling.policy import Policy
 

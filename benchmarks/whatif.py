@@ -94,7 +94,7 @@ def workload_rows(
         runs, errors = in_turns(
             data.name, turns, repetitions, run, lambda one: f"{np.mean(one.seconds):.3f} s an epoch"
         )
-        profile, beyond = profile_of(data, ways, runs, storage)
+        profile, beyond = profile_of(data, len(costs), ways, runs, storage)
         report.progress(f"{data.name}: {_said(profile, beyond)}")
         if kept is not None:
             plain_report.write(asdict(profile), kept / f"{data.name}.json")

@@ -52,13 +52,13 @@ def profile_ways(data: Data, base: Way, costs_s: Sequence[float], *, quick: bool
 
 
 def profile_of(
-    data: Data, ways: Mapping[str, Way], runs: Mapping[str, Sequence[Measured]], storage: Storage
+    data: Data, samples: int, ways: Mapping[str, Way], runs: Mapping[str, Sequence[Measured]], storage: Storage
 ) -> tuple[Profile, Beyond]:
     """The profile of the setting "warm", of each way the run in the middle: one alone may be disturbed, and all
-    predictions with it."""
+    predictions with it. ``samples``: of an epoch; costs may be known of fewer, as some were prepared ahead of it."""
     names = "warm", "other", "stepping", "cold", "apart"
     warm, other, stepping, cold, apart = (_middle(runs[name]) for name in names)
-    base, samples = ways["warm"], len(warm.costs_s)
+    base = ways["warm"]
     reading_s = float(np.median(cold.seconds)) / cold.reads
     scaling = {ways[name].workers: _rate(samples, run) for name, run in (("warm", warm), ("other", other))}
     profile = Profile(

@@ -23,7 +23,6 @@ from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import source_of
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
-from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.session import Session
 
 
@@ -37,9 +36,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
         if lanes:
             decoder = nvjpeg.loaded()  # not always the one that is installed
             found = [{**lane.stats(), "nvjpeg": decoder and ".".join(map(str, decoder))} for lane in lanes]
-            if isinstance(pump.run.scheduler, Scheduler):
-                harm = pump.run.scheduler.harm
-                found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
+            harm = pump.run.scheduler.harm
+            found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
             device["device_lane"] = found if len(found) > 1 else found[0]
         predicted = None if estimates is None else estimates.report()
         if pump.reads is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.scaling.cells import BATCH_SIZE
 from benchmarks.scaling.measure import Plan
 from minato_gpu.lab.simulation.bounds import held_bound
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.scheduling.policy import Policy
 

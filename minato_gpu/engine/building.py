@@ -48,7 +48,6 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources import field_transfer
 from minato_gpu.sources.declared import SourceOf, source_of
@@ -146,9 +145,11 @@ class Plan:
 
     @property
     def items(self) -> bool:
-        """Whether samples are delivered one by one, in order: they are then handed over in runs."""
+        """Whether workers join what is delivered, in order, be it one sample or a batch of a stream: it is then handed
+        over in runs."""
         plain = self.options.device.type == "cpu" and "device" not in self.options.lanes
-        return not (self.batched or self.iterable or self.options.lateness or self.records.order) and plain
+        joined = self.iterable or not self.batched
+        return joined and not (self.options.lateness or self.records.order) and plain
 
     @property
     def widest(self) -> int:
@@ -174,7 +175,7 @@ class Plan:
         rests = self.stacks or self.items  # every sample stays where its worker has put it
         joins = not (rests or options.free or has_device)  # of a device's no worker would have all
         policy = Policy(
-            window=self.window * self.batch,
+            window=self.prefetch * self.workers if self.iterable else self.window * self.batch,
             fixed=self._replays or not options.free,
             max_lateness=0 if self._replays else options.lateness,
             budget_bytes=loader.host_memory_budget,
@@ -189,6 +190,7 @@ class Plan:
             spreads=pads_batches(loader, options),
             devices=self.devices,
             items=self.items,
+            streams=self.workers if self.iterable else 0,
             device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
             more_batches=self.more_batches,
             window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
@@ -372,13 +374,13 @@ def _engine(
     plan: Plan, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
 ) -> Engine:
     loader, policy, records, iterable = plan.loader, plan.policy, plan.records, plan.iterable
-    workers, prefetch = loader.num_workers, plan.prefetch  # the scheduler must not hold the loader
+    workers = loader.num_workers
     whole, skips = not plan.items and (not plan.batched or policy.fixed), plan.options.skips
     parts = Parts(
         links,
         lanes,
         Assembly(links, stacks=plan.stacks, joins_whole=whole, items=plan.items, loading=loading, skips=skips),
-        lambda: StreamScheduler(policy, workers, prefetch) if iterable else Scheduler(policy),
+        lambda: Scheduler(policy),
         estimates=plan.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),
         reads=reads,

@@ -26,12 +26,12 @@ from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
+_LOOK_S = 10e-3  # for so long a wait goes on for the cause that it had
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
@@ -51,9 +51,10 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
-        self._items = ItemRun()
+        self._items = ItemRun(parts.batch)
         self._handover = Handover(parts, self._items)
         self._timeout = parts.timeout
+        self._streams = parts.streams
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.closed = False  # it has ended
@@ -217,6 +218,8 @@ class Engine(Batches):
 
     def _sleep_until(self, condition: Callable[[], bool], started: float, wait: Wait | None = None) -> None:
         while not condition():
+            if wait is not None and perf_counter() - wait.looked > _LOOK_S:
+                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())
             self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
             self._sleep(started)
             self._pump()
@@ -225,8 +228,6 @@ class Engine(Batches):
                 if not self.epochs.due:
                     break
                 self._settle()
-            if wait is not None and not condition():
-                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())
         self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
@@ -237,7 +238,7 @@ class Engine(Batches):
         """Pump until the next batch is ready, or the epoch turns out to be over."""
         asked, run = perf_counter(), self.pump.run
         run.handle(m.Asked(asked))
-        wait = Wait(asked, run.scheduler.stall_cause())
+        wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.records.copy())
         run.arrivals = wait.arrivals
         try:
             self._sleep_until(lambda: self._at_hand(epoch), started, wait)
@@ -359,8 +360,8 @@ class Engine(Batches):
         self.pump.receive()
         if self.pump.faults:
             self._minder.tend(self.log)
-        if isinstance(self.pump.run.scheduler, StreamScheduler) and (epoch := self.epochs.first) is not None:
-            epoch.end = self.pump.run.scheduler.end
+        if self._streams and self.epochs.first is not None:
+            self.epochs.first.end = self.pump.run.scheduler.end
 
     # --- the end -------------------------------------------------------------------------------------------
 

@@ -250,7 +250,7 @@ class Epochs:
         self._together = max(1, min(2 * self._together, most))
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
-        return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)
+        return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes, self._together)
 
     def settle(self) -> None:
         """Tell the scheduler what it has not been told."""

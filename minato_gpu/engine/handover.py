@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch
 from minato_gpu.engine.parts import Parts
 from minato_gpu.lanes.base import failure, reraise
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.samples import Value
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.samples import TicketId, Value
+from minato_gpu.sampling.worker_streams import WorkerStreams
+from minato_gpu.scheduling.messages import Span, tickets
 from minato_gpu.window.contract import Judge
 from minato_gpu.window.records import Batch
 
@@ -24,8 +25,8 @@ class Handover:
         self._assembly = parts.assembly
         log = parts.order_log
         self._records = None if log is None or log.replays else log
+        self._whole = parts.batch
         self._place_size = 1 if parts.streams else parts.batch
-        self._streams = parts.streams
 
     def __call__(
         self,
@@ -39,7 +40,7 @@ class Handover:
         """The batch of these positions as the consumer sees it, which has waited for it since ``asked``. Raises what
         ``judge`` does, where the batch must not come without its bad samples. Of a run of samples, the first."""
         if batch.items:
-            self._items.begin(batch, epoch.number, positions[0][0])
+            self._items.begin(batch, epoch)
             return self._items.next(log, asked)
         now = perf_counter()
         value = self.value(epoch, batch)
@@ -58,7 +59,7 @@ class Handover:
             try:
                 return self._assembly.value(batch)
             except Exception as error:
-                spans = [] if self._streams else epoch.positions(batch.dealt)
+                spans = [] if epoch.source.streams is not None else epoch.positions(batch.dealt)
                 positions = "".join(f", positions {lo} to {hi - 1}" for lo, hi in spans)
                 place = f"epoch {epoch.number}, batch {batch.order - epoch.first_order}{positions}"
                 batch.failure = failure(error, f"while a batch was handed over ({place})", collated=True)
@@ -75,8 +76,8 @@ class Handover:
     ) -> None:
         """The consumer waited so many seconds for the batch of these positions, and gets it ``now``."""
         first, number, size = epoch.first_serial, batch.order - epoch.first_order, batch.size
-        if (streams := epoch.source.streams) is not None and (told := streams.told.get(batch.dealt[0][0])) is not None:
-            size = max(1, told.size)
+        if (streams := epoch.source.streams) is not None:
+            size = streams.size_of(batch.dealt[0][0], self._whole)
         if batch.failure is not None:
             failed = max(1, batch.failed)
             log.lost(failed, size - failed)
@@ -89,17 +90,28 @@ class Handover:
 
 
 class ItemRun:
-    """Samples that were taken together, and are delivered one by one. ``left``: how the consumer gets at each."""
+    """What was taken together, and is delivered one by one: samples, or batches of workers' own streams.
 
-    def __init__(self) -> None:
+    ``whole``: samples of a batch. ``left``: how the consumer gets at each.
+    """
+
+    def __init__(self, whole: int) -> None:
+        self._whole = whole
         self.left: deque[Callable[[], Value]] = deque()
         self.epoch = 0
-        self._position = self._number = 0  # in the sampler's order, and among the epoch's batches
+        self._tickets: Iterator[TicketId] = iter(())
+        self._number = self._first = 0  # among the epoch's batches; the epoch's first serial
+        self._streams: WorkerStreams | None = None
 
-    def begin(self, batch: Batch, epoch: int, position: int) -> None:
+    def begin(self, batch: Batch, epoch: Epoch) -> None:
         """These are the next."""
         self.left.extend(batch.items)
-        self.epoch, self._position, self._number = epoch, position, batch.number
+        self.epoch, self._number, self._first = epoch.number, batch.number, epoch.first_serial
+        self._streams, self._tickets = epoch.source.streams, tickets(batch.spans)
+        self._advance()
+
+    def _advance(self) -> None:
+        self._position = next(self._tickets, TicketId(0)) - self._first
 
     @property
     def span(self) -> list[Span]:
@@ -109,13 +121,16 @@ class ItemRun:
     def next(self, log: Telemetry, asked: float) -> Value:
         """The next as the consumer sees it. Raises what keeps it from being handed over."""
         lent, positions, number = self.left.popleft(), self.span, self._number
-        self._position, self._number = self._position + 1, number + 1
+        size = 1 if self._streams is None else self._streams.size_of(self._position, self._whole)
+        self._number = number + 1
+        self._advance()
         try:
             value = lent()
         except Exception as error:
-            log.lost(1, 0)
-            place = f"epoch {self.epoch}, batch {number}, position {positions[0][0]}"
+            log.lost(1, size - 1)
+            where = "" if self._streams is not None else f", position {positions[0][0]}"
+            place = f"epoch {self.epoch}, batch {number}{where}"
             reraise(failure(error, f"while a batch was handed over ({place})", collated=True).error)
         now = perf_counter()
-        log.delivered(now, number, 1, now - asked, (0,), positions=positions)
+        log.delivered(now, number, size, now - asked, (0,), positions=positions)
         return value

@@ -16,11 +16,8 @@ from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.stream_scheduler import StreamScheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.window.assembly import Assembly
-
-AnyScheduler = Scheduler | StreamScheduler
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Parts:
     links: WorkerChannels
     lanes: Mapping[str, Lane]
     assembly: Assembly
-    make_scheduler: Callable[[], AnyScheduler]
+    make_scheduler: Callable[[], Scheduler]
     estimates: Estimator | None = None
     recorder: EventLog | None = None
     reads: ReadAhead | None = None

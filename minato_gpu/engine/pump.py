@@ -16,11 +16,10 @@ from minato_gpu.engine.abandoned import AbandonedRuns
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
-from minato_gpu.lanes.base import Features, Handed, Report
+from minato_gpu.lanes.base import Features, Handed, Report, Yielded
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.scheduler import Scheduler
 
 
 class Pump:
@@ -91,7 +90,8 @@ class Pump:
     @property
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
-        follows = self.assembly.needs_jobs or self.assembly.loading is not None
+        needs_jobs = self.assembly.needs_jobs and not self._parts.streams
+        follows = needs_jobs or self.assembly.loading is not None
         comes = self.reads is not None and self.reads.pending
         return self.run.scheduler.pending or comes or bool(self._loading) or (follows and bool(self.run.sent))
 
@@ -173,8 +173,9 @@ class Pump:
 
     def sleep(self) -> None:
         """Nobody is about to look at what lanes tell."""
+        every_task = self.assembly.loading is not None or self._parts.streams  # each task is some worker's own
         for lane in self.lanes.values():
-            lane.sleep(every_task=self.assembly.loading is not None)
+            lane.sleep(every_task=every_task)
 
     def stop_listening(self) -> None:
         """The consumer waits no more."""
@@ -199,7 +200,7 @@ class Pump:
         if ready < awaited.need:
             return
         lo, hi = awaited.span
-        sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind == "run"]
+        sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind in ("run", "next")]
         wanted = [chunk for chunk in sent if any(a < hi and lo < b for a, b in chunk.spans)]
         for chunk in wanted:
             lane = self.lanes[chunk.lane]
@@ -220,13 +221,14 @@ class Pump:
         if report.layout is not None:
             self.assembly.samples.learn(report.layout)
         for item in report.items or ():
+            item = item.item if isinstance(item, Yielded) else item
             self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
         if report.final:
             self._abandoned.through(report.run, report.chunk)
 
     def read_stats(self) -> dict[str, object]:
         """What has been read ahead, and what was not."""
-        assert self.reads is not None and isinstance(self.run.scheduler, Scheduler)
+        assert self.reads is not None
         direct, seconds = self._parts.links.board.read_directly()
         told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}
         return {**self.reads.stats(), **told}

@@ -7,18 +7,21 @@ and what lanes are still at is abandoned (abandoned.py).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
+from typing import cast
 
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Failure, Handed, Piece, Report, Task, Unshippable
+from minato_gpu.lanes.base import Blob, Failure, Handed, Item, Piece, Report, Task, Unshippable, Yielded
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Arrival
-from minato_gpu.samples import Origin, OutputBatch, Position, Ticket
+from minato_gpu.samples import Origin, OutputBatch, Position, Ticket, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
@@ -105,8 +108,7 @@ class Run:
         now, assembly = perf_counter(), self._assembly
         lane = self._lanes[chunk.lane]
         if chunk.kind == "next":
-            self._dispatch_next(lane, chunk, now)
-            return
+            self._admit(chunk)
         if chunk.kind == "collate":
             task = self._jobs.task(chunk, self.number, self.seeds, self.logs)
             self.sent[chunk.number] = Sent(chunk, task.epoch, now)
@@ -124,23 +126,27 @@ class Run:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         layout = assembly.samples.layout_bytes
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
+        if chunk.kind == "next":
+            lane.send(self._begun(task, chunk.worker), chunk.worker)
+            return
         ended = self._ended.copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
-    def _dispatch_next(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
-        """A worker is to deliver the next batch of its own stream; the ticket is numbered by its turn."""
-        epoch, seed = next(iter(self.seeds.items()))
-        ticket, worker = chunk.spans[0][0], chunk.worker
-        shared = None
+    def _admit(self, chunk: m.Chunk) -> None:
+        """The scheduler has asked for batches of a worker's own stream: tickets without keys, which enter the window as
+        a place."""
+        lo, hi = chunk.spans[0]
+        positions = cast("Sequence[Position]", range(lo, hi))
+        self._assembly.admit(Record(next(iter(self.seeds)), lo, positions, [None] * (hi - lo), None))
         if self.streams is not None:
-            self.streams.turns[ticket] = worker
-            shared = self.streams.shared_seed if self.number > _FIRST else None
-        self._assembly.admit(Record(epoch, ticket, [Position(ticket)], [None], None))
-        self.sent[chunk.number] = Sent(chunk, epoch, now)
+            self.streams.turns.update(dict.fromkeys(m.serials(lo, hi), chunk.worker))
+
+    def _begun(self, task: Task, worker: int) -> Task:
+        """The task, with where the worker's stream begins if it is the first."""
+        shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
         start = self.stream_starts.pop(worker, None)
-        task = Task(self.number, chunk.number, "next", epoch, seed, samples=self._parts.batch, start=start)
-        lane.send(task._replace(shared_seed=shared), worker)
+        return task._replace(samples=self._parts.batch, start=start, shared_seed=shared)
 
     # --- what lanes report ----------------------------------------------------------------------------------
 
@@ -158,28 +164,27 @@ class Run:
             if chunk.credit:
                 self._ended[report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
+        if chunk.kind == "next":
+            report, spans = self._advance(report, chunk.worker, spans[0])
         if report.done > report.first:
             if self._parts.items:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
-            if self.arrivals is not None and chunk.kind in ("run", "next"):
-                parts = [(record.keys, record.first, *part) for record, *part in self._assembly.window.parts(spans)]
-                self.arrivals.append(Arrival(lane.name, report.worker, parts))
         if self._estimates is not None:
             observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
             self._finished(report, spans)
+        elif chunk.kind == "next":
+            self._finished(report, spans, report.done - report.first - m.count(spans))
         elif chunk.kind == "collate":
             assert report.items is not None
             self._jobs.joined(chunk.order, report.items[0])
             self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
-        elif chunk.kind == "inspect":
+        else:
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self._release(spans)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
-        else:
-            self._next_finished(chunk, spans, report)
 
     def _log(
         self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
@@ -187,38 +192,44 @@ class Run:
         first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next")
+        if prepared and self.arrivals is not None:
+            self.arrivals.append((lane.name, report.worker, spans))
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
-        log = self.logs[sent.epoch]
-        some_failed = report.items is not None and Failure in map(type, report.items)
-        failed = _failed(report, stream=sent.chunk.kind == "next") if some_failed else 0
-        log.worked(lane.name, report, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
+        log, count, failed, stream = self.logs[sent.epoch], report.done - report.first, 0, sent.chunk.kind == "next"
+        if report.items is not None and Failure in map(type, report.items):
+            failed = _failed(report, stream=stream)
+        if stream and self.streams is not None:
+            count = sum(self.streams.size_of(ticket, self._parts.batch) for ticket in m.tickets(spans))
+        log.worked(lane.name, report, count, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
         (shown or log).kept_busy(lane.name, report)
 
-    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...]) -> None:
+    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...], ended: int = 0) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
         found = self._assembly.samples.arrived(spans, report.items, report.nbytes)
         self._release(spans)
         failed = tuple(report.first + at for at in found.failed)
         handed = tuple((report.first + at, stage) for at, stage in found.handed)
         now, what = perf_counter(), (report.chunk, report.done, report.seconds, found.nbytes, report.final)
-        self.handle(m.Finished(now, *what, failed, handed, found.held))
+        self.handle(m.Finished(now, *what, failed, handed, found.held, ended))
 
     def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
         """What was read ahead for these samples is not needed any more."""
         if self._reads is not None:
             self._reads.release(spans)
 
-    def _next_finished(self, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
-        """A batch of a worker's own stream, or its end."""
-        if report.status == "exhausted":
-            self._assembly.taken(chunk.spans)
+    def _advance(self, report: Report, worker: int, span: m.TicketSpan) -> tuple[Report, tuple[m.TicketSpan, ...]]:
+        """A worker has come further in its own stream: the report, of its batches alone, and their tickets."""
+        lo, hi, items = *span, list[Item]()
+        for ticket, item in zip(m.serials(lo, hi), report.items or (), strict=True):
+            state = item.state if isinstance(item, Yielded) else None
+            item = item.item if isinstance(item, Yielded) else item
             if self.streams is not None:
-                self.streams.exhausted(report.chunk, report.worker, report.told)
-            self.handle(m.Exhausted(perf_counter(), report.chunk))
-            return
-        if report.told is not None and self.streams is not None:
-            self.streams.told[report.chunk] = report.told
-        self._finished(report, spans)
+                self.streams.advance(ticket, worker, state, item)
+            if item is not None:
+                items.append(replace(item, collated=True) if isinstance(item, Blob) else item)
+        end = TicketId(lo + len(items))
+        self._assembly.taken(((end, hi),))
+        return report._replace(items=items), (((lo, end),) if items else ())
 
     def revoked(self, revoked: Revoked) -> None:
         """Of a chunk so many samples are kept by the worker that has it."""
@@ -230,7 +241,7 @@ class Run:
     def progress(self, each: AtWork, now: float) -> None:
         """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
         sent = self.sent.get(each.claim.chunk)
-        if sent is not None and sent.chunk.kind == "run" and (sent.chunk.size > 1 or self._parts.cuts):
+        if sent is not None and sent.chunk.kind in ("run", "next") and (sent.chunk.size > 1 or self._parts.cuts):
             done = max(0, each.claim.started - 1)
             self.handle(m.Running(now, sent.chunk.number, done, now - each.since))
 

@@ -61,7 +61,8 @@ class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
-    next (the next ``samples`` of the worker's own stream; ``start`` comes with the first: where it is to begin).
+    next (the next batches of the worker's own stream, of ``samples`` each; ``start`` comes with the first: where it
+    begins).
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -93,9 +94,8 @@ class Report(NamedTuple):
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
-    somebody knows. ``layout`` comes with the first sample that a worker prepared without one. ``status``: "", or
-    "exhausted" at the end of a stream. ``repeated``: how many of the samples were prepared a second time. ``told``:
-    where the worker's own stream stands. ``parts``: for each sample of a pipeline that can be cut, the stage it came
+    somebody knows. ``layout`` comes with the first sample that a worker prepared without one. ``repeated``: how many of
+    the samples were prepared a second time. ``parts``: for each sample of a pipeline that can be cut, the stage it came
     with and the seconds of each part from there on (None: not known).
     """
 
@@ -112,9 +112,7 @@ class Report(NamedTuple):
     items: list[Item] | None = None
     times: list[float] | None = None
     layout: bytes | None = None
-    status: str = ""
     repeated: int = 0
-    told: Any = None  # lanes.streams.StreamState
     parts: list[Part | None] | None = None
     ends: list[float] | None = None
 
@@ -202,6 +200,19 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Yielded:
+    """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
+
+    item: Laid | Failure | None
+    state: Any  # lanes.streams.StreamState, None where there is nothing to be said: that file imports this one
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        return 0 if self.item is None else self.item.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Fields:
     """Fields of a sample that goes on elsewhere, and where they lie."""
 
@@ -249,7 +260,7 @@ class Failure:
 
 Laid = Blob | Local
 """Where an object was laid down."""
-Item = Extra | Blob | Local | Unshippable | Joined | Features | Handed | Failure | None
+Item = Extra | Blob | Local | Unshippable | Joined | Yielded | Features | Handed | Failure | None
 """A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it."""
 Reference = Row | Item
 """The same for whoever joins the sample with others, and is told of its row."""

@@ -73,7 +73,7 @@ class Leases:
 
     def add(self, task: Task) -> None:
         """A task goes to the lane."""
-        if task.kind == "run" and all(piece.marks >= 0 for piece in task.pieces):
+        if task.kind in ("run", "next") and all(piece.marks >= 0 for piece in task.pieces):
             self._leases[task.run, task.chunk] = Lease(task)
         else:
             self._by_message.add((task.run, task.chunk))

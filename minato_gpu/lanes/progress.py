@@ -6,7 +6,6 @@ from collections.abc import Callable
 from time import perf_counter, thread_time
 
 from minato_gpu.lanes.base import Item, Part, Report, Task
-from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.completions import End
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
@@ -33,8 +32,6 @@ class Progress:
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.repeated = 0  # samples that had been prepared before
-        self.status = ""  # "exhausted" at the end of a stream
-        self.told_of_stream: StreamState | None = None  # where the worker's own stream stands
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own
         self.marks = False  # whether marks tell what is finished; else messages do
@@ -148,8 +145,6 @@ class Progress:
             None if plain else items,
             times if telling else None,
             layout,
-            self.status,
             self.repeated,
-            told=self.told_of_stream,
             parts=parts if telling else None,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 
-from minato_gpu.lanes.base import Failure, Item, Joined, Report, Task, failure
+from minato_gpu.lanes.base import Failure, Item, Joined, Report, Task, Yielded, failure
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.samples import Origin
@@ -19,15 +19,16 @@ def send(channel: Channel, report: Report, task: Task, store: Store, who: str) -
     error = _tried(channel, report)
     if error is None:
         return
-    if task.kind == "run" and report.done - report.first > 1:
+    if task.kind in ("run", "next") and report.done - report.first > 1:
         for single in _one_by_one(report):
             send(channel, single, task, store, who)
         return
     items = list(report.items or ())
     for number, item in enumerate(items):
         if item is not None:
-            store.discard(item.item if isinstance(item, Joined) else getattr(item, "fields", item))
-            items[number] = _failure(task, report.first + number, item, error, who)
+            store.discard(item.item if isinstance(item, (Joined, Yielded)) else getattr(item, "fields", item))
+            failed = _failure(task, report.first + number, item, error, who)
+            items[number] = Yielded(failed, item.state) if isinstance(item, Yielded) and item.item else failed
     again = _tried(channel, report._replace(items=items or None, nbytes=0))
     if again is not None:
         raise again

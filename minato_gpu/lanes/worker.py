@@ -16,7 +16,7 @@ import traceback
 from functools import partial
 from time import perf_counter
 
-from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Task
+from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.leases import lay_down
@@ -25,7 +25,7 @@ from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
 from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.streams import Stream, share_seed
+from minato_gpu.lanes.streams import Stream, StreamState, share_seed
 from minato_gpu.lanes.wire import Channel
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import Lying
@@ -51,6 +51,8 @@ from minato_gpu.memory.status_board import (
 from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
 
+_END = Yielded(None, None)
+_WHOLE = StreamState(None)  # of a stream without a state of its own, after a batch that is whole
 _SINCE_S = 50e-6  # the board says that precisely how long a sample has been running
 
 
@@ -191,26 +193,34 @@ class Worker:
             return None
 
     def _next(self, task: Task, progress: Progress) -> None:
+        """The next batches of the worker's own stream."""
+        piece = task.pieces[0]
+        progress.marks, progress.shift = piece.marks >= 0, piece.marks
+        progress.tell_each()
+        self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
+
+    def _fetch(self, task: Task) -> Item:
         """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
-        item: Item = None
+        item: Laid | Failure | None = None
         failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
             if self._stream_of != (task.run, task.epoch):
                 self._open(task)
             if self._stream is None:
-                raise StopIteration
+                return _END
             item = self._store.put(self._stream.fetch(task.samples), collated=True)
         except StopIteration:
-            if self._stream is not None:
-                progress.told_of_stream = self._stream.told()
-            progress.status, self._stream = "exhausted", None
+            stream, self._stream = self._stream, None
+            return Yielded(None, stream and stream.told())
         except Exception as error:
             failed = True
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
-        if self._stream is not None:  # also after a batch that failed: its samples are gone from the stream
-            progress.told_of_stream = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
-        progress.add(item)
+        if self._stream is None:
+            return item
+        # also after a batch that failed: its samples are gone from the stream
+        state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
+        return item if state == _WHOLE._replace(size=task.samples) else Yielded(item, state)
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None

@@ -77,6 +77,7 @@ class Telemetry:
         self,
         lane: str,
         report: Report,
+        count: int,
         positions: Sequence[Span],
         sent: float,
         *,
@@ -84,13 +85,13 @@ class Telemetry:
         handed: int = 0,
         failed: int = 0,
     ) -> None:
-        """A lane reported work on this epoch's samples at these positions, in a chunk that was sent at ``sent``.
+        """A lane reported work on ``count`` of this epoch's samples at these positions, in a chunk that was sent at
+        ``sent``.
 
         Host reads and collation prepare no sample, nor does the end of a stream; ``handed`` of them went on to another
-        lane, and ``failed`` of them did. A batch of a stream says how many samples it has.
+        lane, and ``failed`` of them did.
         """
-        log, count = self.lanes[lane], report.done - report.first if report.told is None else report.told.size
-        count = 0 if report.status else count
+        log = self.lanes[lane]
         each = report.seconds / max(count, 1)
         begin, end = _span(report)
         self.repeated += report.repeated
@@ -175,9 +176,9 @@ class Telemetry:
         if self.facts.hearers:
             for part in wait.parts:
                 self.facts.tell(f.Stalled(self._number, *part))
-        causes = wait.by_cause()
-        for cause, seconds in causes.items():
-            self.stalls.setdefault(cause, [0, 0.0])[1] += seconds
+        for cause, begin, end in wait.parts:
+            self.stalls.setdefault(cause, [0, 0.0])[1] += end - begin
+        causes = wait.by_cause() if len(wait.parts) > 1 else {wait.parts[0][0]: 0.0}
         self.stalls[max(causes, key=causes.__getitem__)][0] += 1
 
     def stats(self, now: float) -> dict[str, JSON]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappush, heapreplace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.messages import TicketSpan
@@ -14,13 +14,20 @@ _LONGEST = 10
 _ARRIVALS = 256  # reports that are remembered of a wait: the last ones
 
 
-class Arrival(NamedTuple):
-    """A lane's report of samples that are ready. ``parts``: their tickets by place, each part with the keys of all of
-    the place's tickets, and the first of these."""
+Arrival = tuple[str, int, Sequence[TicketSpan]]
+"""A lane's report of samples that are ready: the lane's name, the worker, and the tickets."""
 
-    lane: str
-    worker: int
-    parts: Sequence[tuple[Sequence[Key], TicketId, TicketId, TicketId]]
+
+class Tickets(Protocol):
+    """Neighbouring tickets: the first one, and the key of each."""
+
+    @property
+    def first(self) -> TicketId:
+        """The first one."""
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        """Of each, the data set's key."""
 
 
 class Last(NamedTuple):
@@ -32,28 +39,27 @@ class Last(NamedTuple):
 
 
 class Wait:
-    """A wait that began at ``begin`` for ``cause``; ``arrivals``: what lanes have reported since."""
+    """A wait that began at ``begin`` for ``cause``, while all these ``tickets`` were in the window.
 
-    def __init__(self, begin: float, cause: str) -> None:
-        self.begin = self._since = begin
+    ``looked``: when the cause was asked for last; ``arrivals``: what lanes have reported since it began.
+    """
+
+    def __init__(self, begin: float, cause: str, tickets: Sequence[Tickets] = ()) -> None:
+        self.begin = self._since = self.looked = begin
         self.parts: list[tuple[str, float, float]] = []  # one after the other: cause, begin and end
         self.arrivals: deque[Arrival] = deque(maxlen=_ARRIVALS)
-        self._cause = cause
+        self._cause, self._tickets = cause, tickets
 
     def look(self, now: float, cause: str) -> None:
         """Note for which cause it goes on; what passed since the last look counts for the cause of then."""
+        self.looked = now
         if cause != self._cause:
-            self.end(now)
+            self.parts.append((self._cause, self._since, now))
             self._cause, self._since = cause, now
 
     def end(self, now: float) -> None:
-        """The wait, or its part for one cause, is over."""
+        """It is over."""
         self.parts.append((self._cause, self._since, now))
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.parts[-1][2] - self.begin
 
     def by_cause(self) -> dict[str, float]:
         """Seconds for each cause."""
@@ -64,12 +70,16 @@ class Wait:
 
     def last_of(self, spans: Sequence[TicketSpan]) -> Last | None:
         """The last arrival of these tickets; None where all had been ready before, and waited for something else."""
-        for lane, worker, parts in reversed(self.arrivals):
-            for keys, first, lo, hi in reversed(parts):
-                found = [min(hi, stop) - 1 for start, stop in spans if max(lo, start) < min(hi, stop)]
-                if found:
-                    return Last(keys[max(found) - first], lane, worker)
+        for lane, worker, arrived in reversed(self.arrivals):
+            found = [min(hi, end) for lo, hi in arrived for begin, end in spans if max(lo, begin) < min(hi, end)]
+            if found:
+                return Last(self._key(TicketId(max(found) - 1)), lane, worker)
         return None
+
+    def _key(self, ticket: TicketId) -> Key:
+        """None where the ticket came into the window during the wait."""
+        keys = (each.keys[ticket - each.first] for each in self._tickets if 0 <= ticket - each.first < len(each.keys))
+        return next(keys, None)
 
 
 class LongestWaits:
@@ -81,7 +91,7 @@ class LongestWaits:
 
     def add(self, wait: Wait, batch: int, spans: Sequence[TicketSpan]) -> None:
         """A wait for this batch of the epoch, which consists of these tickets."""
-        seconds = wait.seconds
+        seconds = wait.parts[-1][2] - wait.begin
         if len(self._heap) == _LONGEST and seconds <= self._heap[0][0]:
             return
         last = wait.last_of(spans) or Last(None, None, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from minato_gpu.lanes.base import Failure, Item
 from minato_gpu.lanes.streams import EVERY, StreamState, dataset_part, share_seed
 from minato_gpu.samples import Value
 from minato_gpu.sampling.delivered import HISTORY
@@ -21,7 +22,8 @@ MOST_BYTES = 1 << 27
 class WorkerStreams:
     """The parent's side: how far each worker's stream has been delivered.
 
-    ``turns``: the worker of each ticket that is not delivered, filled by the pump; ``told``: what came with its batch.
+    ``turns``: the worker of each ticket that is not delivered; ``told``: what came with its batch, if that is more than
+    that it is a whole one of a stream without a state.
     """
 
     def __init__(self, workers: int, batches: int = 0, turn: int = 0) -> None:
@@ -32,13 +34,18 @@ class WorkerStreams:
         self.shared_seed: int | None = None  # the seed of a data pipe's order
         self.starts: Sequence[StreamState] = ()  # where each is to begin, if not at its beginning
         self.left: list[StreamState] = []  # of streams that had ended when they were saved: where the next epoch begins
-        self.turn = turn  # whose turn it is once nothing is under way
+        self.turn = turn  # whose turn it is, or of workers whose streams have ended the next one's
         self.on_saves: Callable[[bool], None] = lambda come: None  # told whether states are asked for every few batches
         self._saved = batches  # when one was last asked for, or might have been
         self._at = [_NOTHING] * workers  # by worker, as of what was delivered
         self._ends: dict[int, StreamState] = {}  # by worker, what was told at the end of its stream
         self._recent: deque[tuple[int, StreamState]] = deque()  # worker, and where its stream stood before
         self._kept = 0  # bytes of states in there
+
+    def size_of(self, ticket: int, whole: int) -> int:
+        """Samples of this ticket's batch, with one that raised; ``whole``: of one of which nothing was told."""
+        state = self.told.get(ticket)
+        return whole if state is None else max(1, state.size)
 
     def delivered(self, ticket: int) -> None:
         """The consumer has the batch of this ticket."""
@@ -63,10 +70,17 @@ class WorkerStreams:
         """Whether a state was asked for some batches ago, or the epoch has just begun."""
         return self.batches - self._saved < EVERY * len(self._at)
 
-    def exhausted(self, ticket: int, worker: int, told: StreamState | None = None) -> None:
-        """The ticket found its worker's stream at its end; the first that does tells the stream's state."""
-        if told is not None:
-            self._ends[worker] = told
+    def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:
+        """The ticket has its batch or a failure, or None where it found its worker's stream at its end: the first that
+        does tells the stream's state."""
+        if item is not None:
+            if state is None and isinstance(item, Failure):  # before there was a stream
+                state = _NOTHING
+            if state is not None:
+                self.told[ticket] = state
+            return
+        if state is not None:
+            self._ends[worker] = state
         self.ended.add(worker)
         self.turns.pop(ticket, None)  # last: a state that is made meanwhile then takes the stream to be under way
 
@@ -108,9 +122,7 @@ class WorkerStreams:
         self._saved = self.batches
         self.on_saves(True)
         places = list(self._at)
-        turns = dict(self.turns)
-        turn = turns[min(turns)] if turns else self.turn
-        waiting = set(turns.values())
+        turn, waiting = self.turn, set(dict(self.turns).values())
         for number, before in list(self._recent)[::-1][:ahead]:
             places[number] = before
             turn = number

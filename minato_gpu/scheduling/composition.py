@@ -24,8 +24,11 @@ from minato_gpu.scheduling.messages import Compose, TicketSpan, joined, singles,
 from minato_gpu.scheduling.places import Place, Places
 
 
-class _Composition:
-    """``next``: the order of the batch that is composed next; ``lateness`` in batches."""
+class Composition:
+    """``next``: the order of the batch that is composed next; ``lateness`` in batches. ``missing``: samples that the
+    next batch needs beside those that are ready, at least."""
+
+    missing = 1
 
     def __init__(self, places: Places, lateness: int) -> None:
         self.next = OutputBatch(0)
@@ -38,12 +41,22 @@ class _Composition:
         oldest = self._places.oldest
         return oldest is not None and oldest.number <= self.next - self._lateness
 
+    def admit(self, place: Place, batch: int) -> None:
+        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
+
+    def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
+        """``span``, of one epoch, is ready, ``failed`` of it as errors, and with it the places ``complete``."""
+
+    def compose(self, eager: bool) -> Compose | None:
+        """The next batch, or None."""
+        raise NotImplementedError
+
     def _compose(self, spans: tuple[TicketSpan, ...], failed: tuple[TicketId, ...]) -> Compose:
         order, self.next = self.next, OutputBatch(self.next + 1)
         return Compose(order, spans, failed)
 
 
-class FixedComposition(_Composition):
+class FixedComposition(Composition):
     """Batches as the sampler composed them, delivered at most ``lateness`` batches late (0: in its order)."""
 
     def __init__(self, places: Places, lateness: int) -> None:
@@ -78,20 +91,17 @@ class FixedComposition(_Composition):
         self._epochs.popleft()
         return self._compose(spans, tuple(place.failed))
 
-    missing = 1  # samples until a batch might be complete, at least
-
     @property
     def held_back(self) -> bool:
         """Whether the next batch must be an older one than those that are complete."""
         return bool(self._complete) and super().held_back
 
 
-class ItemComposition(_Composition):
+class ItemComposition(Composition):
     """Samples that are delivered one by one in the sampler's order: a run of them as soon as it is ready, whatever its
     turn. The order of a run is that of its first sample. One that has failed is a run by itself, and so is what is of
     another place: no more samples are taken at once than have been admitted together."""
 
-    missing = 1
     held_back = False
 
     def __init__(self, places: Places) -> None:
@@ -122,7 +132,7 @@ class ItemComposition(_Composition):
         return self._runs.popleft() if self._runs else None
 
 
-class FreeComposition(_Composition):
+class FreeComposition(Composition):
     """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
 
     def __init__(self, places: Places, lateness: int, spreads: bool = False) -> None:
@@ -168,7 +178,7 @@ class FreeComposition(_Composition):
         return self._take(epoch, size)
 
     @property
-    def missing(self) -> int:
+    def missing(self) -> int:  # type: ignore[override]
         """How many samples the next batch needs beside those that are ready."""
         return self._due[0][1] - self._counts[self._due[0][0]] if self._due else 0
 

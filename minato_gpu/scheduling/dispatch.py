@@ -332,6 +332,12 @@ class Dispatcher:
         must = self.consumer_starves and self.waiting.oldest() is entry
         return int(must and entry.lo < min(running, default=entry.hi))
 
+    def ask(self, lane: LaneState, worker: int, place: Place) -> None:
+        """Have this worker of the lane go on with its own stream, for the tickets of the place."""
+        span, size = (place.first, place.end), place.missing
+        parts = (Entry(*span, place),)
+        self._dispatch(lane, "next", (span,), parts, size * lane.mean, worker=worker)
+
     def _dispatch(
         self,
         lane: LaneState,
@@ -341,16 +347,17 @@ class Dispatcher:
         seconds: float,
         order: OutputBatch = m.NO_BATCH,
         stop: int = END,
+        worker: int = -1,
     ) -> Flight:
         credit = 0
         if self._ledger.budget is not None and kind == "run" and not lane.is_device:
             credit = self._ledger.credit(m.count(spans), handing=stop >= 0)
-        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit)
+        chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit, worker)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         self._ledger.promised += credit
-        if kind == "run":
+        if kind in ("run", "next"):
             size = flight.size
             self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:

@@ -72,8 +72,8 @@ class Chunk:
     """Tickets that travel to a lane together, in the order given.
 
     ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features), ``"collate"``
-    (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batch of the worker's own
-    stream, from ``StreamScheduler``; its one serial numbers the ticket). ``seconds`` is the predicted time.
+    (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batches of the stream of
+    ``worker``). ``seconds`` is the predicted time.
     ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
     ``credit``: bytes of prepared samples after which the lane gives the rest back (0: it does not).
     ``worker``: the one of the lane that is to take it (-1: any).
@@ -197,7 +197,8 @@ class Finished:
     than the chunk gives the rest back: it was revoked before it started. ``failed`` lists offsets in the
     chunk, among those newly reported, that raised an error instead of a sample; ``handed`` those that are not ready but
     handed over, each with the stage that it has come to. What these hold until they are ready is ``handed_bytes``,
-    apart from ``nbytes``.
+    apart from ``nbytes``. ``ended``: of those newly reported, so many of the last found their worker's stream at its
+    end, and hold nothing.
     """
 
     time: float
@@ -209,6 +210,7 @@ class Finished:
     failed: tuple[int, ...] = ()
     handed: tuple[tuple[int, int], ...] = ()
     handed_bytes: int = 0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +227,6 @@ class Lost:
     settled: Span = (0, 0)
     failed: tuple[int, ...] = ()
     nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """Chunk ``chunk`` of kind next found its worker's stream at its end: it holds nothing, nor will any later one."""
-
-    time: float
-    chunk: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,12 +272,14 @@ class Delivered:
     """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown).
 
     ``in_flight``: bytes of samples and batches that are ready and not delivered, this one no longer among them.
+    ``lease``: batches that a worker is to be asked for at once, where each has a stream of its own.
     """
 
     time: float
     order: OutputBatch
     step_s: float = 0.0
     in_flight: int = 0
+    lease: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +298,6 @@ Event = (
     | Inspected
     | Finished
     | Lost
-    | Exhausted
     | Running
     | Revoked
     | CollateNeeded

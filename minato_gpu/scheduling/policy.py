@@ -35,6 +35,8 @@ class Policy:
     ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at. ``items``: every sample
     is a batch by itself, in strict order; a place may hold several, and is delivered in as many runs as it comes in.
     ``more_batches``: by which the window may grow while it holds less than ``window_bytes`` (see ``window_length``).
+    ``streams``: so many workers iterate the data set, each for itself, and a ticket is a batch that one of them has
+    joined (0: workers are given keys).
     """
 
     window: int
@@ -65,6 +67,7 @@ class Policy:
     items: bool = False
     more_batches: int = 0
     window_bytes: int = 0
+    streams: int = 0
 
     @property
     def pins(self) -> bool:

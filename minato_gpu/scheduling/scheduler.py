@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from minato_gpu.samples import OutputBatch, TicketId
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.composition import FixedComposition, FreeComposition, ItemComposition
+from minato_gpu.scheduling.composition import Composition, FixedComposition, FreeComposition, ItemComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
@@ -20,6 +20,7 @@ from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.streams import Streams
 from minato_gpu.scheduling.window_length import WindowLength
 
 
@@ -30,8 +31,11 @@ class Scheduler:
         self.policy = policy
         self._places = Places()
         places, lateness = self._places, policy.max_lateness
-        self._composition: FixedComposition | FreeComposition | ItemComposition
-        if policy.items:
+        self._streams = Streams(places, policy) if policy.streams else None
+        self._composition: Composition
+        if self._streams is not None:
+            self._composition = self._streams
+        elif policy.items:
             self._composition = ItemComposition(places)
         elif policy.fixed:
             self._composition = FixedComposition(places, lateness)
@@ -81,6 +85,8 @@ class Scheduler:
         work.consumer_starves = self._starves
         work.oldest = self._places.oldest
         work.samples_ready = self._ledger.pool + self._composed
+        if self._streams is not None:
+            self._ask_for_more(self._streams)
         work.fill()
         if work.out_of_work and self.window.most and (self._waits or (self._saves and not self._idled)):
             self._note_out_of_work()
@@ -100,6 +106,12 @@ class Scheduler:
         return lost_all or self._next_order not in self._sizes
 
     @property
+    def end(self) -> OutputBatch | None:
+        """The order after the last batch, once every worker's own stream has ended."""
+        ended = self._streams is not None and self._streams.ended
+        return OutputBatch(self._next_order + self._undelivered) if ended else None
+
+    @property
     def pending(self) -> bool:
         """Whether tickets or jobs wait that a lane would take as soon as it is free."""
         return bool(self._work.jobs) or len(self._work.waiting) > 0
@@ -111,6 +123,8 @@ class Scheduler:
         oldest, lane = self._places.oldest, self._work.lanes.get(m.CPU)
         if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
             return None
+        if self._streams is not None and not self.policy.max_lateness:
+            return self._streams.awaited
         if not self.policy.max_lateness or self._composition.held_back:
             return m.Awaited((oldest.first, oldest.end), 1 if self.policy.items else oldest.missing, True)
         return m.Awaited((oldest.first, self._intake.newest), max(1, self._composition.missing), False)
@@ -138,6 +152,8 @@ class Scheduler:
             return "lateness"
         if self._work.short_of_memory:
             return "memory"
+        if self._streams is not None:
+            return "preparation"
         if self._places.oldest is None:
             return "sampler"
         if len(self.fetching) and not len(self._work.waiting) and self._work.idle_slots():
@@ -151,6 +167,8 @@ class Scheduler:
 
     def _resumed(self, event: m.Resumed) -> None:
         self._next_order = self._composition.next = event.order
+        if self._streams is not None:
+            self._streams.resume(event.order, event.turn, event.ended)
 
     def _admitted(self, event: m.Admitted) -> None:
         place = Place(event)
@@ -223,7 +241,10 @@ class Scheduler:
             else:
                 held = flight.held(range(flight.done, event.done))
                 self._ledger.ready(fresh, event.nbytes, held, chunk.stop >= 0)
-                self._mark(flight, event.done, event.failed)
+                if self._streams is None:
+                    self._mark(flight, event.done, event.failed)
+                else:
+                    self._advance(self._streams, flight, event)
         if event.final:
             self._work.retire(event.chunk)
             if event.done < flight.size:
@@ -272,7 +293,7 @@ class Scheduler:
         if keep == chunk.size:
             self._rescue(flight, event)
             return
-        others = self._work.lanes[chunk.lane].slots > 1 and not self.policy.whole_places
+        others = self._work.lanes[chunk.lane].slots > 1 and not (self.policy.whole_places or self.policy.streams)
         if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
@@ -323,6 +344,8 @@ class Scheduler:
         if self._idled:
             self._idled = False
             self._lengthen()
+        if self._streams is not None:
+            self._streams.lease = event.lease
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
             self._price()
 
@@ -347,6 +370,35 @@ class Scheduler:
     def _lengthen(self) -> None:
         ledger = self._ledger
         self.window.lengthen(ledger.in_flight, self._intake.pace.batch * ledger.sample_bytes)
+
+    # --- workers' own streams ----------------------------------------------------------------------------
+
+    def _ask_for_more(self, streams: Streams) -> None:
+        """Have workers go on with their streams, as far as the window and memory allow."""
+        lanes = [lane for lane in self._work.lanes.values() if not lane.is_device]
+        while lanes:
+            allowed = self._ledger.fits(streams.lease, self.policy.streams)
+            found = streams.next_lease(self._undelivered, allowed)
+            self._work.short_of_memory = allowed <= 0
+            if found is None:
+                return
+            worker, (first, end) = found
+            place = Place(m.Admitted(self._work.now, SourceBatch(first), 0, first, end - first))
+            self._places.admit(place)
+            self._undelivered += end - first
+            self._intake.enter(place, None)
+            self._work.ask(lanes[0], worker, place)
+
+    def _advance(self, streams: Streams, flight: Flight, event: m.Finished) -> None:
+        """A worker has come further in its stream."""
+        lo = flight.chunk.spans[0][0]
+        span = TicketId(lo + flight.done), TicketId(lo + event.done)
+        failed = tuple(TicketId(lo + offset) for offset in event.failed)
+        flight.done = event.done
+        self._places.finish(span)
+        streams.advance(flight.chunk.worker, span, failed, event.ended)
+        self._ledger.pool -= event.ended
+        self._undelivered -= event.ended
 
     # --- composition ------------------------------------------------------------------------------------
 

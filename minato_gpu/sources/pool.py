@@ -10,6 +10,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from statistics import quantiles
 from typing import Any, Protocol
 
@@ -35,12 +36,23 @@ class Pool(Protocol):
         """This is not needed any more. It is done all the same, sooner or later: as cancelled, if it has not begun."""
 
 
+class Files(Protocol):
+    """What reads files of this machine: see LocalReads."""
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this next."""
+
+    def close(self) -> None:
+        """End what is under way."""
+
+
 class ReaderPool:
     """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and how long
     it took in seconds.
 
     Local files and URLs have limits of their own. ``behind``: whether little of what is wanted is there; else there is
-    no reason to read many at once. ``placing``: of files, see LocalReads. ``rate``: what the storage gives.
+    no reason to read many at once. ``placing``: of files, see LocalReads, in whose place ``files`` may make another.
+    ``rate``: what the storage gives.
     """
 
     def __init__(
@@ -50,11 +62,12 @@ class ReaderPool:
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
         placing: Placing | None = None,
+        files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
-        self._local = LocalReads(blocks, self._local_ended, placing=placing)
+        self._local: Files = (files or partial(LocalReads, blocks, placing=placing))(self._local_ended)
         self._attempts = Attempts(remote or RemoteReads(), self._lanes[1].concurrency, self._remote_ended)
         self._cancelled: set[int] = set()
         self._behind, self.rate = behind, StorageRate()

@@ -175,7 +175,7 @@ FAULTS = (
     Fault(
         "after a delivery nothing else seems to be in flight",
         "engine/epochs.py",
-        "return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes)",
+        "return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes, self._together)",
         "return m.Delivered(now, order, step_s)",
         ("contracts/test_memory.py",),
     ),

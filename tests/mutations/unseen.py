@@ -28,9 +28,9 @@ FAULTS = (
     ),
     Fault(
         "batches of streams come one batch later than max_lateness",
-        "scheduling/stream_scheduler.py",
-        "return ticket if eager and turn > self._order - self._lateness else None",
-        "return ticket if eager and turn >= self._order - self._lateness else None",
+        "scheduling/streams.py",
+        "return oldest.first - bisect(self._dropped, oldest.first) <= self.next - self._lateness",
+        "return oldest.first - bisect(self._dropped, oldest.first) < self.next - self._lateness",
         ("contracts/test_table.py",),
     ),
     Fault(

@@ -190,8 +190,8 @@ def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
 def test_slow_samples_are_marked_by_time_per_sample() -> None:
     log = Telemetry(0.0)
     for position in range(10):
-        log.worked("cpu", report(10, 0.0, 1.0), [(10 * position, 10 * position + 10)], 0.0, prepared=True)
-    log.worked("device", report(1, 1.0, 2.0), [(100, 101)], 0.0, prepared=True)
+        log.worked("cpu", report(10, 0.0, 1.0), 10, [(10 * position, 10 * position + 10)], 0.0, prepared=True)
+    log.worked("device", report(1, 1.0, 2.0), 1, [(100, 101)], 0.0, prepared=True)
     assert [span[-1] for span in log.timeline()["spans"]] == [False] * 10 + [True]
 
 
@@ -199,7 +199,7 @@ def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "_RING", 50)
     log = Telemetry(0.0)
     for number in range(200):
-        log.worked("cpu", report(2, number, number + 1), [(number, number + 2)], 0.0, prepared=True)
+        log.worked("cpu", report(2, number, number + 1), 2, [(number, number + 2)], 0.0, prepared=True)
         log.delivered(number + 1, number, 2, 0.5, (0,))
     stats, timeline = log.stats(200.0), log.timeline()
     assert stats["samples_delivered"] == stats["lanes"]["cpu"]["samples"] == 400

@@ -9,8 +9,9 @@ import pytest
 from minato_gpu.lab.top.view import longest_wait
 from minato_gpu.observe.facts import Facts, Stalled
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.observe.waits import Arrival, LongestWaits, Wait
+from minato_gpu.observe.waits import LongestWaits, Wait
 from minato_gpu.samples import TicketId
+from minato_gpu.window.records import Record
 from tests.support.tickets import spans
 
 
@@ -23,16 +24,10 @@ def waited(begin: float, *parts: tuple[str, float]) -> Wait:
     return wait
 
 
-def arrival(worker: int, first: int, lo: int, hi: int) -> Arrival:
-    """Tickets ``lo`` to ``hi`` of a place of ten that begins with ``first``; keys are a thousand more than tickets."""
-    keys = range(1000 + first, 1010 + first)
-    return Arrival("cpu", worker, [(keys, TicketId(first), TicketId(lo), TicketId(hi))])
-
-
 def test_seconds_count_for_the_cause_of_their_time() -> None:
     wait = waited(10.0, ("preparation", 1.0), ("preparation", 2.0), ("slow sample", 5.0), ("preparation", 5.5))
     assert wait.parts == [("preparation", 10.0, 12.0), ("slow sample", 12.0, 15.0), ("preparation", 15.0, 15.5)]
-    assert wait.by_cause() == {"preparation": 2.5, "slow sample": 3.0} and wait.seconds == 5.5
+    assert wait.by_cause() == {"preparation": 2.5, "slow sample": 3.0}
 
 
 def test_a_wait_is_counted_once_and_told_in_its_parts() -> None:
@@ -48,11 +43,16 @@ def test_a_wait_is_counted_once_and_told_in_its_parts() -> None:
 
 
 def test_the_sample_that_came_last_is_of_the_batch() -> None:
-    wait = waited(0.0, ("preparation", 1.0))
-    wait.arrivals.extend([arrival(0, 10, 10, 14), arrival(1, 10, 17, 20), arrival(0, 20, 20, 25)])
-    assert wait.last_of(spans((10, 20))) == (1019, "cpu", 1)
+    """Keys are a thousand more than tickets; what came into the window during the wait is not known."""
+    places = [Record(0, TicketId(first), [], range(1000 + first, 1010 + first), None) for first in (10, 20)]
+    wait = Wait(0.0, "preparation", places)
+    wait.arrivals.extend(
+        [("cpu", 0, spans((10, 14))), ("far", 1, spans((17, 23))), ("cpu", 0, spans((23, 25), (30, 31)))]
+    )
+    assert wait.last_of(spans((10, 20))) == (1019, "far", 1)
     assert wait.last_of(spans((11, 13))) == (1012, "cpu", 0)
-    assert wait.last_of(spans((30, 40))) is None
+    assert wait.last_of(spans((14, 16))) is None
+    assert wait.last_of(spans((24, 25), (30, 32))) == (None, "cpu", 0)
 
 
 def test_the_ten_longest_stay() -> None:

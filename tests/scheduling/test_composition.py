@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from minato_gpu.lab.simulation.scenarios import SCENARIOS
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling import replay

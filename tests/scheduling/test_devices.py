@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.lab.simulation.scenarios import Scenario, hybrid_costs
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m

@@ -18,7 +18,7 @@ from minato_gpu.caching.orders import Orders
 from minato_gpu.lab.analysis.preparation import Law, fit
 from minato_gpu.lab.analysis.profile import Profile, Setting
 from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, EpochTimes, SimulatedRank
-from minato_gpu.lab.analysis.virtual_storage import Tier
+from minato_gpu.lab.analysis.virtual_storage import Tier, order_of
 from minato_gpu.lazily import cached_property
 
 DRAWS = 8
@@ -42,11 +42,15 @@ class Prediction:
 
 class Predictor:
     """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
-    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample, or no step."""
+    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample or no step,
+    or of fewer samples than the orders name."""
 
     def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
         if not profile.suffices:
             raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
+        known = profile.samples * profile.shards
+        if orders is not None and (most := int(order_of(orders, 0).max())) >= known:
+            raise ValueError(f"the orders name sample {most}, and the profile knows of {known}")
         self.profile, self._orders = profile, orders
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:

@@ -15,7 +15,7 @@ from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_storage import Link, SimulatedStorage, Tier, VirtualStorage, order_of
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
-from minato_gpu.lab.simulation.virtual import VirtualLoader, run_together
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader, run_together
 from minato_gpu.lab.simulation.work import Array, Outcome, Work
 from minato_gpu.scheduling.policy import Policy
 
@@ -231,7 +231,12 @@ def simulated_together(
     storage = runs[0].profile.storage
     link = None if storage is None else Link(storage.bytes_per_s)
     made = [run._loader(drawn, seed, link) for run in runs]
-    outcomes = run_together([loader for loader, _ in made], meet=meet)
+    try:
+        outcomes = run_together([loader for loader, _ in made], meet=meet)
+    finally:
+        for _, reading in made:
+            if reading is not None:
+                reading.close()
     together = zip(runs, outcomes, made, strict=True)
     return [run._epochs(drawn, outcome, reading) for run, outcome, (_, reading) in together]
 

@@ -1,33 +1,36 @@
-"""Storage under the virtual clock, read by the decisions of the reader process.
+"""Storage under a virtual clock, read by what reads in production.
 
-What is read when, how many reads are under way, what stays in memory, and when the loader is told of what has come:
-all of that is the object that runs in production (``sources/service.py``, ``memory_tier.py``, ``concurrency.py``,
-``hedging.py``, ``telling.py``). Only the storage is made up: each request waits for its latency, then its bytes for
-their turn at the storage's rate, all requests together; the event loop of the reader process has some work with each.
+What is read when, how many reads are under way, what is asked for twice, what stays in memory, and when the loader
+hears of what has come: all of that are the objects of the reader process (``sources/service.py``, ``pool.py``,
+``attempts.py``, ``memory_tier.py``, ``telling.py``), in an event loop of asyncio whose time jumps to the next timer.
+Only the storage is made up: each request waits for its latency, then its bytes for their turn at the storage's rate,
+all requests together; the event loop of the reader process has some work with each.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
+from itertools import count, pairwise
 from random import Random
+from selectors import SelectSelector
+from typing import Any
 
 from minato_gpu.caching.choice import Choice, choose, look_ahead
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.engine.building import READ_AHEAD
 from minato_gpu.lab.analysis.profile import Storage
-from minato_gpu.lab.simulation.reading import Arrival
+from minato_gpu.lab.simulation.intake import Arrival
 from minato_gpu.sources.blocks import Blocks, space_of
-from minato_gpu.sources.concurrency import Concurrency
-from minato_gpu.sources.hedging import Hedging
+from minato_gpu.sources.local import Ended
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
-from minato_gpu.sources.overdue import SLACK_S
+from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.source import Key, Source
 from minato_gpu.sources.telling import Telling
@@ -95,7 +98,7 @@ class _NoBytes(Blocks):
         self._numbers = count()
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        return next(self._numbers), memoryview(b"")
+        return next(self._numbers), memoryview(bytearray())
 
     def publish(self, block: int) -> int:
         return 1
@@ -124,10 +127,137 @@ def order_of(orders: Orders, epoch: int) -> Integers:
     return order
 
 
-class VirtualStorage:
-    """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.reading.Reading``.
+class VirtualTime(asyncio.SelectorEventLoop):
+    """An event loop that never waits: its time jumps to the next timer. ``next_at``: when that goes off, as of the
+    last time that it ran; infinite where there is none."""
 
-    ``shards``: an epoch reads one sample in so many. ``link``: shared with others; else one of its own.
+    def __init__(self) -> None:
+        self.now = self.next_at = 0.0
+        self._until = 0.0
+        super().__init__(_Jumps(self._jump))
+
+    def time(self) -> float:
+        """Seconds since the beginning."""
+        return self.now
+
+    def run_until(self, until: float) -> None:
+        """Let it become that time, or as late as it is when a callback calls ``stop``."""
+        self._until = until
+        self.run_forever()
+
+    def _jump(self, seconds: float | None) -> None:
+        """Nothing is to be done for so long (None: for ever)."""
+        if seconds == 0:
+            return
+        self.next_at = _NEVER if seconds is None else self.now + seconds
+        if seconds is None or self.next_at > self._until:
+            self.stop()
+        else:
+            self.now = self.next_at
+
+
+class _Jumps(SelectSelector):
+    """Tells how long the event loop would wait."""
+
+    def __init__(self, jump: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._jump = jump
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self._jump(timeout)
+        return []
+
+
+class _Answer(bytes):
+    """So many bytes, of which nobody looks at one."""
+
+    nbytes = 0
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
+class _Requests(RemoteReads):
+    """Requests to the storage, each of which reads one part of a sample. ``count``: of those so far, but for what was
+    asked for a second time."""
+
+    def __init__(self, storage: SimulatedStorage, link: Link, seed: int) -> None:
+        super().__init__()
+        self.count = 0
+        self._under_way: set[str] = set()  # of those the paths
+        self._storage, self._link, self._rng = storage, link, Random(seed)
+        self._loop = asyncio.get_running_loop()
+        self._free_at = 0.0  # when the event loop is through with what it has begun
+
+    async def read(self, source: Source) -> bytes:
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self.ask(source, answer.set_result, answer.cancelled)
+        return await answer
+
+    def ask(self, source: Source, then: Callable[[bytes], None], given_up: Callable[[], bool]) -> None:
+        """Call ``then`` with the source's bytes, once they have come."""
+        if source.path not in self._under_way:  # else this is the second time
+            self._under_way.add(source.path)
+            self.count += 1
+        key, part = map(int, source.path.split("/")[-2:])
+        answer = _Answer()
+        answer.nbytes = self._storage.part_bytes(key, part)
+
+        def end() -> None:
+            self._under_way.discard(source.path)
+            then(answer)
+
+        self._go_on(self._seconds(answer.nbytes), end, given_up)
+
+    def _go_on(self, seconds: Iterator[float], end: Callable[[], None], given_up: Callable[[], bool]) -> None:
+        if given_up():
+            return
+        step = next(seconds, None)
+        if step is None:
+            end()
+        else:
+            self._loop.call_later(step, self._go_on, seconds, end, given_up)
+
+    def _seconds(self, nbytes: int) -> Iterator[float]:
+        """How long each step of a request takes, from when it is asked for."""
+        storage = self._storage
+        yield self._at_work(storage.request_s / 2) + storage.wait_s(self._rng)
+        yield self._link.transfer_s(self._loop.time(), nbytes)
+        yield self._at_work(storage.request_s / 2 + nbytes * storage.byte_s)
+
+    def _at_work(self, seconds: float) -> float:
+        """The event loop asks for something, or takes what has come, once it is through with all before. Returns how
+        long that is from now."""
+        now = self._loop.time()
+        self._free_at = max(self._free_at, now) + seconds
+        return self._free_at - now
+
+
+class _Files:
+    """Reads of local files: like requests, but none is asked for twice. See LocalReads."""
+
+    def __init__(self, requests: _Requests, ended: Callable[[Ended], None]) -> None:
+        self._requests, self._ended, self._loop = requests, ended, asyncio.get_running_loop()
+        self._closed = False
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this next."""
+        begin = self._loop.time()
+
+        def end(answer: bytes) -> None:
+            self._ended((number, self._loop.time() - begin, number, len(answer), None))
+
+        self._requests.ask(source, end, lambda: self._closed)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._closed = True
+
+
+class VirtualStorage:
+    """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.intake.Reading``.
+
+    ``shards``: an epoch reads one sample in so many. ``link``: shared with others; else one of its own. To be closed.
     """
 
     def __init__(
@@ -141,38 +271,46 @@ class VirtualStorage:
         seed: int = 0,
         link: Link | None = None,
     ) -> None:
-        self._link = link or Link(storage.measured.bytes_per_s)
         self.ahead = -(-READ_AHEAD // batch)
-        self.reads: list[int] = []  # of each epoch that was begun
-        self._storage, self._orders, self._shards, self._rng = storage, orders, shards, Random(seed)
-        samples = len(storage.nbytes)
-        memory = None if tier is None else MemoryTier(tier.budget(storage), samples, decide=tier.decide)
-        self._service = Service(_NoBytes(), ReaderSettings.ahead_bytes, self._tell, memory)
-        self._service.pool = self
-        self._concurrency = Concurrency(64, 1024) if storage.measured.remote else Concurrency(16, 64)
-        self._hedging, self._telling = Hedging(), Telling()
-        self._queue: list[tuple[int, Source]] = []
-        self._began: dict[int, float] = {}  # requests under way, by number: since when
-        self._twice: set[int] = set()  # of these, asked for a second time
-        self._sizes: dict[int, int] = {}
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
-        self._now = self._loop_at = 0.0
-        self._timer = _NEVER
+        self._begun: list[int] = []  # requests before each epoch
+        self._storage, self._orders, self._shards = storage, orders, shards
+        memory = None if tier is None else MemoryTier(tier.budget(storage), len(storage.nbytes), decide=tier.decide)
+        blocks = _NoBytes()
+        self._service = Service(blocks, ReaderSettings.ahead_bytes, self._tell, memory)
+        self._time = VirtualTime()
+        self._time.run_until_complete(self._open(blocks, link or Link(storage.measured.bytes_per_s), seed))
+        self._telling = Telling()
+        self._timer: asyncio.TimerHandle | None = None
         self._told: list[int] = []
         self._order = order_of(orders, 0)
         self._at = 0
 
+    async def _open(self, blocks: Blocks, link: Link, seed: int) -> None:
+        self._requests = _Requests(self._storage, link, seed)
+        service, files = self._service, partial(_Files, self._requests)
+        self._pool = service.pool = ReaderPool(blocks, service.done, self._requests, service.behind, files=files)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._time.run_until_complete(self._pool.close())
+        self._time.close()
+
+    @property
+    def reads(self) -> list[int]:
+        """Requests of each epoch that was begun."""
+        return [after - before for before, after in pairwise([*self._begun, self._requests.count])]
+
     # --- what the loader says ----------------------------------------------------------------------------------
 
     def begin(self, now: float, epoch: int) -> None:
-        self._now = now
+        self._time.now = now
         self._order, self._at = order_of(self._orders, epoch), 0
-        self.reads.append(0)
+        self._begun.append(self._requests.count)
         self._service.begin(Begun(epoch, self._orders if self._shards > 1 else None, self._shards))
+        self._look()
 
     def want(self, now: float, place: int, serials: range) -> None:
-        self._now = now
+        self._time.now = now
         keys = self._order[self._at : self._at + len(serials)].tolist()
         self._at += len(serials)
         here, tickets = [], []
@@ -183,119 +321,48 @@ class VirtualStorage:
                 tickets.append((serial, key, self._keys(key)))
         self._service.want(serials.start, tickets)
         if here:
-            self._after(0.0, partial(self._are_there, here))
+            self._time.call_soon(self._are_there, here)
+        self._look()
+
+    def _keys(self, key: int) -> tuple[Key, ...]:
+        where = "sample:/" if self._storage.measured.remote else ""
+        return tuple(Source(f"{where}/{key}/{part}").key for part in range(self._storage.parts))
+
+    def release(self, now: float, serials: Iterable[int]) -> None:
+        self._time.now = now
+        self._service.release(serials)
+        self._tell_in(self._telling.look(self._service.there))
+        self._look()
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def next_at(self) -> float:
+        return self._time.now if self._told else self._time.next_at
+
+    def advance(self, until: float) -> Arrival | None:
+        if not self._told and self._time.next_at <= until and self._time.next_at < _NEVER:
+            self._time.run_until(until)
+        told, self._told = self._told, []
+        return Arrival(self._time.now, told) if told else None
+
+    def _look(self) -> None:
+        """Find out when something happens next."""
+        self._time.run_until(self._time.now)
 
     def _are_there(self, serials: list[int]) -> None:
         self._told += serials
-
-    def _keys(self, key: int) -> tuple[Key, ...]:
-        return tuple(Source(f"sample://{key}/{part}").key for part in range(self._storage.parts))
-
-    def release(self, now: float, serials: Iterable[int]) -> None:
-        self._now = now
-        self._service.release(serials)
-        self._tell_in(self._telling.look(self._service.there))
-
-    def next_at(self) -> float:
-        return min(self._events[0][0] if self._events else _NEVER, self._timer)
-
-    def advance(self, until: float) -> Arrival | None:
-        while not self._told:
-            at = self.next_at()
-            if at > until or at == _NEVER:
-                return None
-            self._now = at
-            if at == self._timer:
-                self._timer = _NEVER
-                self._are_there([serial for serial, _ in self._telling.take()])
-            else:
-                heappop(self._events)[2]()
-        told, self._told = self._told, []
-        return Arrival(self._now, told)
-
-    def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        heappush(self._events, (self._now + seconds, next(self._numbers), act))
+        self._time.next_at = self._time.now  # at the earliest
+        self._time.stop()
 
     def _tell(self, told: Told) -> None:
         self._tell_in(self._telling.add(told, self._service.there))
 
     def _tell_in(self, delay: float | None) -> None:
         if delay is not None:
-            self._timer = self._now + delay
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._time.call_later(delay, self._take)
 
-    # --- the pool ----------------------------------------------------------------------------------------------
-
-    def submit(self, number: int, source: Source) -> None:
-        """See ``sources.pool.Pool``."""
-        heappush(self._queue, (number, source))
-        self._start()
-
-    def cancel(self, number: int) -> None:
-        """Nothing is cancelled here: epochs are read to their end."""
-
-    def _start(self) -> None:
-        while self._queue and len(self._began) < self._concurrency.allowed(behind=self._service.behind()):
-            number, source = heappop(self._queue)
-            self._began[number] = self._now
-            self.reads[-1] += 1
-            key, part = map(int, source.path.removeprefix("sample://").split("/"))
-            self._sizes[number] = self._storage.part_bytes(key, part)
-            self._send(number)
-            self._watch(number)
-
-    def _send(self, number: int, *, second: bool = False) -> None:
-        wait_s = self._at_work(self._storage.request_s / 2) + self._storage.wait_s(self._rng)
-        self._after(wait_s, partial(self._transfer, number, second))
-
-    def _watch(self, number: int) -> None:
-        """Ask a second time for what takes too long, as attempts.py does for URLs; whoever answers first counts."""
-        patience = self._hedging.patience_s
-        if patience is not None and self._storage.measured.remote:
-            late = self._began[number] + patience - self._now
-            self._after(max(0.0, late), partial(self._takes_long, number))
-
-    def _takes_long(self, number: int) -> None:
-        if number in self._began:
-            self._hedging.overdue(number, self._began[number])
-            self._ask_again()
-
-    def _ask_again(self) -> None:
-        now = self._now + SLACK_S
-        at_its_limit = self._concurrency.at_its_limit
-        while (number := self._hedging.next(now, at_its_limit=at_its_limit)) is not None:
-            self._twice.add(number)
-            self._send(number, second=True)
-
-    def _at_work(self, seconds: float) -> float:
-        """The event loop asks for something, or takes what has come, once it is through with all before. Returns how
-        long that is from now."""
-        self._loop_at = max(self._loop_at, self._now) + seconds
-        return self._loop_at - self._now
-
-    def _transfer(self, number: int, second: bool) -> None:
-        if number in self._began:
-            seconds = self._link.transfer_s(self._now, self._sizes[number])
-            self._after(seconds, partial(self._arrived, number, second))
-
-    def _arrived(self, number: int, second: bool) -> None:
-        if number in self._began:
-            seconds = self._storage.request_s / 2 + self._sizes[number] * self._storage.byte_s
-            self._after(self._at_work(seconds), partial(self._ended, number, second))
-
-    def _ended(self, number: int, second: bool) -> None:
-        if number not in self._began:
-            return
-        if number in self._twice:
-            self._twice.discard(number)
-            self._hedging.hedged(won=second)
-        full = bool(self._queue) and len(self._began) >= self._concurrency.limit and self._service.behind()
-        seconds, size = self._now - self._began.pop(number), self._sizes.pop(number)
-        self._concurrency.finished(self._now, seconds, full=full)
-        patient = self._hedging.patience_s is not None
-        self._hedging.finished(number, seconds)
-        if not patient:  # it may be known by now
-            for each in self._began:
-                self._watch(each)
-        self._ask_again()
-        self._start()
-        self._service.done(number, number, size, None, seconds)
+    def _take(self) -> None:
+        self._timer = None
+        self._are_there([serial for serial, _ in self._telling.take()])

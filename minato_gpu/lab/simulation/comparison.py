@@ -21,7 +21,7 @@ import numpy as np
 from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
 from minato_gpu.lab.simulation.peers import PEERS, simulate_peer
 from minato_gpu.lab.simulation.scenarios import SCENARIOS, Scenario
-from minato_gpu.lab.simulation.virtual import VirtualLoader
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import JSON
 from minato_gpu.scheduling.policy import Policy

@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from minato_gpu.lab.analysis import questions
-from minato_gpu.lab.analysis.profile import Storage
+from minato_gpu.lab.analysis.predict import Predictor
+from minato_gpu.lab.analysis.profile import Profile, Storage
+from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from minato_gpu.lab.cli import main
 from tests.lab.analysis.conftest import a_profile
 
@@ -214,6 +216,11 @@ def test_what_the_profile_does_not_know_is_refused(tmp_path: Path, changes: dict
     path.write_text(json.dumps(asdict(a_profile(**changes))))
     done = CliRunner().invoke(main, ["whatif", str(path), "--latency-ms", "100"])
     assert done.exit_code == 1 and said in done.output
+
+
+def test_orders_of_more_samples_than_the_profile_knows_are_refused(profile: Profile) -> None:
+    with pytest.raises(ValueError, match="name sample 255, and the profile knows of 128"):
+        Predictor(profile, Shuffles(256, 1, 0))
 
 
 def test_a_profile_of_an_older_version_is_read(saved: Path) -> None:

@@ -14,10 +14,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from minato_gpu.lab.simulation.cores import ALONE, Cores
-from minato_gpu.lab.simulation.intake import VirtualIntake
-from minato_gpu.lab.simulation.progress import SampleProgress
-from minato_gpu.lab.simulation.reading import Reading
-from minato_gpu.lab.simulation.slots import ChunkRun, VirtualSlots
+from minato_gpu.lab.simulation.intake import Reading, VirtualIntake
+from minato_gpu.lab.simulation.virtual_lane import ChunkRun, SampleProgress, VirtualLane
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
@@ -58,13 +56,13 @@ class VirtualLoader:
         self._reading = reading
         self._intake = VirtualIntake(work, policy, reading, overlap=overlap, precise=precise)
         self._precise, self._complete_at = precise, -1.0
-        self._progress = SampleProgress(work)
+        self._samples = SampleProgress(work)
         self._cores, self._pace = cores, ALONE
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
         self._now = 0.0
-        self._lanes = {m.CPU: VirtualSlots(m.CPU)}
-        self._runs: dict[int, ChunkRun] = {}
+        self._lanes: dict[str, VirtualLane] = {}
+        self._cpu = self._lane(m.CPU)
         self._composed: dict[OutputBatch, m.Compose] = {}
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
@@ -74,6 +72,11 @@ class VirtualLoader:
         self._step_s = 0.0  # of the consumer's last step
         self._device_s = 0.0  # device work that the next step will feel
         self.made_on: dict[int, str] = {}  # which device prepared a sample, by serial; the others are the CPU's
+
+    def _lane(self, name: str) -> VirtualLane:
+        if name not in self._lanes:
+            self._lanes[name] = VirtualLane(name, self._work, self._samples, self._ends)
+        return self._lanes[name]
 
     def run(self) -> Outcome:
         """Simulate until every batch is delivered."""
@@ -104,13 +107,10 @@ class VirtualLoader:
         """What runs takes as long as the cores let it now."""
         if self._cores is None:
             return
-        running = {number: run for number, run in self._runs.items() if self._lanes[run.chunk.lane].kind == m.CPU}
         left = max(0.0, self._consumer_ready - self._now)
-        before, self._pace = self._pace, self._cores.pace(len(running), stepping=left > 0)
+        before, self._pace = self._pace, self._cores.pace(len(self._cpu.running), stepping=left > 0)
         if self._pace.worker != before.worker:
-            for number, run in running.items():
-                run.slow_down(self._now, self._pace.worker / before.worker)
-                self._push(run.ends[-1], "end", (number, run.version))
+            self._cpu.slow_down(self._now, self._pace.worker)
         if left and self._pace.consumer != before.consumer:
             longer = left * (self._pace.consumer / before.consumer - 1)
             self._step_s += longer
@@ -137,10 +137,9 @@ class VirtualLoader:
         self._now, _, kind, what = heappop(self._events)
         if kind == "open":
             assert isinstance(what, str)
-            lane = self._lanes.setdefault(what, VirtualSlots(m.CPU if what == m.CPU else m.DEVICE))
-            lane.free += 1
+            lane = self._lane(what)
             self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
-            self._start(lane)
+            lane.open(self._now)
         elif kind == "end":
             assert isinstance(what, tuple)
             self._end(*what)
@@ -159,24 +158,21 @@ class VirtualLoader:
                 return True
         return False
 
-    def _end(self, number: int, version: int) -> None:
-        run = self._runs.get(number)
-        if run is None or run.version != version:
+    def _ends(self, time: float, lane: VirtualLane, run: ChunkRun) -> None:
+        self._push(time, "end", (lane, run, run.version))
+
+    def _end(self, lane: VirtualLane, run: ChunkRun, version: int) -> None:
+        chunk, count = run.chunk, len(run.ends)
+        if run.version != version or lane.running.get(chunk.number) is not run:
             return
-        del self._runs[number]
-        lane = self._lanes[run.chunk.lane]
-        lane.free += 1
-        self._start(lane)
-        serials, spent = self._newly(run, len(run.ends))
+        lane.end(self._now, run)
+        serials, spent = self._newly(run, count)
         if lane.kind == m.DEVICE:
             self._device_s += spent
-            self.made_on.update(dict.fromkeys(serials, run.chunk.lane))
-        count = len(run.ends)
-        report = m.Finished(self._now + self._trip_s, number, count, spent, 1000 * len(serials))
-        stop = run.chunk.stop
-        if stop >= 0:
-            self._progress.came_to(run.serials(), stop)
-            handed = tuple((offset, stop) for offset in range(count))
+            self.made_on.update(dict.fromkeys(serials, chunk.lane))
+        report = m.Finished(self._now + self._trip_s, chunk.number, count, spent, 1000 * len(serials))
+        if chunk.stop >= 0:
+            handed = tuple((offset, chunk.stop) for offset in range(count))
             report = replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
         if self._trip_s:
             self._push(report.time, "report", report)
@@ -184,14 +180,10 @@ class VirtualLoader:
             self._tell(report)
 
     def _look(self, now: float) -> None:
-        """Report every unfinished chunk of several samples, as the shell does when ``wake_at`` comes."""
+        """Tell how far the unfinished chunks have come, as the shell does when ``wake_at`` comes."""
         self._now = now
-        for run in list(self._runs.values()):
-            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._work.cuts):
-                done = run.done(now)
-                since = now - (run.ends[done - 1] if done else run.begin)
-                if done < len(run.ends) and self._lanes[run.chunk.lane].kind == m.CPU:
-                    self._tell(m.Running(now, run.chunk.number, done, since))
+        for running in self._cpu.look(now):
+            self._tell(running)
         self._tell(m.Tick(now))
 
     def _listen(self) -> None:
@@ -200,8 +192,7 @@ class VirtualLoader:
         if awaited is None:
             return
         lo, hi = awaited.span
-        runs = (run for run in self._runs.values() if run.chunk.kind == "run" and run.chunk.stop < 0)
-        ends = [end for run in runs for end in run.ends_within(lo, hi)]
+        ends = [end for run in self._leases() for end in run.ends_within(lo, hi)]
         if len(ends) < awaited.need:
             return
         complete = sorted(ends)[awaited.need - 1] + self._trip_s
@@ -209,13 +200,18 @@ class VirtualLoader:
             self._complete_at = complete
             self._push(max(self._now, complete), "complete", complete)
 
+    def _leases(self) -> list[ChunkRun]:
+        """Chunks that are under way, and whose samples will then be ready."""
+        running = [run for lane in self._lanes.values() for run in lane.running.values()]
+        return [run for run in running if run.chunk.kind == "run" and run.chunk.stop < 0]
+
     def _take_awaited(self) -> None:
         """Report what is finished of leases that are under way."""
-        for number, run in list(self._runs.items()):
+        for run in self._leases():
             done = run.done(self._now)
-            if run.told < done < len(run.ends) and run.chunk.kind == "run" and run.chunk.stop < 0:
+            if run.told < done < len(run.ends) and run.chunk.stop < 0:
                 serials, seconds = self._newly(run, done)
-                self._tell(m.Finished(self._now, number, done, seconds, 1000 * len(serials), final=False))
+                self._tell(m.Finished(self._now, run.chunk.number, done, seconds, 1000 * len(serials), final=False))
 
     def _newly(self, run: ChunkRun, done: int) -> tuple[list[int], float]:
         """See ChunkRun: nobody reads their bytes any more."""
@@ -229,54 +225,14 @@ class VirtualLoader:
     def _tell(self, event: m.Event) -> None:
         for instruction in self.scheduler.handle(event):
             if isinstance(instruction, m.Dispatch):
-                lane = self._lanes[instruction.chunk.lane]
-                lane.queue.append(instruction.chunk)
-                self._start(lane)
+                self._lanes[instruction.chunk.lane].send(self._now, instruction.chunk)
             elif isinstance(instruction, m.Compose):
                 self._composed[instruction.order] = instruction
             elif isinstance(instruction, m.HandOver):
-                self._hand_over(instruction)
+                self._lanes[instruction.lane].hand_over(self._now, instruction.chunk, instruction.splits)
             else:
-                self._revoke(instruction)
-
-    def _start(self, lane: VirtualSlots) -> None:
-        while lane.free and lane.queue:
-            lane.free -= 1
-            chunk = lane.queue.popleft()
-            device = lane.kind == m.DEVICE
-            time = self._now + (self._work.device_run_s if device else 0.0)
-            ends = []
-            for lo, hi in chunk.spans:
-                for serial in range(lo, hi):
-                    time += self._progress.seconds(serial, device, chunk.stop) * (1.0 if device else self._pace.worker)
-                    ends.append(time)
-            self._runs[chunk.number] = ChunkRun(chunk, self._now, ends)
-            self._push(time, "end", (chunk.number, 0))
-
-    def _hand_over(self, instruction: m.HandOver) -> None:
-        """The sample stops at the next of the split points named, if there is one before its end."""
-        run = self._runs.get(instruction.chunk)
-        if run is None or len(run.ends) != 1:
-            return
-        serial = run.chunk.spans[0][0]
-        found = self._progress.next_stop(serial, instruction.splits, run.begin, self._now, run.ends[0])
-        if found is not None:
-            split, time = found
-            run.chunk = replace(run.chunk, stop=split)
-            run.ends = [time]
-            run.version += 1
-            self._push(time, "end", (instruction.chunk, run.version))
-
-    def _revoke(self, instruction: m.Revoke) -> None:
-        run = self._runs.get(instruction.chunk)
-        if run is None:
-            return
-        keep = max(instruction.keep, run.done(self._now) + 1)
-        if keep < len(run.ends):
-            del run.ends[keep:]
-            run.version += 1
-            self._push(run.ends[-1], "end", (instruction.chunk, run.version))
-            self._tell(m.Revoked(self._now, instruction.chunk, keep))
+                for revoked in self._lanes[instruction.lane].revoke(self._now, instruction.chunk, instruction.keep):
+                    self._tell(revoked)
 
     def _admit(self) -> None:
         """Let the sampler's next batches into the window, and have read what is drawn early."""

@@ -1,0 +1,183 @@
+"""The lanes of a simulated loader: slots that do chunks, and how far each sample has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from minato_gpu.lab.simulation.work import Work
+from minato_gpu.scheduling import messages as m
+
+
+class SampleProgress:
+    """The true costs of the samples, and the split point that each has come to (none: it has not begun).
+
+    For example, with a cut at stage 2 that takes 3 of a sample's 8 seconds on the CPU, ``seconds`` of the sample is 8,
+    or 3 as far as that cut; once it ``came_to`` the cut it is 5, or what the cut's rest takes on a device.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._cpu: list[float] = work.cpu.tolist()
+        self._device: list[float] = [] if work.device is None else work.device.tolist()
+        self._cuts: dict[int, tuple[list[float], list[float]]] = {
+            cut.split: (cut.cpu.tolist(), cut.device.tolist()) for cut in work.cuts
+        }
+        self._split: dict[int, int] = {}
+
+    def came_to(self, serials: Iterable[int], split: int) -> None:
+        """These samples wait at ``split`` for another lane."""
+        self._split.update(dict.fromkeys(serials, split))
+
+    def seconds(self, serial: int, device: bool, stop: int = -1) -> float:
+        """What the rest of the sample takes on a slot, on the CPU as far as split point ``stop`` (-1: to its end)."""
+        at = self._split.get(serial)
+        if device:
+            return self._device[serial] if at is None else self._cuts[at][1][serial]
+        upto = self._cpu[serial] if stop < 0 else self._cuts[stop][0][serial]
+        return upto if at is None else upto - self._cuts[at][0][serial]
+
+    def next_stop(
+        self, serial: int, splits: Iterable[int], begin: float, now: float, end: float
+    ) -> tuple[int, float] | None:
+        """Of ``splits`` the first that the sample comes to, at ``now`` or later and before ``end``, and when.
+
+        The sample has run on the CPU since ``begin``.
+        """
+        at = self._split.get(serial, -1)
+        if at >= 0:
+            begin -= self._cuts[at][0][serial]
+        for split in splits:
+            time = begin + self._cuts[split][0][serial]
+            if split > at and now <= time < end:
+                return split, time
+        return None
+
+
+class ChunkRun:
+    """A chunk on its slot: ``ends`` are the times at which its samples become ready, ``told`` how many were told."""
+
+    __slots__ = ("_serials", "begin", "chunk", "ends", "told", "version")
+
+    def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
+        self.chunk = chunk
+        self.begin = begin
+        self.ends = ends
+        self.told = 0
+        self.version = 0
+        self._serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
+
+    def done(self, now: float) -> int:
+        """How many samples are ready by now."""
+        return sum(end <= now for end in self.ends)
+
+    def newly(self, done: int) -> tuple[list[int], float]:
+        """The samples that are told with this report, and the seconds that they took."""
+        since = self.ends[self.told - 1] if self.told else self.begin
+        serials, seconds = self.serials()[self.told : done], self.ends[done - 1] - since
+        self.told = done
+        return serials, seconds
+
+    def serials(self) -> list[int]:
+        """Of its samples, but for those that were taken back."""
+        return self._serials[: len(self.ends)]
+
+    def ends_within(self, first: int, stop: int) -> list[float]:
+        """When those of its samples become ready that lie there and were not told."""
+        if all(hi <= first or lo >= stop for lo, hi in self.chunk.spans):
+            return []
+        untold = zip(self._serials[self.told :], self.ends[self.told :], strict=False)
+        return [end for serial, end in untold if first <= serial < stop]
+
+
+class VirtualLane:
+    """Slots of one kind, which do chunks in the order in which these were sent. It takes the commands of a lane
+    (lanes/contract.py), and is told the time with each; what it answers are events for the scheduler.
+
+    ``running``: chunks on a slot, by number. ``ends`` is called with the time at which one of them will end, which is
+    true as long as its ``version`` stays.
+    """
+
+    def __init__(
+        self, name: str, work: Work, samples: SampleProgress, ends: Callable[[float, VirtualLane, ChunkRun], None]
+    ) -> None:
+        self.kind = m.CPU if name == m.CPU else m.DEVICE
+        self.running: dict[int, ChunkRun] = {}
+        self._samples, self._ends = samples, ends
+        self._run_s = work.device_run_s if self.kind == m.DEVICE else 0.0
+        self._shows_one = bool(work.cuts)  # of a chunk of one sample, too, how far it has come
+        self._free = 0  # slots
+        self._queue: deque[m.Chunk] = deque()
+        self._slower = 1.0  # times as long as on a core of one's own
+
+    def open(self, now: float) -> None:
+        """One more slot is ready."""
+        self._free += 1
+        self._start(now)
+
+    def send(self, now: float, chunk: m.Chunk) -> None:
+        """A chunk waits for a slot."""
+        self._queue.append(chunk)
+        self._start(now)
+
+    def _start(self, now: float) -> None:
+        while self._free and self._queue:
+            self._free -= 1
+            chunk = self._queue.popleft()
+            device, time, ends = self.kind == m.DEVICE, now + self._run_s, []
+            for lo, hi in chunk.spans:
+                for serial in range(lo, hi):
+                    time += self._samples.seconds(serial, device, chunk.stop) * self._slower
+                    ends.append(time)
+            run = self.running[chunk.number] = ChunkRun(chunk, now, ends)
+            self._ends(time, self, run)
+
+    def end(self, now: float, run: ChunkRun) -> None:
+        """A chunk is through: its slot takes the next one."""
+        del self.running[run.chunk.number]
+        if run.chunk.stop >= 0:
+            self._samples.came_to(run.serials(), run.chunk.stop)
+        self.open(now)
+
+    def hand_over(self, now: float, number: int, splits: Sequence[int]) -> None:
+        """The chunk's one sample stops at the next of the split points, if there is one before its end."""
+        run = self.running.get(number)
+        if run is None or len(run.ends) != 1:
+            return
+        serial = run.chunk.spans[0][0]
+        found = self._samples.next_stop(serial, splits, run.begin, now, run.ends[0])
+        if found is not None:
+            split, time = found
+            run.chunk = replace(run.chunk, stop=split)
+            run.ends = [time]
+            self._changed(run)
+
+    def revoke(self, now: float, number: int, keep: int) -> Iterator[m.Revoked]:
+        """No sample of the chunk from number ``keep`` on is begun."""
+        run = self.running.get(number)
+        if run is None:
+            return
+        keep = max(keep, run.done(now) + 1)
+        if keep < len(run.ends):
+            del run.ends[keep:]
+            self._changed(run)
+            yield m.Revoked(now, number, keep)
+
+    def look(self, now: float) -> Iterator[m.Running]:
+        """How far the unfinished chunks of several samples have come; a device does not show it."""
+        for run in list(self.running.values()) if self.kind == m.CPU else ():
+            if run.chunk.kind == "run" and (len(run.ends) > 1 or self._shows_one):
+                done = run.done(now)
+                if done < len(run.ends):
+                    yield m.Running(now, run.chunk.number, done, now - (run.ends[done - 1] if done else run.begin))
+
+    def slow_down(self, now: float, slower: float) -> None:
+        """From now on everything takes so many times as long as on a core of one's own."""
+        times, self._slower = slower / self._slower, slower
+        for run in self.running.values():
+            run.ends = [end if end <= now else now + times * (end - now) for end in run.ends]
+            self._changed(run)
+
+    def _changed(self, run: ChunkRun) -> None:
+        run.version += 1
+        self._ends(run.ends[-1], self, run)
