@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from minato_gpu import DataLoader
+from minato_gpu.engine import engine
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -33,14 +34,19 @@ class Counted:
 
 
 class FirstWaits:
-    """The first sample is held up until ``later`` others are prepared; each has ``nbytes``."""
+    """The first sample is held up until ``later`` others are prepared; each has ``nbytes``.
+
+    ``begin``: when any of them may be.
+    """
 
     def __init__(self, later: int, nbytes: int = 8) -> None:
         self._later, self._nbytes = later, nbytes
         self.prepared = 0
+        self.begin: Callable[[], object] = lambda: True
         self._lock = threading.Lock()
 
     def __getitem__(self, key: int) -> Any:
+        assert wait_until(self.begin)
         if key == 0:
             assert wait_until(lambda: self.prepared >= self._later)
         with self._lock:
@@ -52,14 +58,20 @@ def loader(dataset: FirstWaits, sampler: Counted, **more: Any) -> DataLoader[Any
     return DataLoader(dataset, 4, sampler=sampler, num_workers=2, worker_kind="thread", **more)  # type: ignore[arg-type]
 
 
-def test_others_are_prepared_while_a_slow_sample_holds_the_window_up() -> None:
+def test_others_are_prepared_while_a_slow_sample_holds_the_window_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LOOK_S", 0.0)
     dataset, sampler = FirstWaits(_LATER), Counted()
-    one = loader(dataset, sampler)
-    assert [int(row[0]) for batch in one for row in batch] == list(range(64))
+    one = loader(dataset, sampler, persistent_workers=True)
+    dataset.begin = lambda: one._session.engine is not None and one._session.engine.pump.run.arrivals is not None
+    iterator = iter(one)
+    first = next(iterator)
+    dataset.begin = lambda: True
+    assert [int(row[0]) for batch in (first, *iterator) for row in batch] == list(range(64))
     window, wait = one.stats()["window"], one.stats()["longest_waits"][0]
     assert 4 < window["longest"] <= window["most"] == 32 and window["limit_bytes"] == 64 << 20
     assert (wait["batch"], wait["key"], wait["lane"]) == (0, 0, "cpu")
-    assert "slow sample" in wait["causes"] and sum(wait["causes"].values()) == pytest.approx(wait["seconds"])
+    assert [*wait["causes"]][:2] == ["preparation", "slow sample"]
+    assert sum(wait["causes"].values()) == pytest.approx(wait["seconds"])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_wait_is_counted_once_and_told_in_its_parts() -> None:
 
 def test_the_sample_that_came_last_is_of_the_batch() -> None:
     """Keys are a thousand more than tickets; what came into the window during the wait is not known."""
-    places = [Record(0, TicketId(first), [], range(1000 + first, 1010 + first), None) for first in (10, 20)]
+    places = [Record(0, TicketId(first), [], [*range(1000 + first, 1010 + first)], None) for first in (10, 20)]
     wait = Wait(0.0, "preparation", places)
     wait.arrivals.extend(
         [("cpu", 0, spans((10, 14))), ("far", 1, spans((17, 23))), ("cpu", 0, spans((23, 25), (30, 31)))]
