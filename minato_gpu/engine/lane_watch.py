@@ -28,6 +28,10 @@ class LaneWatch:
         assert self._epoll is not None
         return self._epoll.fileno()
 
+    def spoke(self) -> bool:
+        """Whether any of them has something to tell; those are not watched any more."""
+        return self._epoll is not None and bool(self._epoll.poll(0))
+
     def arm(self, names: Iterable[str] | None = None) -> None:
         """Watch them again, or only those of the lanes ``names``; what has come meanwhile is noticed at once."""
         if self._epoll is None:
