@@ -18,6 +18,7 @@ class LaneWatch:
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
         self._lanes = [lane for lane in lanes if not lane.rings]
+        self.any = bool(self._lanes)  # read where a call would count
         self._epoll = select.epoll() if self._lanes else None
 
     def __bool__(self) -> bool:
