@@ -7,7 +7,6 @@ and what lanes are still at is abandoned (abandoned.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import cast
 
@@ -221,7 +220,7 @@ class Run:
             if self.streams is not None:
                 self.streams.advance(ticket, worker, state, item)
             if item is not None:
-                items.append(replace(item, collated=True) if isinstance(item, Blob) else item)
+                items.append(Blob(item.worker, item.blocks, True) if isinstance(item, Blob) else item)
         end = TicketId(lo + len(items))
         self._assembly.taken(((end, hi),))
         return report._replace(items=items), (((lo, end),) if items else ())
