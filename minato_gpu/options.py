@@ -15,6 +15,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
+from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.notices import say_once
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
@@ -36,7 +37,7 @@ class Options:
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
     out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be
-    had, if they are.
+    had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int
@@ -48,6 +49,7 @@ class Options:
     cache: CacheOptions
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
+    more_lanes: tuple[LaneSource, ...] = ()
 
     @property
     def device(self) -> torch.device:

@@ -51,7 +51,6 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import ATTENTION, PUMP
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
@@ -83,7 +82,6 @@ class DeviceLane(Lane):
         name: str = "device",
     ) -> None:
         self.name = name
-        self._links = links
         self._device = device
         self._cuts = pipeline.cuts
         self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
@@ -303,8 +301,6 @@ class DeviceLane(Lane):
     def _tell(self, message: Message) -> None:
         self._told.append(message)
         os.eventfd_write(self._arrived, 1)
-        if self._links.board.words[ATTENTION] == PUMP:
-            os.eventfd_write(self._links.wake, 1)
 
     def offers(self, split: int) -> bool:
         """Whether samples that come cut at ``split`` find everything built."""

@@ -18,13 +18,14 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.device.accelerator import Accelerator, enter_same
+from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import IN_FLIGHT, DeviceLane
 from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
+from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
 from minato_gpu.estimates.cuts import CutEstimator, part_names
@@ -32,9 +33,8 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
-from minato_gpu.lanes.process_lane import ProcessLane, start_method
+from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import Arena
@@ -104,7 +104,7 @@ class Plan:
     @property
     def window(self) -> int:
         """Batches admitted and not delivered: of several devices each has at least as many as it has micro-batches."""
-        window: int = self.prefetch * self.workers
+        window: int = self.prefetch * (self.workers + sum(source.slots for source in self.options.more_lanes))
         return window if self.devices == 1 else max(window, _HELD * self.devices)
 
     @property
@@ -296,8 +296,10 @@ def build_engine(
         reads = plan.read_ahead(links, kept)
         if reads is not None:
             undo.callback(reads.close)
-        lanes, loading = _open_lanes(plan, job, links, undo)
-        engine = _engine(plan, links, lanes, loading, reads)
+        names = plan.policy.device_lanes
+        site = Site(loader, options, job, links, plan.replaceable, names, plan.loading, plan.device_lane)
+        lanes = site.open_lanes(undo)
+        engine = _engine(plan, links, lanes, site.loading, reads)
         undo.pop_all()
     _close_at_exit(engine)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
@@ -318,34 +320,6 @@ def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
         if not options.threads:
             told += f". Each of the num_workers={loader.num_workers} worker processes takes some seven"
         raise OSError(error.errno, told) from error
-
-
-def _open_lanes(
-    plan: Plan, job: Job, links: WorkerChannels, undo: contextlib.ExitStack
-) -> tuple[dict[str, Lane], Loading | None]:
-    """The lanes by name, and the way to devices; ``undo`` is told how to close what is open."""
-    loader, options = plan.loader, plan.options
-    lanes: dict[str, Lane] = {}
-    loading: Loading | None = None
-    if not options.threads:
-        lanes[m.CPU] = ProcessLane(links, job, loader.multiprocessing_context, replaceable=plan.replaceable)
-        undo.callback(lanes[m.CPU].close, 0.0)
-    if options.device.type == "cuda":  # after the fork of what makes the workers
-        loading = plan.loading(links)
-        undo.callback(loading.close)
-    if options.threads:
-        enter = enter_same() if loading is None else loading.transfers[0].accelerator.enter
-        lanes[m.CPU] = ThreadLane(links, job, enter)
-        undo.callback(lanes[m.CPU].close, 0.0)
-    if "device" in options.lanes:
-        devices: list[DeviceLane] = []
-        for number, name in enumerate(plan.policy.device_lanes):
-            devices.append(plan.device_lane(links, None if loading is None else loading.transfers[number], name))
-            lanes[name] = devices[-1]
-            undo.callback(lanes[name].close, 0.0)
-        for each in devices:
-            each.await_graphs()
-    return lanes, loading
 
 
 def _close_at_exit(engine: Engine) -> None:

@@ -46,16 +46,16 @@ class Deaths:
         self._stages = stages
         self._at: Counter[Hashable] = Counter()
         self._singly: set[TicketId] = set()
-        self._unborn: Counter[int] = Counter()
+        self._unborn: Counter[tuple[str, int]] = Counter()  # by lane and worker
 
     def begin_run(self) -> None:
         """Tickets are numbered anew."""
         self._at.clear()
         self._singly.clear()
 
-    def check_start(self, exit_: Exit, claim: Claim) -> None:
-        """Raises WorkerDied where no worker gets as far as taking a task."""
-        number = exit_.number
+    def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
+        """Raises WorkerDied where no worker in this one's place gets as far as taking a task."""
+        number = lane, exit_.number
         self._unborn[number] = 0 if claim.chunk >= 0 else self._unborn[number] + 1
         if self._unborn[number] >= STARTS:
             raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
@@ -90,13 +90,15 @@ class Deaths:
             first = at - (serial - record.first)
             if not self._again(("batch", record.first)):
                 return nothing
-            origin = Origin(record.epoch, record.positions[0], record.keys[0], "collate", "cpu")
+            origin = Origin(record.epoch, record.positions[0], record.keys[0], "collate", chunk.lane)
             return Verdict((first, at + 1), [self._failure(exit_, origin, True), *[None] * (at - first)])
         if not self._again(serial):
             return nothing
-        return Verdict((at, at + 1), [self._of_sample(exit_, claim, serial, assembly)])
+        return Verdict((at, at + 1), [self._of_sample(exit_, claim, chunk.lane, serial, assembly)])
 
-    def judge_job(self, exit_: Exit, claim: Claim, spans: tuple[TicketSpan, ...], assembly: Assembly) -> Failure | None:
+    def judge_job(
+        self, exit_: Exit, claim: Claim, lane: str, spans: tuple[TicketSpan, ...], assembly: Assembly
+    ) -> Failure | None:
         """What is given up, the batch or a sample of it (not ``collated``), or None: it is to be tried again."""
         if not claim.started and not claim.stage:
             self._check_loop(exit_, spans)
@@ -105,14 +107,14 @@ class Deaths:
         if not collated:
             serial = cut(spans, claim.started - 1, claim.started)[0][0]
         again = self._again(("batch", serial) if collated else serial)
-        return self._of_sample(exit_, claim, serial, assembly, collated=collated) if again else None
+        return self._of_sample(exit_, claim, lane, serial, assembly, collated=collated) if again else None
 
-    def judge_pad(self, exit_: Exit, claim: Claim, pad: Task) -> Failure | None:
+    def judge_pad(self, exit_: Exit, claim: Claim, lane: str, pad: Task) -> Failure | None:
         """The same for a batch of one sample that is repeated."""
         piece = pad.pieces[0]
         if claim.chunk < 0 or not self._again(("pad", piece.position_of(0))):
             return None
-        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), "cpu")
+        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), lane)
         return self._failure(exit_, origin, True)
 
     def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
@@ -129,12 +131,12 @@ class Deaths:
         return self._at[what] >= MOST
 
     def _of_sample(
-        self, exit_: Exit, claim: Claim, serial: TicketId, assembly: Assembly, *, collated: bool = False
+        self, exit_: Exit, claim: Claim, lane: str, serial: TicketId, assembly: Assembly, *, collated: bool = False
     ) -> Failure:
         record = assembly.window.at(serial)
         at = serial - record.first
         place = record.epoch, record.positions[at], record.keys[at]
-        origin = Origin(*place, self.stage(claim), "cpu", assembly.samples.path(serial))
+        origin = Origin(*place, self.stage(claim), lane, assembly.samples.path(serial))
         return self._failure(exit_, origin, collated)
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:

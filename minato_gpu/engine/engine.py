@@ -17,6 +17,7 @@ from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover, ItemRun
+from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
@@ -48,7 +49,8 @@ class Engine(Batches):
         self.assembly = parts.assembly
         self.epochs = Epochs(pump, parts)
         replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
-        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog)
+        self._own_fds = LaneWatch(pump.lanes.values())  # of lanes without the workers' bell, for the pump thread
+        self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
         self._items = ItemRun(parts.batch)
         self._handover = Handover(parts, self._items)
         self._timeout = parts.timeout
@@ -58,7 +60,11 @@ class Engine(Batches):
         self.closed = False  # it has ended
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
-        lanes = (fd for lane in pump.lanes.values() for fd in (*lane.fds(), *lane.fault_fds()))
+        self._consumer_fds = LaneWatch(pump.lanes.values())
+        if self._consumer_fds:
+            self._poll.register(self._consumer_fds.fileno(), select.POLLIN)
+        rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
+        lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
         for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
             self._poll.register(fd, select.POLLIN)
@@ -237,7 +243,8 @@ class Engine(Batches):
     def _count_workers(self, count: WorkerCount, delivered: int) -> None:
         """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
         if count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
-            self.pump.lanes[m.CPU].resize(count.workers)
+            for lane in self.pump.lanes.values():
+                lane.resize(count.workers)
             self.log.workers["at_work"] = count.workers
 
     def _listen(self, listener: int = CONSUMER) -> None:
@@ -264,6 +271,7 @@ class Engine(Batches):
         if not self.pump.faults:
             if self.pump.listen():
                 return
+            self._consumer_fds.arm()
             ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
             if any(fd in self._minder.exit_fds for fd, _ in ready):
                 self._pump()
@@ -314,7 +322,7 @@ class Engine(Batches):
         if watch:
             self._minder.keep_watch(self.log)
             self._attention()
-        if self.epochs.due or self._links.board.words[ATTENTION]:
+        if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard:
             self._settle()
             self._pump()
             look_at = self._look_at()
@@ -327,12 +335,14 @@ class Engine(Batches):
         words = self._links.board.words
         if not self.pump.needs_attention:
             words[ATTENTION] = NOBODY
+            self._own_fds.arm(self.pump.loading)
             return
         self.pump.sleep()
         if words[ATTENTION] != PUMP:
             words[ATTENTION] = PUMP
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag
+        self._own_fds.arm()
 
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""
@@ -362,6 +372,8 @@ class Engine(Batches):
             self.closed = True
             os.eventfd_write(self._links.wake, 1)
         self._thread.join()
+        self._own_fds.close()
+        self._consumer_fds.close()
         self.on_close()
         if self.pump.recorder is not None:
             self.pump.recorder.close()

@@ -61,18 +61,24 @@ class Jobs:
             log.repeated += len(task.items)
             lane.send(task._replace(items=None))
 
+    def given_back(self, order: OutputBatch) -> None:
+        """The lane has not begun the job: another worker is to do it."""
+        if order not in self._pads:
+            self.need(order)
+
     def joined(self, order: OutputBatch, item: Item) -> None:
         """A worker is through with the job."""
         self._pads.pop(order, None)
         self._assembly.joined(order, item)
 
-    def lost(self, order: OutputBatch, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
+    def lost(self, chunk: m.Chunk, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
         """A worker died at the job; returns whether another is to try it."""
+        order, lane = chunk.order, chunk.lane
         spans, pad = self._assembly.spans(order), self._pads.get(order)
         if pad is None:
-            failed = self._deaths.judge_job(exit_, claim, spans, self._assembly)
+            failed = self._deaths.judge_job(exit_, claim, lane, spans, self._assembly)
         else:
-            failed = self._deaths.judge_pad(exit_, claim, pad)
+            failed = self._deaths.judge_pad(exit_, claim, lane, pad)
         again = failed is None
         if failed is not None and failed.collated:
             self._assembly.joined(order, failed)

@@ -38,7 +38,7 @@ class Pump:
         self._parts = parts
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
         self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
-        self._loading = set(self.lanes)  # those that have yet to tell whether they can begin
+        self.loading = set(self.lanes)  # those that have yet to tell whether they can begin
         self._broken: dict[str, c.Broken] = {}
         self._awaited: m.Awaited | None = None
         self._abandoned = AbandonedRuns(parts.links.completions)
@@ -79,12 +79,12 @@ class Pump:
     def _open(self, lane: Lane, slots: int) -> None:
         if self.run.number:
             known = self._known.get(lane.name)
-            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known))
+            self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known, lane.on_host))
 
     def check_lanes(self) -> None:
         """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""
         for name, broken in self._broken.items():
-            what = "cannot be opened" if name in self._loading else "has broken down"
+            what = "cannot be opened" if name in self.loading else "has broken down"
             raise RuntimeError(f"the {name} lane {what}: {broken.error!r}") from broken.error
 
     @property
@@ -93,7 +93,7 @@ class Pump:
         needs_jobs = self.assembly.needs_jobs and not self._parts.streams
         follows = needs_jobs or self.assembly.loading is not None
         comes = self.reads is not None and self.reads.pending
-        return self.run.scheduler.pending or comes or bool(self._loading) or (follows and bool(self.run.sent))
+        return self.run.scheduler.pending or comes or (follows and bool(self.run.sent))
 
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
@@ -128,15 +128,14 @@ class Pump:
             case c.Progress():
                 self._progress(lane, message.at_work)
             case c.Recalled():
-                for task in message.tasks:
-                    self._abandoned.through(*task)
+                self._recalled(message.tasks)
             case c.Opened():
-                if lane.name in self._loading:
-                    self._loading.discard(lane.name)
+                if lane.name in self.loading:
+                    self.loading.discard(lane.name)
                     self.on_open()
                 self._change(lane, message.slots)
             case c.Retired():
-                self._loading.discard(lane.name)
+                self.loading.discard(lane.name)
                 self._offered(lane, None)
                 if slots := self._slots[lane.name]:
                     self._change(lane, -slots)
@@ -146,6 +145,13 @@ class Pump:
                 self._broken[lane.name] = message
             case c.Exit():
                 self.faults.append((lane, message))
+
+    def _recalled(self, tasks: Iterable[c.Number]) -> None:
+        for run, chunk in tasks:
+            if run == self.run.number:
+                self.run.recalled(chunk)
+            else:
+                self._abandoned.through(run, chunk)
 
     def _change(self, lane: Lane, slots: int) -> None:
         """The lane has so many more slots, or fewer."""
@@ -245,8 +251,9 @@ class Pump:
         self._abandoned.through(claim.run, claim.chunk)
         log.died(hung=bool(exit_.hung))
         self.run.lost(lane, exit_, log)
-        self.deaths.check_start(exit_, claim)
-        lane.replace(exit_.number, sorted({*self.assembly.settle_with(exit_.number)}))
+        self.deaths.check_start(lane.name, exit_, claim)
+        owner = lane.owner_of(exit_.number)
+        lane.replace(exit_.number, () if owner is None else sorted({*self.assembly.settle_with(owner)}))
         log.workers["replaced"] += 1
 
     # --- what runs ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ and what lanes are still at is abandoned (abandoned.py).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
@@ -55,7 +56,8 @@ class Run:
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
         self.awaits_answer = False  # something was revoked
-        self._ended: dict[int, int] = {}  # by worker: its last chunk that has ended, where chunks have a credit
+        # by lane and worker: its last chunk that has ended, where chunks have a credit
+        self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
         self._reads = parts.reads
@@ -125,7 +127,7 @@ class Run:
         if chunk.kind == "next":
             lane.send(self._begun(task, chunk.worker), chunk.worker)
             return
-        ended = self._ended.copy() if chunk.credit else None
+        ended = self._ended[lane.name].copy() if chunk.credit else None
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
@@ -158,7 +160,7 @@ class Run:
         if report.final:
             del self.sent[report.chunk]
             if chunk.credit:
-                self._ended[report.worker] = report.chunk
+                self._ended[lane.name][report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
         if chunk.kind == "next":
             report, spans = self._advance(report, chunk.worker, spans[0])
@@ -166,12 +168,13 @@ class Run:
             if self._parts.items:
                 self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
-        if self._estimates is not None:
-            observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
+        self._observe(lane, chunk, spans, report)
         if chunk.kind == "run":
             self._finished(report, spans)
         elif chunk.kind == "next":
             self._finished(report, spans, report.done - report.first - m.count(spans))
+        elif not report.done:
+            self._give_back(sent)
         elif chunk.kind == "collate":
             assert report.items is not None
             self._jobs.joined(chunk.order, report.items[0])
@@ -181,6 +184,23 @@ class Run:
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self._release(spans)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
+
+    def _observe(self, lane: Lane, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
+        if self._estimates is None:
+            return
+        if lane.on_host:
+            observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
+        elif chunk.kind == "run":  # its times are those of other cores
+            self._estimates.not_measured(spans)
+
+    def recalled(self, chunk: int) -> None:
+        """The lane gives back a chunk, of which it has done no more than it has reported."""
+        self._give_back(self.sent.pop(chunk))
+
+    def _give_back(self, sent: Sent) -> None:
+        if sent.chunk.kind == "collate":
+            self._jobs.given_back(sent.chunk.order)
+        self.handle(m.Finished(perf_counter(), sent.chunk.number, sent.done, 0.0))
 
     def _log(
         self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
@@ -248,7 +268,7 @@ class Run:
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
-            if self._jobs.lost(sent.chunk.order, exit_, claim, log):
+            if self._jobs.lost(sent.chunk, exit_, claim, log):
                 self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
             else:
                 self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))

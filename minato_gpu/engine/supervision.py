@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from time import perf_counter
 
+from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.processes import WorkerDied
@@ -14,10 +15,13 @@ from minato_gpu.threads import await_event
 
 
 class WorkerSupervisor:
-    """``replaces``: a worker that dies is replaced, else it is an error; ``watchdog``: notices what hangs."""
+    """``replaces``: a worker that dies is replaced, else it is an error; ``watchdog``: notices what hangs; ``lanes``:
+    those that ring no bell, for the pump thread, which ``heard`` one of them the last time that it waited."""
 
-    def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None) -> None:
+    def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None, lanes: LaneWatch) -> None:
         self._pump = pump
+        self._lanes = lanes
+        self.heard = False
         self._replaces = replaces
         self._watchdog = watchdog
         self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
@@ -26,7 +30,7 @@ class WorkerSupervisor:
     @property
     def watches(self) -> bool:
         """Whether there is something to do while the consumer is away."""
-        return self._replaces or self._watchdog is not None
+        return self._replaces or self._watchdog is not None or bool(self._lanes)
 
     def raise_broken(self) -> None:
         """Raise what was found while the consumer was away: now it must wait."""
@@ -39,17 +43,20 @@ class WorkerSupervisor:
         return None if self._watchdog is None else self._watchdog.next_look(now)
 
     def wait(self, wake: int, until: float | None = None) -> bool:
-        """Until ``wake`` is readable, that time has come, a worker has ended, or one may have hung; whether to
-        ``keep_watch``."""
+        """Until ``wake`` is readable, that time has come, a lane tells something, a worker has ended, or one may have
+        hung; whether to ``keep_watch``."""
         poll = select.poll()
         for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
             poll.register(fd, select.POLLIN)
+        if self._lanes:
+            poll.register(self._lanes, select.POLLIN)
         now = perf_counter()
         looks = (until, self.next_look(now) if self.broken is None else None)
         wait = min((1e3 * max(0.0, look - now) for look in looks if look is not None), default=None)
         ready = [fd for fd, _ in poll.poll(wait)]
         if wake in ready:
             await_event(wake)
+        self.heard = bool(self._lanes) and self._lanes.fileno() in ready
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:

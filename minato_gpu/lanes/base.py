@@ -56,6 +56,11 @@ class Piece(NamedTuple):
         """Place of ticket ``at`` in the sampler's order."""
         return Position(self.position + at) if self.positions is None else self.positions[at]
 
+    def elsewhere(self) -> Piece:
+        """What is to be done, without what this host has for it: rows and marks, host reads, bytes that were read."""
+        joins = self.whole and self.slab < 0  # else this host wants rows
+        return self._replace(slab=-1, rows=0, row=0, whole=joins, sources=None, marks=-1, fetched=None)
+
 
 class Task(NamedTuple):
     """One chunk. ``run`` tells loader runs apart, ``seed`` is the epoch's base seed, ``layout`` a pickled Layout.
@@ -67,8 +72,8 @@ class Task(NamedTuple):
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
-    ``ended``: where there is one, by worker the last chunk that had ended when this one was dispatched: what a worker
-    has prepared beyond the credits of later ones is taken off this one's.
+    ``ended``: where there is one, by worker of the lane the last chunk that had ended when this one was dispatched:
+    what a worker has prepared beyond the credits of later ones is taken off this one's.
     """
 
     run: int
@@ -86,6 +91,10 @@ class Task(NamedTuple):
     credit: int = 0
     samples: int = 0
     ended: dict[int, int] | None = None
+
+    def elsewhere(self) -> Task:
+        """The task for a lane that does not share this host's memory, and puts what comes of it where this one says."""
+        return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces))
 
 
 class Report(NamedTuple):

@@ -18,14 +18,18 @@ What a lane promises:
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minato_gpu import children
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.memory import shm_limits
 from minato_gpu.memory.status_board import Claim
+
+if TYPE_CHECKING:
+    from minato_gpu.lanes.produce import Job
+    from minato_gpu.lanes.worker_channels import WorkerChannels
 
 Number = tuple[int, int]
 """Run and chunk of a task."""
@@ -77,7 +81,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Nobody will begin these tasks, of which nothing was done."""
+    """Nobody will begin these tasks, of which nothing was done; the lane was asked for them, or cannot do them."""
 
     tasks: tuple[Number, ...]
 
@@ -151,7 +155,9 @@ class Lane(Protocol):
     ``kind``: what its work costs is known by: ``CPU`` or ``DEVICE``, see scheduling/messages.py. ``slots``: how many
     workers it has where none is missing. ``can_kill``: a worker that hangs can be ended, and one that has ended be
     replaced. ``shows_progress``: the samples of a task are done one by one, so that those behind a slow one can be
-    taken back. ``advice``: why a worker that hangs is not replaced, in a sentence.
+    taken back. ``advice``: why a worker that hangs is not replaced, in a sentence. ``on_host``: its workers share this
+    host's memory and cores, so that CPU workers are sent host reads and batches to join, too. ``rings``: it rings the
+    bell of ``WorkerChannels``, so that the pump thread need not watch its ``fds``.
     """
 
     name: str
@@ -160,6 +166,8 @@ class Lane(Protocol):
     can_kill: bool
     shows_progress: bool
     advice: str
+    on_host: bool = True
+    rings: bool = False
 
     def resize(self, slots: int) -> None:
         """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
@@ -199,10 +207,11 @@ class Lane(Protocol):
         return
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive."""
+        """Descriptors that become readable when there may be something to receive; asked for whenever somebody is about
+        to wait, so that they may change between two calls of ``receive``, unless the lane ``rings``."""
 
     def fault_fds(self) -> list[int]:
-        """Those that become readable when a worker has ended, or a replacement has started."""
+        """Others, which never change, that become readable when a worker has ended, or a replacement has started."""
         return []
 
     # --- faults ---
@@ -211,6 +220,11 @@ class Lane(Protocol):
         """Start another worker in the place of one that has ended; answered by ``Opened`` or by an ``Exit`` that is
         ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
         return
+
+    def owner_of(self, worker: int) -> int | None:
+        """The owner of what this worker lays down in this host's memory (``Blob.worker``); None where it has none that
+        ends with it. Workers are numbered lane by lane, owners over all lanes."""
+        return None
 
     def kill(self, worker: int, hung: str) -> None:
         """End a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""
@@ -235,3 +249,12 @@ class Lane(Protocol):
 
     def close(self, timeout: float) -> bool:
         """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""
+
+
+class LaneSource(Protocol):
+    """Opens lanes for a loader, beside its own workers and devices. ``slots``: CPU workers that they have together."""
+
+    slots: int
+
+    def open(self, job: Job, links: WorkerChannels) -> Iterable[Lane]:
+        """Lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""

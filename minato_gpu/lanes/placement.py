@@ -73,7 +73,7 @@ class Placement:
 
     def _unsent(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """This sample could not be pickled."""
-        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane="cpu")
+        origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane=self._job.lane)
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
     def _learn(self, progress: Progress, sample: Value) -> None:
@@ -163,8 +163,8 @@ class Placement:
         if piece is not None:
             positions = sorted(piece.position_of(at) for at in range(len(piece.keys)))
             parts += [f"positions {positions[0]} to {positions[-1]}", f"indices {_short(piece.keys)}"]
-        origin = Origin(epoch, stage=stage, lane="cpu")
-        return failure(error, f"{self._who} ({', '.join(parts)}, lane cpu)", collated=True, origin=origin)
+        origin = Origin(epoch, stage=stage, lane=self._job.lane)
+        return failure(error, f"{self._who} ({', '.join(parts)}, lane {self._job.lane})", collated=True, origin=origin)
 
 
 def _described(sample: Value) -> bytes:

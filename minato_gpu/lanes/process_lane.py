@@ -132,6 +132,10 @@ class ProcessLane(WorkerLane):
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
             self._pool.kill(worker, hung)
 
+    def owner_of(self, worker: int) -> int:
+        """See Lane."""
+        return worker
+
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
         """See Lane."""
         self.links.arenas[worker].forsake(blocks)

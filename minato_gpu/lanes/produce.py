@@ -19,6 +19,7 @@ from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
+from minato_gpu.scheduling.messages import CPU
 from minato_gpu.sources.reading import AT_HAND, Place
 
 Produce = Callable[[int], Value]
@@ -42,6 +43,7 @@ class Job:
     retries: bool = False  # a sample that raised is tried once more, with the same draws
     cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
+    lane: str = CPU  # where it is done, for errors
     in_order: bool = False  # a batch waits for all of its samples: none is of use before the others
 
     @classmethod
@@ -193,10 +195,9 @@ class Producer:
         # a worker that could not start is no fault of its samples': their batches are not left out, but raise
         return failure(cause, f"{self.who} ({origin})", collated=self._init_error is not None, origin=origin)
 
-    @staticmethod
-    def explained(task: Task, piece: Piece, at: int, error: Exception) -> tuple[BaseException, Origin]:
+    def explained(self, task: Task, piece: Piece, at: int, error: Exception) -> tuple[BaseException, Origin]:
         """What really went wrong with a sample, and where."""
-        return explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane="cpu"))
+        return explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=self._job.lane))
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
         occurrence = 0 if piece.occurrences is None else piece.occurrences[at]

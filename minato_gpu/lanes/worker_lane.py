@@ -21,6 +21,7 @@ class WorkerLane(Lane):
     name = kind = CPU
     can_kill = False
     shows_progress = True
+    rings = True
     advice = "It was not replaced: on_worker_death is 'raise', or the data set is iterable."
 
     def __init__(self, links: WorkerChannels) -> None:

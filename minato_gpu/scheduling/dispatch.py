@@ -162,7 +162,7 @@ class Dispatcher:
 
     def _give(self, lane: LaneState) -> bool:
         """One dispatch for the lane; False where nothing is for it."""
-        if self.jobs and not lane.is_device:
+        if self.jobs and lane.helps:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
@@ -172,29 +172,42 @@ class Dispatcher:
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""
         entry = self.waiting.oldest()
-        if entry is None or entry is refused or (lane.is_device and (entry.device is None or entry.home != lane.home)):
+        if entry is None or entry is refused or (entry.inspect and not lane.helps):
+            return False
+        if lane.is_device and (entry.device is None or entry.home != lane.home):
             return False
         return self._send(lane, entry, None if lane.is_device else self.intake.router.cut(entry))
 
     def _pick(self, lane: LaneState) -> tuple[Entry, Plan | None] | None:
         """The ticket that the free lane should take next, and where it should hand it over; or None."""
         if not (lane.is_device or self.policy.cpu_runs):
-            return self._pick_for_reader()
+            return self._pick_for_reader() if lane.helps else None
         patience = 0.0
         if self.policy.max_lateness and not lane.is_device:
             patience = self.intake.pace.defer(self.samples_ready)
-            if self.policy.reserve and lane.slow_slots_taken():
+            if self.policy.reserve and self._slow_slots_taken():
                 patience = float("inf")
         entry = self._first(lane, patience)
         if entry is not None and not (lane.is_device and entry.device is None):
             return entry, None if lane.is_device else self.intake.router.cut(entry)
         return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
 
+    def _slow_slots_taken(self) -> bool:
+        """Whether slow work holds all CPU slots but one (of one slot none is reserved)."""
+        slots = slow = 0
+        for lane in self.lanes.values():
+            if not lane.is_device:
+                slots, slow = slots + lane.slots, slow + len(lane.slow)
+        return slots > 1 and slow >= slots - 1
+
     def _first(self, lane: LaneState, patience: float = 0.0) -> Entry | None:
         """The ticket on the lane's side that should start first, and that it may have."""
         if lane.is_device and lane.side == m.CPU and self.policy.pins:
             return self.waiting.first_of(lane.home)
-        return self.waiting.first(lane.side, patience)
+        entry = self.waiting.first(lane.side, patience)
+        if entry is not None and entry.inspect and not (lane.helps or lane.is_device):
+            return self.waiting.first_inspected()
+        return entry
 
     def _pick_for_reader(self) -> tuple[Entry, Plan | None] | None:
         """For a CPU lane that only reads: what is to be read."""
@@ -221,6 +234,7 @@ class Dispatcher:
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
         limit, target = self._worth(lane, entry) if plan is None else lane.limits
+        target *= lane.speed  # below, seconds are those of its kind
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry
@@ -252,7 +266,7 @@ class Dispatcher:
                 before, plan = plan, self.intake.router.cut(following)
                 if _split(before) != _split(plan):
                     break
-        return parts, seconds
+        return parts, seconds / lane.speed
 
     def _worth(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
         """The most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
@@ -264,19 +278,20 @@ class Dispatcher:
         limit, target = lane.limits
         if lane.is_device:
             return limit, target
-        each, shares = lane.typical, 2 * max(lane.slots, 1)
+        pace = self.intake.pace
+        each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
         window = self._ledger.within(self.intake.pace.window)
-        lease = self.intake.pace.lease_s(each, window, even=lane.even)
-        whole = self._whole_place_s(entry, each, window // shares)
+        lease = pace.lease_s(each, window, even=lane.even)
+        whole = self._whole_place_s(entry, each, int(window // shares))
         lease = max(lease, whole)
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting
-            equal_s = ceil(self.intake.pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
+            equal_s = ceil(pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
             lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
-        if left is None and not whole and lane.slots < MANY_SLOTS:  # else the window shows the end in time
+        if left is None and not whole and pace.cpu_slots < MANY_SLOTS:  # else the window shows the end in time
             said = self.intake.left_as_said(entry.lo)
-            lease = lease if said is None else min(lease, said * lane.mean / max(lane.slots, 1))
+            lease = lease if said is None else min(lease, said * lane.mean / (shares / 2))
         followed = left is not None and self.intake.newest > entry.lo + left
         if left is not None and not (whole and followed):  # a job to join it would wait for leases of the next epoch
             lease = min(lease, left * lane.mean / shares)
@@ -296,8 +311,8 @@ class Dispatcher:
         return seconds if seconds < JOINED_BELOW_S * count else 0.0
 
     def _each(self, lane: LaneState, entry: Entry) -> float:
-        """Predicted seconds of each sample; where nothing is known of it, what few of the others exceed."""
-        return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical
+        """Predicted seconds of its kind for each sample; of one that is not known, what few of the others exceed."""
+        return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical * lane.speed
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
         """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run.
@@ -319,9 +334,8 @@ class Dispatcher:
         """
         if self._ledger.budget is None:
             return count
-        lane = self.lanes.get(m.CPU)
         reserved = 0 if entry.place is self.oldest else self._not_begun()
-        slots = lane.slots if lane else 1
+        slots = self.intake.pace.cpu_slots or 1
         allowed = self._ledger.fits(count, slots, handing=handing, taken=taken, reserved=reserved)
         self.short_of_memory = allowed <= 0
         if allowed > 0 or taken:
@@ -353,6 +367,8 @@ class Dispatcher:
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit, worker)
         self._next_chunk += 1
         flight = self.flights[chunk.number] = Flight(chunk, parts)
+        if lane.learns and lane.idle:
+            flight.sent = self.now
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         self._ledger.promised += credit
         if kind in ("run", "next"):

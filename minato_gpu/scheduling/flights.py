@@ -13,7 +13,7 @@ from minato_gpu.scheduling.waiting import Entry
 class Flight:
     """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
 
-    __slots__ = ("chunk", "credit", "done", "look_at", "parts", "promised", "reads", "size", "told")
+    __slots__ = ("chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "told", "took")
 
     def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
         self.chunk = chunk
@@ -25,6 +25,8 @@ class Flight:
         self.told = 0  # bytes of what is reported
         self.look_at: float | None = None
         self.promised = 0.0  # seconds of the device that are to follow
+        self.sent: float | None = None  # when it was sent to a lane that learns, which had a free slot
+        self.took = 0.0  # seconds of its samples that are reported, in such a lane
 
     @property
     def promised_bytes(self) -> int:
@@ -38,6 +40,17 @@ class Flight:
                 return part, TicketId(part.lo + offset)
             offset -= part.hi - part.lo
         raise IndexError(f"chunk {self.chunk.number} has no sample {offset}")
+
+    def predicted(self, start: int, stop: int, each: float) -> float:
+        """Seconds of the kind's that samples number ``start`` to ``stop`` take; ``each``: one of which nothing is
+        known."""
+        total, offset = 0.0, 0
+        for part in self.parts:
+            size = part.hi - part.lo
+            count = min(stop - offset, size) - max(start - offset, 0)
+            total += max(count, 0) * (each if part.cpu is None else part.cpu)
+            offset += size
+        return total
 
     def held(self, offsets: Sequence[int]) -> Held:
         """Of how many of these samples something lies ready that an earlier step has left."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, LaneCosts, TicketSpan, serials
+from minato_gpu.scheduling.messages import CPU, LaneOpened, TicketSpan, serials
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
@@ -34,21 +34,36 @@ class Intake:
         self._since_route = 0
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
-    def open(self, name: str, slots: int, kind: str = CPU, known: LaneCosts | None = None) -> None:
-        """``slots`` more (or fewer) slots of a lane; ``known``: of a new one, what samples took there before."""
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = LaneState(name, kind, self._policy, known)
-        lane.slots += slots
+    def open(self, opened: LaneOpened) -> None:
+        """A lane has more slots."""
+        if opened.lane not in self._lanes:
+            state = LaneState(opened.lane, opened.kind, self._policy, opened.known, on_host=opened.on_host)
+            self._lanes[opened.lane] = state
+        self.resize(opened.lane, opened.slots)
+
+    def resize(self, name: str, slots: int) -> None:
+        """``slots`` more (or fewer) slots of a lane."""
+        self._lanes[name].slots += slots
         lanes = self._lanes.values()
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
         self.pace.slots = sum(lane.slots for lane in lanes)
         self.pace.cpu_slots = sum(lane.slots for lane in lanes if not lane.is_device)
-        self.pace.measure()
+        self.measure()
         if not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
             self._ranked_for = self.pace.slots
             self._waiting.reorder(self._reconsider)
         self.router.update(self.rank)
+
+    def measure(self) -> None:
+        """How much all lanes do in a second, for their slots and speeds."""
+        lanes = self._lanes.values()
+        self.pace.cpu_capacity = sum(lane.slots * lane.speed for lane in lanes if not lane.is_device)
+        self.pace.measure()
+
+    def cpu_mean(self) -> float:
+        """What a sample takes a CPU slot of this host, as measured; 0.0 while nothing is known."""
+        means = [lane.mean * lane.speed for lane in self._lanes.values() if lane.mean > 0 and not lane.is_device]
+        return means[0] if means else 0.0  # lanes of this host were opened first
 
     def _reconsider(self, entry: Entry) -> None:
         """Which lane suits the entry, and when it should start, anew."""
@@ -186,8 +201,7 @@ class Intake:
         """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""
         cost: float | None = cpu
         if cpu != cpu:
-            lane = self._lanes.get(CPU)
-            cost = lane.mean if lane is not None and lane.mean > 0 else None
+            cost = self.cpu_mean() or None
         if device is not None and device != device:
             means = [lane.mean for lane in self._lanes.values() if lane.is_device and lane.mean > 0]
             device = min(means) if means else cost or _UNKNOWN_S

@@ -15,27 +15,41 @@ _P90 = 1.28  # standard deviations
 _CHEAP_S = 100e-6
 _EVEN = 0.6  # standard deviation over mean
 _EVEN_AFTER = 256
+_REMEMBERED = 0.98  # of what a lane's speed was learned from, with each report,
+_FASTEST = 32.0  # times the speed of this host's, at most
+_LEASES = 8  # that the seconds of a lease are a mean of
 
 
 class LaneState:
     """Load and measured mean cost of one lane; ``mean`` is seconds per sample on one slot.
 
+    A lane of this host is the measure of its kind: predicted costs are those of its slots. Another has a ``speed``
+    against that, and a lease takes it ``lease_s`` seconds beside its samples: the way there and back. Both are learned.
+    Seconds are the lane's own, but where it is said that they are its kind's.
+
     ``kind``: CPU or DEVICE. ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes
-    waits, which is the CPU's for every lane where nothing is routed.
+    waits, which is the CPU's for every lane where nothing is routed. ``helps``: it reads for others, and joins batches.
     """
 
-    def __init__(self, name: str, kind: str, policy: Policy, known: LaneCosts | None = None) -> None:
+    def __init__(
+        self, name: str, kind: str, policy: Policy, known: LaneCosts | None = None, *, on_host: bool = True
+    ) -> None:
         self.name = name
         self.slots = 0
         self.is_device = kind == DEVICE
+        self.helps = on_host and not self.is_device
+        self.learns = not on_host
         self.home = name if self.is_device and policy.pins else kind
         self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
         self._chunks = 0
-        self._slow: set[int] = set()
-        self._measurements, self.mean, self._variance = known or (0, 0.0, 0.0)  # the variance: of what one sample takes
+        self.slow: set[int] = set()  # chunks of one predicted-slow sample
+        known = known or LaneCosts(0, 0.0, 0.0)
+        self._measurements, self.mean, self._variance, self.speed, self.lease_s = known
+        self._predicted = self._took = 0.0  # seconds of late, of its kind and its own
+        self._leases = 0  # that were timed, up to _LEASES
         self._find_even()
         # the most samples of one dispatch, and its target in predicted seconds
         self.limits = (
@@ -47,12 +61,12 @@ class LaneState:
         self._chunks += 1
         self.seconds += chunk.seconds
         if slow:
-            self._slow.add(chunk.number)
+            self.slow.add(chunk.number)
 
     def remove(self, chunk: Chunk) -> None:
         """The lane is through with the chunk."""
         self._chunks -= 1
-        self._slow.discard(chunk.number)
+        self.slow.discard(chunk.number)
         self.seconds = self.seconds - chunk.seconds if self._chunks else 0.0
 
     def shorten(self, seconds: float) -> None:
@@ -69,6 +83,18 @@ class LaneState:
             self._variance += (samples * error * error - self._variance) * weight
         self._find_even()
 
+    def compared(self, predicted: float, seconds: float) -> None:
+        """What took ``seconds`` was predicted to take slots of its kind so long."""
+        self._predicted = _REMEMBERED * self._predicted + predicted
+        self._took = _REMEMBERED * self._took + seconds
+        if self._predicted > 0 < self._took:
+            self.speed = min(max(self._predicted / self._took, 1 / _FASTEST), _FASTEST)
+
+    def lease_took(self, seconds: float) -> None:
+        """A lease that a free slot was given was under way for so long beside its samples."""
+        self._leases = min(self._leases + 1, _LEASES)
+        self.lease_s += (max(seconds, 0.0) - self.lease_s) / self._leases
+
     def _find_even(self) -> None:
         """Whether samples are known to cost much the same, so that many together take what is predicted."""
         self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
@@ -76,7 +102,7 @@ class LaneState:
     @property
     def costs(self) -> LaneCosts:
         """What has been measured."""
-        return LaneCosts(self._measurements, self.mean, self._variance)
+        return LaneCosts(self._measurements, self.mean, self._variance, self.speed, self.lease_s)
 
     @property
     def typical(self) -> float:
@@ -94,13 +120,9 @@ class LaneState:
         return self.mean < _CHEAP_S
 
     def predict(self, entry: Entry) -> float:
-        """Seconds that each sample of the entry takes here; 0.0 when nothing is known yet."""
+        """Seconds of its kind that each sample of the entry takes; 0.0 when nothing is known yet."""
         cost = entry.device if self.is_device else entry.cpu
-        return self.mean if cost is None else cost
-
-    def slow_slots_taken(self) -> bool:
-        """Whether slow work holds all slots but one (a lane with one slot has none to reserve)."""
-        return self.slots > 1 and len(self._slow) >= self.slots - 1
+        return self.mean * self.speed if cost is None else cost
 
     @property
     def idle(self) -> int:
@@ -118,7 +140,7 @@ class LaneState:
         if self._policy.ahead_s <= 0:
             return 0
         each = self.seconds / self._chunks
-        ahead = ceil(self.slots * self._policy.ahead_s / each) if each > 0 else self.slots
+        ahead = ceil(self.slots * (self._policy.ahead_s + self.lease_s) / each) if each > 0 else self.slots
         if self._policy.queues and not self.is_device and each <= LONGEST_QUEUED_S:
             # one wake-up of the training process then serves many slots, and neighbours wait to travel together
             ahead = max(ahead, self.slots // 2) // (2 if low else 1)
@@ -131,4 +153,4 @@ class LaneState:
 
     def backlog_s(self) -> float:
         """Predicted seconds until a chunk that is sent now starts."""
-        return self.seconds / self.slots if self.slots > 0 else 0.0
+        return self.lease_s + self.seconds / self.slots if self.slots > 0 else 0.0

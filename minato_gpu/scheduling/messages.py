@@ -101,23 +101,30 @@ class Chunk:
 
 
 class LaneCosts(NamedTuple):
-    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds."""
+    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds. ``speed``: of
+    its slots, where those of this host have 1; ``lease_s``: seconds that a lease takes beside its samples."""
 
     samples: int
     mean: float
     variance: float
+    speed: float = 1.0
+    lease_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost). ``kind``: whose costs are its.
-    ``known``: what samples took there in an earlier run; of a lane that is open already it says nothing new."""
+    """``slots`` more workers of ``lane`` are ready (negative: that many were lost).
+
+    Of a lane that is open already the rest says nothing new. ``kind``: whose costs are its. ``known``: what samples
+    took there in an earlier run. ``on_host``: it is of this host, which alone can read for it, and join batches.
+    """
 
     time: float
     lane: str
     slots: int
     kind: str = CPU
     known: LaneCosts | None = None
+    on_host: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,12 @@ class Pace:
         self._cuttable: deque[tuple[int, Sequence[Step]]] = deque(maxlen=_MEMORY)  # with their numbers among those seen
         self.slots = 0  # of all lanes
         self.cpu_slots = 0
+        self.cpu_capacity = 0.0  # the same, in slots of this host
         self.batch = 1  # samples of a place
         self.window = policy.window  # in tickets
         self.ending = False  # the sampler's last batch has been admitted
         self.tau = 0.0
-        self.cpu_tau = 0.0  # the same for the CPU lane alone
+        self.cpu_tau = 0.0  # the same for the CPU's lanes alone
 
     def expect(self, cpu: float, device: float | None, samples: int = 1, steps: Sequence[Step] | None = None) -> None:
         """``samples`` with these predicted costs were admitted; ``steps``: one that can be cut."""
@@ -65,7 +66,7 @@ class Pace:
         if self._recent and self.slots:
             cpu, device = zip(*self._recent, strict=True)
             self.tau = self._drain(list(cpu), list(device)) / len(cpu)
-            self.cpu_tau = sum(cpu) / len(cpu) / self.cpu_slots if self.cpu_slots else 0.0
+            self.cpu_tau = sum(cpu) / len(cpu) / self.cpu_capacity if self.cpu_capacity else 0.0
 
     def _drain(self, cpu: list[float], device: list[float]) -> float:
         """The seconds in which all lanes would prepare the recent samples, some of which can be cut."""
@@ -77,7 +78,7 @@ class Pace:
             cpu += [step.cpu for step in steps]
             device += [step.device for step in steps]
             left += steps[-1].plan.cpu
-        return threshold(cpu, device, self.cpu_slots, self.slots - self.cpu_slots, left)[1]
+        return threshold(cpu, device, self.cpu_capacity, self.slots - self.cpu_slots, left)[1]
 
     def slow_s(self) -> float:
         """From where on a sample is slow: it takes much longer than the others, and long enough to keep a batch from
@@ -95,8 +96,8 @@ class Pace:
         while no costs have been predicted; ``window``: in tickets, as far as memory allows it. ``even``: samples take
         much the same, so that a slot can be given a whole place at once, and all slots are through with theirs in time.
         """
-        mean = self.cpu_tau * self.cpu_slots or each
-        window_s = (self.tau or each / max(self.cpu_slots, 1)) * window
+        mean = self.cpu_tau * self.cpu_capacity or each
+        window_s = (self.tau or each / max(self.cpu_capacity, 1)) * window
         longest = max(LONGEST_LEASE_S, min(LEAST_TICKETS * mean, LONGEST_QUEUED_S))
         lease = min(window_s * self._policy.lease_share, longest)
         whole = LEEWAY * min(window_s * EVEN_SHARE, self.batch * mean)

@@ -34,8 +34,8 @@ from minato_gpu.scheduling.waiting import Entry, Waiting
 def threshold(
     cpu: ArrayLike,
     device: ArrayLike,
-    cpu_slots: int,
-    device_slots: int,
+    cpu_slots: float,
+    device_slots: float,
     cpu_backlog: float = 0.0,
     device_backlog: float = 0.0,
 ) -> tuple[float, float]:
@@ -97,24 +97,32 @@ class Router:
             self._waiting.move(self.threshold, rank, closed)
 
     def _balance(self, entries: Sequence[Entry], left: float) -> float:
-        """The threshold for these; ``left``: seconds of the CPU lane that what no device could take needs."""
-        devices = [lane for lane in self._lanes.values() if lane.is_device]
-        cpu = self._lanes.get(CPU)
+        """The threshold for these; ``left``: seconds of the CPU that what no device could take needs."""
+        cpu_slots, cpu_s, device_slots, device_s = 0.0, 0.0, 0.0, self.promised
+        for lane in self._lanes.values():
+            slots, seconds = lane.slots * lane.speed, lane.seconds * lane.speed
+            if lane.is_device:
+                device_slots, device_s = device_slots + slots, device_s + seconds
+            else:
+                cpu_slots, cpu_s = cpu_slots + slots, cpu_s + seconds
         on_cpu, on_device, more = _steps(entries)
         ratio, _ = threshold(
             on_cpu,
             [self.price * seconds for seconds in on_device],
-            cpu.slots if cpu else 0,
-            0 if self._leaves_alone() else sum(lane.slots for lane in devices),
-            left + more + (cpu.seconds if cpu else 0.0),
-            self.price * (self.promised + sum(lane.seconds for lane in devices)),
+            cpu_slots,
+            0 if self._leaves_alone() else device_slots,
+            left + more + cpu_s,
+            self.price * device_s,
         )
         return ratio * self.price
 
     def _leaves_alone(self) -> bool:
-        """Whether devices get nothing: the CPU lane keeps up, and there is one that runs."""
-        cpu = self._lanes.get(CPU)
-        return self.spared and self._policy.cpu_runs and cpu is not None and cpu.slots > 0
+        """Whether devices get nothing: the CPU's lanes keep up, and there is one that runs."""
+        if self.spared and self._policy.cpu_runs:
+            for lane in self._lanes.values():
+                if lane.slots > 0 and not lane.is_device:
+                    return True
+        return False
 
     def cut(self, entry: Entry) -> Plan | None:
         """Where a CPU slot that takes the entry should hand it over; None: nowhere."""
@@ -172,13 +180,13 @@ class Router:
     def _steal_from(self, owner: str, home: str, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
         """The same from one side, among the tickets of one home."""
         owners = [lane for lane in self._lanes.values() if lane.side == owner]
-        slots = sum(lane.slots for lane in owners)
+        slots = sum(lane.slots * lane.speed for lane in owners)
         if slots <= 0:
             entry = self._waiting.nearest(owner, home)
             return None if entry is None else (entry, None if thief.is_device else self.cut(entry))
         oldest = self._waiting.oldest()
         first = oldest.lo if oldest is not None else 0
-        running = sum(lane.seconds for lane in owners)
+        running = sum(lane.seconds * lane.speed for lane in owners)
         per_position = self._waiting.seconds(owner) / max(1, newest - first)
         for entry in self._waiting.near(owner, home):
             device, cpu = self.price * (entry.device or 0.0), entry.cpu or 0.0

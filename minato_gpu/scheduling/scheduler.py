@@ -17,6 +17,7 @@ from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.fetching import Part
 from minato_gpu.scheduling.flights import Flight, cut
 from minato_gpu.scheduling.interference import DeviceInterference
+from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
@@ -52,7 +53,7 @@ class Scheduler:
         self._asked = False
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
-            m.LaneOpened: lambda event: self._intake.open(event.lane, event.slots, event.kind, event.known),
+            m.LaneOpened: self._intake.open,
             m.Admitted: self._admitted,
             m.Fetched: lambda event: self._queue_fetched(self.fetching.arrived(event.spans)),
             m.Resumed: self._resumed,
@@ -113,8 +114,13 @@ class Scheduler:
     def awaited(self) -> m.Awaited | None:
         """What the next batch needs before it can be composed; None where that is not known, or nothing, or leases end
         so soon that it is not worth a wake-up of its own."""
-        oldest, lane = self._places.oldest, self._work.lanes.get(m.CPU)
-        if oldest is None or self._next_order in self._sizes or lane is None or lane.cheap:
+        oldest = self._places.oldest
+        if oldest is None or self._next_order in self._sizes:
+            return None
+        for lane in self._work.lanes.values():
+            if not (lane.is_device or lane.cheap):
+                break
+        else:
             return None
         if self._streams is not None and not self.policy.max_lateness:
             return self._streams.awaited
@@ -206,7 +212,7 @@ class Scheduler:
 
     def _inspected(self, event: m.Inspected) -> None:
         flight = self._work.retire(event.chunk)
-        self._ledger.read(flight.chunk.size, event.nbytes)
+        self._ledger.read(flight.size, event.nbytes)
         place, costs = flight.parts[0].place, (event.cpu, event.device)
         self._intake.add_costed(flight.chunk.spans, place, *costs, True, event.between)
 
@@ -217,10 +223,14 @@ class Scheduler:
         chunk = flight.chunk
         if chunk.kind == "collate":
             self._work.retire(event.chunk)
+            if not event.done:
+                self._join_again(event.time, chunk)
             return
         fresh = event.done - flight.done
         if fresh > 0:
             lane = self._work.lanes[chunk.lane]
+            if lane.learns:
+                self._learn(lane, flight, event)
             lane.measured(event.seconds, fresh)
             if lane.is_device:
                 self.harm.worked(event.seconds)
@@ -240,6 +250,15 @@ class Scheduler:
             if event.done < flight.size:
                 self._work.give_back(flight, event.done, flight.size)
 
+    def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
+        """How fast a lane is that is not of this host."""
+        flight.took += event.seconds
+        if event.final and flight.sent is not None:
+            lane.lease_took(event.time - flight.sent - flight.took)
+        if (each := self._intake.cpu_mean()) > 0:
+            lane.compared(flight.predicted(flight.done, event.done, each), event.seconds)
+            self._intake.measure()
+
     def _hand_on(self, flight: Flight, event: m.Finished) -> None:
         """Some of the samples newly reported have only come to a later stage."""
         handing, there = flight.chunk.stop >= 0, [offset for offset, _ in event.handed]
@@ -254,13 +273,14 @@ class Scheduler:
         self._mark(flight, event.done, event.failed)
 
     def _lost(self, event: m.Lost) -> None:
-        self._intake.open(event.lane, -1)
+        if event.lane in self._work.lanes:  # else it has yet to be opened in this run, with the slots that are left
+            self._intake.resize(event.lane, -1)
         if event.chunk is None or event.chunk not in self._work.flights:
             return
         flight = self._work.retire(event.chunk)
         chunk, done = flight.chunk, flight.done
         if chunk.kind == "collate":
-            self._work.jobs.appendleft(m.CollateNeeded(event.time, chunk.order, chunk.seconds))
+            self._join_again(event.time, chunk)
             return
         lo, hi = event.settled
         if lo < hi:
@@ -273,6 +293,10 @@ class Scheduler:
             done = hi
         self._work.give_back(flight, done, chunk.size)
 
+    def _join_again(self, now: float, chunk: m.Chunk) -> None:
+        """A job comes back: another lane is to do it."""
+        self._work.jobs.appendleft(m.CollateNeeded(now, chunk.order, chunk.seconds))
+
     def _running(self, event: m.Running) -> None:
         flight = self._work.flights.get(event.chunk)
         if flight is None or flight.look_at is None:
@@ -283,7 +307,7 @@ class Scheduler:
         if keep == chunk.size:
             self._rescue(flight, event)
             return
-        others = self._work.lanes[chunk.lane].slots > 1 and not (self.policy.whole_places or self.policy.streams)
+        others = self._intake.pace.cpu_slots > 1 and not (self.policy.whole_places or self.policy.streams)
         if others and event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size):
             flight.look_at = None
             self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))

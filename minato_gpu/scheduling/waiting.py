@@ -242,6 +242,11 @@ class Waiting:
         mine = (entry for entry in self._entries.values() if entry.home == home)
         return min(mine, key=lambda entry: (entry.priority, entry.lo), default=None)
 
+    def first_inspected(self) -> Entry | None:
+        """The entry on the CPU's side that should start first of those of which nothing is to be read before."""
+        ready = (entry for entry in self._entries.values() if entry.side == CPU and not entry.inspect)
+        return min(ready, key=lambda entry: (entry.priority, entry.lo), default=None)
+
     def nearest(self, side: str, home: str = DEVICE) -> Entry | None:
         """The entry of the side, and of this home, that is nearest to the threshold: the other lane would steal it."""
         return self._top(self._near[side, home], side)

@@ -26,7 +26,7 @@ from tests.lanes.harness import open_links
 from tests.support.tickets import spans
 
 EXIT = Exit(0, 4711, -signal.SIGKILL)
-CHUNK = Chunk(7, "cpu", "run", spans((0, 4), (6, 8)), 0.0)
+CHUNK = Chunk(7, "elsewhere", "run", spans((0, 4), (6, 8)), 0.0)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     verdict = judge(deaths, floor, 4, 2)
     assert verdict.settled == (3, 4)
     origin = verdict.items[0].origin
-    assert (origin.index, origin.stage, origin.path) == ("k3", "blur", "/data/3.jpg")
+    assert (origin.index, origin.stage, origin.lane, origin.path) == ("k3", "blur", "elsewhere", "/data/3.jpg")
 
 
 def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
@@ -87,9 +87,9 @@ def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, star
 def test_workers_that_never_take_any_work_end_the_loader() -> None:
     deaths, idle = Deaths(), Claim(0, -1, 0, 0)
     for _ in range(STARTS - 1):
-        deaths.check_start(EXIT, idle)
+        deaths.check_start("cpu", EXIT, idle)
     with pytest.raises(WorkerDied, match="before they had taken any work"):
-        deaths.check_start(EXIT, idle)
+        deaths.check_start("cpu", EXIT, idle)
 
 
 def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:

@@ -231,6 +231,8 @@ class LaneContract:
         site.waits()
         site.lane.revoke(1, 1, 3)
         site.lane.revoke(1, 1, 2)
+        if site.lane.shows_progress:
+            assert wait_until(lambda: len(site.of(Revoked)) == 2), "the answer does not come"
         site.trace.gate.set()
         done, keeps = site.done(), [revoked.keep for revoked in site.of(Revoked)]
         if site.lane.shows_progress:

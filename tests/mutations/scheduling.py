@@ -133,7 +133,7 @@ FAULTS = (
     Fault(
         "a worker is never told that what it overdrew is known",
         "engine/run.py",
-        "self._ended[report.worker] = report.chunk",
+        "self._ended[lane.name][report.worker] = report.chunk",
         "pass",
         ("contracts/test_memory.py",),
     ),
@@ -220,7 +220,7 @@ FAULTS = (
     Fault(
         "few slots are given long leases until the window shows the epoch's end",
         "scheduling/dispatch.py",
-        "        if left is None and not whole and lane.slots < MANY_SLOTS:",
+        "        if left is None and not whole and pace.cpu_slots < MANY_SLOTS:",
         "        if False:",
         ("scheduling/test_pacing.py",),
     ),

@@ -24,6 +24,7 @@ CHEAP_S, SLOW_S = 0.02, 3.0
 def _pace(slots: int, **more: bool) -> Pace:
     pace = Pace(Policy(window=64, **more))
     pace.slots = pace.cpu_slots = slots
+    pace.cpu_capacity = float(slots)
     pace.expect(0.1, None, 64)
     pace.measure()
     return pace

@@ -55,12 +55,12 @@ class Breakdown(NamedTuple):
 
     @property
     def step_s(self) -> float:
-        """What the step itself takes of a batch."""
+        """Seconds of the step itself for a batch."""
         return self.parts["compute"].seconds
 
     @property
     def stalls(self) -> list[EpochPart]:
-        """What waiting for this rank's own data takes."""
+        """The parts in which the step waits for this rank's own data."""
         return [part for part in self.parts.values() if part.name not in ("compute", "ranks")]
 
 
@@ -121,7 +121,7 @@ def broken_down(profile: Profile) -> Breakdown | None:
 
 
 def of_ranks(profiles: Sequence[Profile]) -> list[tuple[Profile, Breakdown]]:
-    """Those ranks of which the parts are known, and their parts."""
+    """Returns the ranks of which the parts are known, with their parts."""
     return [(profile, found) for profile in profiles if (found := broken_down(profile)) is not None]
 
 

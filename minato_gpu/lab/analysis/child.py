@@ -83,7 +83,7 @@ class ScriptRun:
         return self._conductor
 
     def _unless_over(self, status: Status) -> Status:
-        """What the script does once the analysis is through does not matter."""
+        """Returns "complete" once the analysis is through: how the script ends does not matter then."""
         conductor = self._conductor
         return "complete" if conductor is not None and (conductor.over or conductor.measured) else status
 
@@ -104,7 +104,7 @@ class ScriptRun:
 
 
 def main() -> int:
-    """See the module."""
+    """Runs the script that ``sys.argv`` orders; returns the exit code."""
     order = ScriptOrder.of(sys.argv[1])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = ScriptRun(order).to_its_end()

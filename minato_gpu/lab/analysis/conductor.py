@@ -152,7 +152,7 @@ class Conductor:
         self._save()
 
     def _cooled(self) -> bool:
-        """Whether nothing of the samples' files is in memory now, as ``cachestat`` says."""
+        """Drops the samples' files; returns whether none of their bytes is in memory now, as ``cachestat`` says."""
         found, paths = self.findings, self.findings.files
         if not paths:
             found.note("Which files samples are in could not be seen: nothing is known of fetching them.")
@@ -176,7 +176,7 @@ class Conductor:
     # --- one phase -----------------------------------------------------------------------------------------
 
     def _replayed(self, name: str) -> Iterator[Value]:
-        """The same batch again and again."""
+        """Yields recorded batches again and again."""
         replay, meter = self._replay, self.findings.meters[name]
         meter.begin(1 if (self._most or 3) > LEAST else 0)
         fresh = replay.fresh if name == "copied" or device() is None else replay.on_device
@@ -241,7 +241,7 @@ class Loaders:
             self._replace(kind)
 
     def uninstall(self) -> None:
-        """As it was before."""
+        """Gives the loaders' classes their own ``__iter__`` back."""
         for kind, original in self._originals.items():
             kind.__iter__ = original  # type: ignore[attr-defined]
 
@@ -270,7 +270,7 @@ class Loaders:
         return count
 
     def is_for_training(self, loader: Any, given: int) -> bool:
-        """Whether this is the loader to analyse, before the next batch is given."""
+        """Returns whether this is the loader to analyse, before the next batch is given."""
         import torch
 
         if self.conductor is not None:
@@ -303,7 +303,7 @@ class Loaders:
 
 
 def _stands_for(loader: Any, subject: Subject) -> bool:
-    """Whether this is the loader that is analysed, or the one that the script has made for its next epoch."""
+    """Returns whether this is the loader that is analysed, or one that the script has made for its next epoch."""
     import torch
 
     return loader is subject.loader or (torch.is_grad_enabled() and subject.is_followed_by(loader))

@@ -126,7 +126,7 @@ def costs(axes: Any, seconds: Sequence[float]) -> None:
 
 @_drawn
 def stages(axes: Any, seconds: Mapping[str, float]) -> None:
-    """What each stage takes of a sample, the costliest first."""
+    """Bars of each stage's time for a sample, the costliest first."""
     axes.figure.set_figheight(1.1 + 0.3 * len(seconds))
     found = sorted(seconds.items(), key=lambda each: each[1])
     axes.barh([name for name, _ in found], [1e3 * value for _, value in found], color=_LINE)

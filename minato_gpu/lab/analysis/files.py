@@ -29,7 +29,7 @@ FOLDER = "minato_gpu_analysis_"
 
 
 class FileReads(NamedTuple):
-    """What a call was seen to read: ``files``, ``nbytes`` in so many ``requests``; None: it could not be seen."""
+    """The reads of a call: ``files``, ``nbytes`` in so many ``requests``; None: it could not be seen."""
 
     files: tuple[str, ...] = ()
     nbytes: float | None = None
@@ -69,7 +69,7 @@ class Look:
         self._before = self._read()
 
     def end(self) -> FileReads:
-        """What has been seen since ``begin``."""
+        """Returns the reads since ``begin``."""
         nbytes, requests = (now - then for now, then in zip(self._read(), self._before, strict=True))
         heard, _HEARD.files = _HEARD.files or [], None
         _HEARD_BY_ALL.clear()
@@ -167,7 +167,7 @@ _CHUNK = 1 << 20
 
 
 def cached_share(files: Iterable[str]) -> float | None:
-    """Of the files' bytes, the share that the page cache holds, as ``cachestat`` says: None where the kernel does not
+    """Returns the share of the files' bytes in the page cache, as ``cachestat`` says: None where the kernel does not
     tell, or there are none. Files that cannot be opened count for nothing."""
     nbytes, cached = 0, 0
     told = True

@@ -1,4 +1,4 @@
-"""What is known so far, and the profile that it makes."""
+"""The measurements of one rank so far, and the profile that they make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _SLOWEST = 10
 
 
 class Findings:
-    """Of one rank. ``files``: of the samples seen; ``nbytes`` and ``requests``: of a sample, None where not seen."""
+    """Measurements of one rank. ``files``: of the samples seen; ``nbytes``, ``requests``: of a sample, None where
+    not seen."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -59,7 +60,7 @@ class Findings:
         return mean(seen.seconds for seen in self._samples.get(name, []))
 
     def _in_order(self, samples: Sequence[Seen]) -> list[Seen]:
-        """As the sampler had them, and not as workers happened to finish them."""
+        """Sorts samples by the sampler's order, in place of that in which workers finished them."""
         place: dict[str, int] = {}
         for number, key in enumerate(key for batch in self.subject.keys for key in batch):
             place.setdefault(str(key), number)
@@ -68,7 +69,7 @@ class Findings:
     # --- the profile ---------------------------------------------------------------------------------------
 
     def profile(self, rank: int, ranks: int) -> Profile:
-        """What is known so far."""
+        """Returns the profile so far."""
         subject, loader, compute = self.subject, self.subject.loader, self.meters["compute"]
         samples = self._samples.get("warm") or self._samples.get("sight") or []
         batches = self._batches.get("warm") or self._batches.get("sight") or []
@@ -116,7 +117,7 @@ class Findings:
         return max(0.0, copied.phase().each_s - self.meters["compute"].phase().each_s) if copied.steps else 0.0
 
     def _loader_s(self, samples: Sequence[Seen]) -> float:
-        """Of the consumer's thread, while it waits: without workers that thread prepares samples as well."""
+        """Returns the CPU seconds of the consumer's thread while it waits for a batch, preparation left out."""
         warm_s = self.meters["warm"].cpu_s
         if self.subject.workers:
             return warm_s

@@ -25,7 +25,7 @@ from minato_gpu.samples import JSON
 
 Rows = Sequence[Mapping[str, str]]
 Row = Mapping[str, JSON]
-"""Of ``questions.answer``, or ``questions.compared``."""
+"""A row of ``questions.answer``, or ``questions.compared``."""
 _NONE = "none"  # of a cache: the setting 0
 
 
@@ -175,7 +175,7 @@ def what_if(profile: Profile, rows: Sequence[Row]) -> Section:
 
 
 def _curve(question: str, points: Mapping[float, Row], measured_s: float | None) -> Figure:
-    """What the question is answered by: an epoch over what is asked. ``measured_s``: an epoch of the run as it was."""
+    """Draws an epoch's seconds over the values asked for. ``measured_s``: of an epoch of the run as it was."""
     tried = {at: row.get("measured_s", measured_s if row["measured"] else None) for at, row in points.items()}
     measured = {at: seconds for at, seconds in tried.items() if seconds is not None}
     said = " and ".join(f"{points[at]['epoch_s']:.3g} s ({question}: {at:g})" for at in (min(points), max(points)))
@@ -216,7 +216,7 @@ def _number(text: str) -> float | None:
 
 
 def _epoch_s(profile: Profile, name: str) -> float | None:
-    """Of an epoch as long as the batches of this phase took."""
+    """Returns the seconds of an epoch whose batches take as long as those of this phase."""
     phase = profile.phases.get(name)
     return None if phase is None or not phase.batches else phase.each_s * profile.batches
 

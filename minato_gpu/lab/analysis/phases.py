@@ -25,7 +25,7 @@ SHARES: Mapping[str, float] = {
 }
 """Phases in their order, and what each may take of the whole."""
 ROUNDS_UNTIL = 0.72
-"""Of the time: until then phases are repeated, where an epoch is too short to fill them at once."""
+"""Share of the time until which phases are repeated, where an epoch is too short to fill them at once."""
 LEAST = 2
 """Batches of a phase, however long they take."""
 
@@ -50,7 +50,7 @@ class TimeBox:
 
 
 def most_batches(length: int | None) -> int | None:
-    """Of one phase: so few that the four phases that need the script fit into one epoch of it."""
+    """Returns the most batches of one phase, so that the four phases that need the script fit into one epoch."""
     return None if length is None else max(LEAST, length // 4)
 
 
@@ -110,7 +110,7 @@ def device() -> torch.device | None:
 
 
 def wait_for_device() -> None:
-    """Until what has been given to the device is done."""
+    """Waits until the device is done with its work."""
     where = device()
     if where is not None:
         torch.cuda.synchronize(where)
@@ -191,7 +191,7 @@ class Meter:
         self.drain(clock)
 
     def phase(self) -> Phase:
-        """What was measured."""
+        """Returns the phase as measured."""
         both = tuple(wait + step for wait, step in zip(self.waits, self.steps, strict=True))
         return Phase(len(both), math.fsum(both), math.fsum(self.waits), both)
 

@@ -1,4 +1,4 @@
-"""What an epoch would take in another setting: the measured costs, through the scheduler of production.
+"""Predictions of an epoch's time in another setting: the measured costs, through the scheduler of production.
 
 Costs of samples and steps are drawn anew from those that were measured (the bootstrap; Efron, "Bootstrap methods",
 Annals of Statistics 1979), with fixed seeds: the same question has the same answer, and how the answers of the draws
@@ -54,8 +54,8 @@ class Predictor:
         self.profile, self._orders = profile, orders
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
-        """What the setting would make of the measured rank. Raises ValueError where the profile does not know what the
-        setting asks for."""
+        """Predicts the measured rank's epoch in this setting. Raises ValueError where the profile does not know what
+        the setting asks for."""
         profile = setting.applied(self.profile)
         tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
         if tier is not None and (profile.storage is None or profile.loader == "torch"):
@@ -75,7 +75,7 @@ class Predictor:
 
     @cached_property
     def law(self) -> Law:
-        """Of a slot, its core being its own."""
+        """The law of a slot's seconds by number of workers, its core being its own."""
         profile, alone = self.profile, SimulatedRank(self.profile).cores
         if not profile.scaling:
             return Law(float(np.mean(profile.prepare_s)) / alone.stretch(profile.workers))
@@ -97,7 +97,7 @@ class Predictor:
 
     @cached_property
     def start_s(self) -> float:
-        """Until workers are ready: what came before the first batch, less what preparing and reading that takes."""
+        """Seconds until workers are ready: until the first batch, less preparing and reading it."""
         profile = self.profile
         run = SimulatedRank(profile)
         first = [run.simulated(self._draw(run, self._slot_s(run), 1, seed), seed).first_batch_s for seed in range(3)]
@@ -110,7 +110,7 @@ class Predictor:
         return self.law.slot_s(run.cores.at_once(run.profile.workers))
 
     def _beside_reading(self, run: SimulatedRank, epochs: int, setting: Setting) -> SimulatedRank:
-        """What reading computes each second follows from the rate, and the rate from that."""
+        """Returns the rank with the cores that reading takes, which follows from the rate, and the rate from that."""
         storage = run.profile.storage
         if storage is None or not storage.cpu_s:
             return run

@@ -113,7 +113,7 @@ def law_of(profile: Profile) -> Law | None:
 
 
 def worker_seconds(profile: Profile) -> float:
-    """Of one worker for a batch."""
+    """Returns the seconds of one worker for a batch."""
     return max(mean(profile.prepare_s) * profile.batch_size + profile.collate_s, 1e-9)
 
 
@@ -162,7 +162,7 @@ def _growth(profile: Profile) -> float:
 
 
 def _is_flat(profile: Profile) -> bool:
-    """Whether workers add little although there are cores for them.
+    """Returns whether workers add little although there are cores for them.
 
     Processes that are busy have no lock in common: they lack cores, which others may have taken.
     """

@@ -1,4 +1,4 @@
-"""What was measured of one rank of a training script, and what it would be in another setting: plain data.
+"""The measurements of one rank of a training script, and another setting of it: plain data.
 
 The model is DS-Analyzer's (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021): rates of
 fetching (F), preparing (P) and training (G), each measured while the other two cost nothing.
@@ -115,18 +115,18 @@ class Profile:
 
     @property
     def batches(self) -> int:
-        """Of an epoch."""
+        """Number of batches of an epoch."""
         return -(-self.samples // self.batch_size)
 
     @property
     def suffices(self) -> bool:
-        """Whether there is a sample, a step and an epoch's length to predict from."""
+        """True where there is a sample, a step and an epoch's length to predict from."""
         return bool(self.prepare_s and self.step_s) and self.samples > 0
 
 
 def profile_from(data: Mapping[str, JSON]) -> Profile:
-    """What ``asdict`` gave, perhaps through a file, and perhaps that of an older version. Raises TypeError or KeyError
-    where it is another thing."""
+    """Makes a profile of what ``asdict`` gave, perhaps an older version and through a file. Raises TypeError or
+    KeyError where it is another thing."""
     values = _without_old(with_tuples(dict(data)))
     if values.get("storage") is not None:
         values["storage"] = Storage(**_without_old(values["storage"]))
@@ -140,7 +140,7 @@ def _without_old(values: Mapping[str, JSON]) -> dict[str, JSON]:
 
 
 def with_tuples(value: JSON) -> JSON:
-    """The same with tuples, as dataclasses have them, for the lists that a file has."""
+    """Puts tuples, as dataclasses have them, in the place of a file's lists."""
     if isinstance(value, dict):
         return {name: with_tuples(each) for name, each in value.items()}
     return tuple(map(with_tuples, value)) if isinstance(value, (list, tuple)) else value
@@ -157,7 +157,7 @@ class CannotTry(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is changed; None, or 1 of a factor, leaves it as it was measured.
+    """The changes to a measured rank; None, or 1 of a factor, leaves it as it was measured.
 
     ``cache``: share of the set's bytes that a cache in memory may keep; ``policy``: of that cache (empty: as the loader
     chooses). ``step_times``: the step takes so many times as long. ``ranks``: that share out the data set, each with
@@ -177,7 +177,7 @@ class Setting:
     ranks: int | None = None
 
     def applied(self, profile: Profile) -> Profile:
-        """What the measured rank would be.
+        """Returns the profile of the measured rank in this setting.
 
         A step that has a batch of another size takes as much longer as the batch is larger: so does its transfer.
         Raises ValueError where the profile knows nothing of what is to change.
@@ -238,7 +238,7 @@ class Trial:
 
     @property
     def median_s(self) -> float:
-        """Of the times it was tried."""
+        """Median of the times it was tried."""
         return median(self.epoch_s)
 
     @property

@@ -1,4 +1,4 @@
-"""What people ask of a measured rank: how long an epoch would take with another cache, storage, step, and so on.
+"""Questions about a measured rank: how long an epoch would take with another cache, storage, step, and so on.
 
 Each question is a curve of a few points, one of which is what was measured. A point says whether this machine could run
 it: what cannot be verified here is labelled so, with the reason.
@@ -137,7 +137,7 @@ def _cache(profile: Profile) -> Iterator[Point]:
 
 
 def _blocks(share: float) -> float:
-    """All of the set needs a little more than its bytes: what comes first must not be refused for a rounding."""
+    """Returns a cache's share with room for rounding: all of the set needs a little more than its bytes."""
     return share if share < 1 else 1.01
 
 

@@ -89,7 +89,7 @@ class Lockstep:
             self._file = os.open(folder / _NAME, flags, 0o600)
 
     def agreed(self, mine: bool) -> bool:
-        """What rank 0 thinks; every rank has to ask as many times."""
+        """Returns rank 0's opinion; every rank has to ask as many times."""
         number, self._number = self._number, self._number + 1
         if self._file < 0 or self.lost:
             return mine

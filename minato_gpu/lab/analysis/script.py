@@ -50,7 +50,7 @@ class ScriptOrder:
 
     @staticmethod
     def of(text: str) -> ScriptOrder:
-        """And back."""
+        """Returns the order that ``text`` wrote."""
         return ScriptOrder(**with_tuples(json.loads(text)))
 
 
@@ -72,7 +72,7 @@ class Result:
 
 
 def result_of(folder: Path, rank: int) -> Result | None:
-    """What this rank has left so far."""
+    """Reads the result that this rank has left so far."""
     try:
         values = with_tuples(json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def result_of(folder: Path, rank: int) -> Result | None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Its type and the first line of its message; of one that quotes a worker's traceback, as PyTorch's do, the last,
+    """Returns an error's type and first line; of one that quotes a worker's traceback, as PyTorch's do, the last line,
     which has both."""
     kind, lines = type(error).__name__, str(error).strip().splitlines()
     if any("Traceback (most recent call last)" in line for line in lines):
@@ -132,7 +132,7 @@ def started(order: ScriptOrder) -> subprocess.Popen[bytes]:
 
 
 def _wait(process: subprocess.Popen[bytes], order: ScriptOrder) -> None:
-    """Until the script has ended, or has had its time."""
+    """Waits until the script has ended, or has had its time."""
     limit, begun = monotonic() + START_S, False
     while True:
         try:
@@ -151,7 +151,7 @@ def _wait(process: subprocess.Popen[bytes], order: ScriptOrder) -> None:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, and wait a little."""
+    """Interrupts the script as Ctrl-C does, and waits a little."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -177,7 +177,7 @@ def _terminated_in_order() -> Iterator[None]:
 
 
 def others(folder: Path, ranks: range) -> list[Result]:
-    """What the other ranks of this host have measured, once they are ready."""
+    """Returns the results of the other ranks of this host, once they are ready."""
     until = monotonic() + _GRACE_S
     found: list[Result] = []
     for rank in ranks:

@@ -138,7 +138,7 @@ class Standalone:
         self._subject, self._findings, self._box, self._clock = subject, findings, box, clock
 
     def run(self) -> None:
-        """All of it, as far as time allows."""
+        """Runs all of these phases, as far as time allows."""
         if self._findings.batches_seen == 0:
             return
         self.warmed(1.0)
@@ -200,7 +200,7 @@ class Standalone:
         return Phase(last - first, elapsed, elapsed, each), samples / max(elapsed, 1e-9)
 
     def _batches(self) -> list[list[Key]]:
-        """Those that were seen, whose files are in memory, again and again."""
+        """Returns the batches that were seen, whose files are in memory, again and again."""
         seen = self._subject.keys[: self._findings.batches_seen]
         full = [batch for batch in seen if len(batch) == self._subject.batch_size] or seen
         return list(islice(cycle(full), _MOST)) if full else []
@@ -224,7 +224,7 @@ class Standalone:
             found.note("Too few files were seen, or they could not be dropped, to measure storage by itself.")
 
     def _through_data_set(self, workers: int) -> Level | None:
-        """What workers wait for cold samples, beyond what these cost warm."""
+        """Measures how long workers wait for cold samples, beyond what these cost warm."""
         found = self._findings
         files.drop(found.files)
         seen = self._subject.keys[: found.batches_seen]

@@ -97,7 +97,7 @@ class NoteBook:
         return _FILES.open[at]
 
     def read(self) -> tuple[list[Seen], list[Collated]]:
-        """What all threads have noted so far, in the order in which it was finished."""
+        """Returns the notes of all threads so far, in the order in which samples were finished."""
         samples: list[Seen] = []
         batches: list[Collated] = []
         for path in Path(self.folder).glob(f"{self.phase}-*.jsonl"):
@@ -167,7 +167,7 @@ class Stopwatch:
         self.book, self.looks = book, looks
 
     def timed(self, call: Callable[[], Value]) -> tuple[Value, float, float, float, FileReads]:
-        """What the call returns, when it ended, its seconds, those on a core, and what it opened.
+        """Returns the call's result, when it ended, its seconds, those on a core, and the files it read.
 
         Its seconds are without those in which it waited for a core: how many cores there are is another question.
         """

@@ -51,7 +51,7 @@ class Subject:
         self.batch_size = loader.batch_size or max((len(each) for each in self.keys), default=1)
 
     def is_followed_by(self, loader: DataLoader[Value]) -> bool:
-        """Whether this loader, of the same shape over the same kind of data, stands for it in a later epoch: scripts
+        """Returns whether this loader, of the same shape over the same kind of data, takes its place later: scripts
         may make one for each."""
         if loader in self._own:
             return False
@@ -63,7 +63,7 @@ class Subject:
 
     @property
     def samples(self) -> int:
-        """Of an epoch; 0 where nobody knows."""
+        """Number of samples of an epoch; 0 where nobody knows."""
         if self.length is None:
             return 0
         if len(self.keys) == self.length:
@@ -77,17 +77,17 @@ class Subject:
 
     @property
     def uses_threads(self) -> bool:
-        """Whether its workers are threads."""
+        """True where its workers are threads."""
         return self._options is not None and self._options.threads
 
     @property
     def persists(self) -> bool:
-        """Whether its workers outlive an epoch."""
+        """True where its workers outlive an epoch."""
         return bool(self.loader.persistent_workers or getattr(self.loader, "epochs", None))
 
     @property
     def overlaps(self) -> bool:
-        """Whether the next epoch is prepared while one ends."""
+        """True where the next epoch is prepared while one ends."""
         return getattr(self.loader, "epochs", None) is not None
 
     @property
@@ -147,7 +147,7 @@ class Subject:
         return made
 
     def _arguments(self, watch: Stopwatch | None, kind: LoaderKind) -> dict[str, Any]:
-        """What this kind of loader is told, beside the data set and its order."""
+        """Returns the arguments of this kind of loader, but for the data set and its order."""
         if kind == "torch":
             given = {name: getattr(self.loader, name) for name in _OF_TORCH}
         else:
@@ -188,7 +188,7 @@ class Given(TorchSampler[Any]):
 
 
 def _with_workers(given: dict[str, Any], workers: int) -> dict[str, Any]:
-    """What another number of workers changes."""
+    """Returns the arguments that another number of workers changes."""
     changed: dict[str, Any] = {"num_workers": workers}
     if "max_workers" in given:
         changed["max_workers"] = None

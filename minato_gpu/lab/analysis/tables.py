@@ -1,4 +1,4 @@
-"""What the analysis shows: tables, and rows and profiles for ``--json``."""
+"""The output of an analysis: tables, and rows and profiles for ``--json``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
 
 
 def more(results: Sequence[Result]) -> dict[str, JSON]:
-    """What else goes into the document."""
+    """Returns the other entries of the document."""
     profiles = _profiles(results)
     return {
         "verdict": verdict(profiles)._asdict(),
@@ -77,7 +77,7 @@ def _never(loaders: Sequence[str]) -> str:
 
 
 def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
-    """What other settings would bring, and what they did; None where none was to be tried."""
+    """Returns other settings as predicted and as they ran; None where none was to be tried."""
     from minato_gpu.lab.analysis.questions import compared
 
     own = results[0]

@@ -63,7 +63,7 @@ class Trials:
 
     @property
     def found(self) -> list[Trial]:
-        """What is known so far."""
+        """The trials so far."""
         return list(self._found.values())
 
     def cut_short(self, why: str) -> None:
@@ -129,7 +129,7 @@ class Trials:
         return math.fsum(times) + each * max(0, profile.batches - len(times))
 
     def _cool(self, profile: Profile) -> None:
-        """As it was when storage was measured: nothing is in memory."""
+        """Drops the samples' files from memory, as when storage was measured."""
         if profile.storage is not None:
             files.drop(self._files)
 
@@ -151,7 +151,7 @@ class Trials:
 
 
 def _declared_files(subject: Subject) -> list[str]:
-    """Of all samples that are known, as far as the data set says where their bytes lie."""
+    """Returns the files of all known samples, as far as the data set declares them."""
     declared = source_of(subject.loader.dataset)
     if declared is None:
         return []

@@ -1,4 +1,4 @@
-"""What to change, and by how much: one sentence from the profiles of all ranks.
+"""The advice, what to change and by how much: one sentence from the profiles of all ranks.
 
 A pure function. It looks at the rank that holds the others up, takes the largest part of its epoch that is not compute
 (breakdown.py), and asks what makes that part: too few workers, or cores, a few slow samples, collation, storage's rate
@@ -46,7 +46,7 @@ class Diagnosis(NamedTuple):
 
 
 def verdict(profiles: Sequence[Profile]) -> Diagnosis:
-    """What to change first."""
+    """Returns the change to make first."""
     known = of_ranks(profiles)
     if not known:
         return Diagnosis("unknown", "Too few batches were seen to say where the time goes.", 0.0)
@@ -59,7 +59,7 @@ def verdict(profiles: Sequence[Profile]) -> Diagnosis:
 
 
 def _lost(found: Breakdown) -> float:
-    """What waiting for this rank's own data takes, in seconds of each batch."""
+    """Returns the seconds of each batch in which the step waits for this rank's own data."""
     return math.fsum(part.seconds for part in found.stalls if not part.is_noise)
 
 

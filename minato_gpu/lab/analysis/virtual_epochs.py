@@ -32,7 +32,7 @@ class Shuffles:
     seed: int
 
     def order(self, epoch: int) -> Integers:
-        """See Orders."""
+        """Returns the keys of an epoch, in their order."""
         shuffled = np.random.default_rng((self.seed, epoch)).permutation(self.keys)
         return share(shuffled, 0, self.shards)
 
@@ -86,7 +86,7 @@ class SimulatedRank:
 
     @property
     def samples(self) -> int:
-        """Of an epoch, as far as it is simulated: whole batches of it, where it is longer."""
+        """Number of samples of an epoch that are simulated: whole batches of it, where it is longer."""
         profile = self.profile
         if profile.samples <= MOST:
             return profile.samples
@@ -94,7 +94,7 @@ class SimulatedRank:
 
     @property
     def batches(self) -> int:
-        """Of these."""
+        """Number of batches of an epoch that are simulated."""
         return -(-self.samples // self.profile.batch_size)
 
     @property
@@ -149,7 +149,7 @@ class SimulatedRank:
         return after / max(float(times[-1, -1] - times[-1, 0]), 1e-9)
 
     def _work(self, drawn: DrawnCosts, seed: int) -> Work:
-        """What the workers have to do, the samples of each epoch in their order."""
+        """Returns the workers' work, the samples of each epoch in their order."""
         profile, orders = self.profile, self._orders(seed)
         lengths = (self.samples,) * len(self._away(drawn))
         keys = np.concatenate([order_of(orders, epoch)[: self.samples] for epoch in range(len(lengths))])
@@ -215,8 +215,8 @@ class SimulatedRank:
         return simulate_peer(BATCH_IN_ORDER, work, self._window, 0, steps, self._short(cores))
 
     def _blocked_s(self, storage: Storage, prepare_s: float) -> float:
-        """What a worker waits for a sample's bytes, on average: for itself, or for all workers' where their requests
-        together ask for more than the storage gives."""
+        """Returns how long a worker waits for a sample's bytes, on average: for itself, or for all workers' where their
+        requests together ask for more than the storage gives."""
         missed = 1.0 - (storage.cached_share or 0.0)
         transfer = storage.nbytes / storage.bytes_per_s
         alone = storage.requests * storage.latency_s + transfer
@@ -226,8 +226,8 @@ class SimulatedRank:
 def simulated_together(
     runs: Sequence[SimulatedRank], drawn: DrawnCosts, seed: int, *, meet: bool = False
 ) -> list[EpochTimes]:
-    """Of ranks by this loader that begin at the same time and read from one storage, whose rate they share: that of the
-    first one's profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
+    """Simulates ranks by this loader that begin at the same time and share one storage's rate: that of the first one's
+    profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
     storage = runs[0].profile.storage
     link = None if storage is None else Link(storage.bytes_per_s)
     made = [run._loader(drawn, seed, link) for run in runs]
@@ -242,7 +242,7 @@ def simulated_together(
 
 
 def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
-    """Of the reader process for a request whatever its bytes, and for a byte, where requests have so many on average:
+    """Returns the reader process' seconds for a request, and for each byte, where a request has so many on average:
     in the same proportion as usual, and together as much as was measured."""
     request_s = _URL_S if storage.remote else _FILE_S
     times = storage.cpu_s / (request_s + nbytes * _BYTE_S) if storage.cpu_s else 1.0

@@ -82,7 +82,7 @@ class Tier:
 
     @property
     def decide(self) -> Callable[..., Choice]:
-        """See MemoryTier."""
+        """The policy's choice, as ``MemoryTier`` asks for it."""
         return partial(_told, self.policy) if self.policy else choose
 
 
@@ -233,7 +233,7 @@ class _Requests(RemoteReads):
         return self._free_at - now
 
 
-class _Files:
+class _LocalRequests:
     """Reads of local files: like requests, but none is asked for twice. See LocalReads."""
 
     def __init__(self, requests: _Requests, ended: Callable[[Ended], None]) -> None:
@@ -287,7 +287,7 @@ class VirtualStorage:
 
     async def _open(self, blocks: Blocks, link: Link, seed: int) -> None:
         self._requests = _Requests(self._storage, link, seed)
-        service, files = self._service, partial(_Files, self._requests)
+        service, files = self._service, partial(_LocalRequests, self._requests)
         self._pool = service.pool = ReaderPool(blocks, service.done, self._requests, service.behind, files=files)
 
     def close(self) -> None:

@@ -81,7 +81,7 @@ def analyze(out: CommandOutput, /, script: str | None, arguments: tuple[str, ...
 def _what(
     script: str | None, arguments: tuple[str, ...], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to run, and the settings that are noted."""
+    """Returns what to run, and the settings that are noted."""
     if options["pipeline"] is not None:
         if script is not None:
             raise click.UsageError("give a SCRIPT or --pipeline, not both")

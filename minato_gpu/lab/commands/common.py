@@ -1,4 +1,4 @@
-"""What all commands share: the option ``--json``, errors in one line, the document, pipelines by their names."""
+"""The parts that all commands share: the option ``--json``, errors in one line, the document, pipelines by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CommandOutput:
             report.write(document, self._path)
 
     def leave_rows(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """The same for rows."""
+        """Writes a document of these rows, if it is asked for."""
         if self._path is not None:
             from minato_gpu.lab import report
 

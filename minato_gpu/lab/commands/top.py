@@ -50,7 +50,7 @@ def top(out: CommandOutput, pid: int | None, once: bool, interval: float) -> Non
 def _views(
     pid: int, before: JobState, interval: float, width: int, rows: list[dict[str, Any]]
 ) -> Iterator[RenderableType]:
-    """What happens between two looks at a process, again and again. ``rows``: always the last figures."""
+    """Two looks at a process after each other, again and again. ``rows``: always the last figures."""
     from rich.console import Group
 
     from minato_gpu.lab.top import view
@@ -68,7 +68,7 @@ def _views(
 
 
 def _live(console: Console, views: Iterator[RenderableType]) -> None:
-    """Until the job ends, or Ctrl-C."""
+    """Shows figures until the job ends, or Ctrl-C."""
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as shown:
@@ -96,7 +96,7 @@ def _the_job(out: CommandOutput) -> int:
 
 
 def _summary(job: JobState) -> dict[str, Any]:
-    """What a job is doing, since its loaders' epochs began."""
+    """Shows what a job is doing, since its loaders' epochs began."""
     from minato_gpu.lab.top.figures import figures
 
     found = [figures(None, each).of_all for each in job.loaders]

@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Tally:
-    """What the consumer saw in one epoch so far."""
+    """The consumer's view of one epoch so far."""
 
     epoch: int
     samples_expected: int

@@ -1,4 +1,4 @@
-"""What no loader could beat: lower bounds of the time for the same work.
+"""Lower bounds of the time for the same work, which no loader could beat.
 
 *LP bound.* All samples on ``C`` CPU slots and ``D`` devices, divisible and known in advance: the fractional
 relaxation of scheduling on unrelated machines (Lawler and Labetoulle, JACM 1978). With two kinds of machine it is a
@@ -47,7 +47,7 @@ def threshold_limit(work: Work) -> float:
 
 
 def _as_told(work: Work) -> Work:
-    """The same, but it costs what is predicted."""
+    """Returns the work with costs as predicted."""
     cuts = tuple(replace(cut, cpu=cut.predicted_cpu, device=cut.predicted_device) for cut in work.cuts)
     return replace(work, cpu=work.predicted_cpu, device=work.predicted_device, cuts=cuts)
 

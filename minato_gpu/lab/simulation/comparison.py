@@ -33,7 +33,7 @@ DEMAND = 0.95  # share of capacity that the consumer asks for
 
 Row = dict[str, JSON]
 Simulate = Callable[[Work, float], Outcome]
-"""What a policy makes of a work, with the seconds that the consumer takes for a batch."""
+"""Simulates a policy on a work, with the seconds that the consumer takes for a batch."""
 
 
 def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
@@ -114,7 +114,7 @@ def _slow_share_deviation(work: Work, outcome: Outcome) -> float:
 
 
 def run_ablation(seeds: int = 10) -> list[Row]:
-    """What each part contributes: every part off in turn, in the scenarios where it can matter.
+    """Measures what each part contributes: every part off in turn, in the scenarios where it can matter.
 
     ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold``
     (lanes take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order
@@ -149,7 +149,7 @@ def run_ablation(seeds: int = 10) -> list[Row]:
 
 
 def _blind(simulate: Simulate) -> Simulate:
-    """The same, told only each lane's mean cost."""
+    """Returns a simulation that predicts only each lane's mean cost."""
 
     def told_means(work: Work, period: float) -> Outcome:
         device = None if work.device is None else np.full_like(work.device, work.device.mean())
@@ -168,5 +168,5 @@ def _blind(simulate: Simulate) -> Simulate:
 
 
 def _uncut(simulate: Simulate) -> Simulate:
-    """The same, all of a sample on one lane; the bounds stay those of samples that can be cut."""
+    """Returns a simulation with all of a sample on one lane; bounds stay those of samples that can be cut."""
     return lambda work, period: simulate(replace(work, cuts=()), period)

@@ -46,7 +46,7 @@ class Cores:
         return self.pace(workers).worker
 
     def at_once(self, workers: float) -> float:
-        """Of so many workers, those that work at the same time."""
+        """Returns how many of so many workers work at the same time."""
         return min(workers, max(1.0, self.cores / self.computed)) if self.computed else workers
 
     @property

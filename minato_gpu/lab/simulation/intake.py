@@ -21,14 +21,14 @@ class Arrival(NamedTuple):
 
 
 class Reading(Protocol):
-    """What brings samples' bytes to the scheduler: whoever simulates storage has one (analysis/virtual_storage.py).
+    """A simulated storage that brings samples' bytes to the scheduler (analysis/virtual_storage.py).
 
     Told the time with every call. ``ahead``: batches beyond the window that are drawn, and wanted, early."""
 
     ahead: int
 
     def begin(self, now: float, epoch: int) -> None:
-        """What is wanted from now on is of this epoch."""
+        """Begins an epoch: later wants are of it."""
 
     def want(self, now: float, place: int, serials: range) -> None:
         """The samples of a batch that has been drawn."""

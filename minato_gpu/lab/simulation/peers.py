@@ -82,7 +82,7 @@ class _Peer:
         return Outcome(np.array(times), np.concatenate(batches))
 
     def may_start(self, batch: int, now: float) -> bool:
-        """Whether the epoch of the batch has begun: the step of the last one's last batch has ended."""
+        """Returns whether the epoch of the batch has begun: the step of the last one's last batch has ended."""
         start = self.work.begins[batch]
         return self.delivered > start or (self.delivered == start and (start == 0 or now >= self.consumer_ready))
 
@@ -91,7 +91,7 @@ class _Peer:
         raise NotImplementedError
 
     def share(self, now: float) -> None:
-        """What runs takes as long as the cores let it now: as ever, where there are enough."""
+        """Adapts what runs to the cores that it has now: nothing changes where there are enough."""
 
     def ended(self, time: float, what: int, where: int) -> None:
         """A running piece of work is through."""

@@ -30,7 +30,7 @@ class SampleProgress:
         self._split.update(dict.fromkeys(serials, split))
 
     def seconds(self, serial: int, device: bool, stop: int = -1) -> float:
-        """What the rest of the sample takes on a slot, on the CPU as far as split point ``stop`` (-1: to its end)."""
+        """Returns the seconds of the sample's rest on a slot, on the CPU up to split point ``stop`` (-1: its end)."""
         at = self._split.get(serial)
         if device:
             return self._device[serial] if at is None else self._cuts[at][1][serial]
@@ -40,7 +40,7 @@ class SampleProgress:
     def next_stop(
         self, serial: int, splits: Iterable[int], begin: float, now: float, end: float
     ) -> tuple[int, float] | None:
-        """Of ``splits`` the first that the sample comes to, at ``now`` or later and before ``end``, and when.
+        """Returns the first of ``splits`` that the sample comes to, at ``now`` or later and before ``end``, and when.
 
         The sample has run on the CPU since ``begin``.
         """
@@ -79,7 +79,7 @@ class ChunkRun:
         return serials, seconds
 
     def serials(self) -> list[int]:
-        """Of its samples, but for those that were taken back."""
+        """Returns its samples, but for those that were taken back."""
         return self._serials[: len(self.ends)]
 
     def ends_within(self, first: int, stop: int) -> list[float]:

@@ -104,7 +104,7 @@ class VirtualLoader:
         return min(first, reading, _NEVER if wake is None else wake)
 
     def _share(self) -> None:
-        """What runs takes as long as the cores let it now."""
+        """Adapts what runs to the cores that it has now."""
         if self._cores is None:
             return
         left = max(0.0, self._consumer_ready - self._now)
@@ -124,7 +124,7 @@ class VirtualLoader:
         heappush(self._events, (time, self._number, kind, what))
 
     def _step(self, most: float) -> None:
-        """What happens next, if that is not after ``most``; until then, storage goes on."""
+        """Does what happens next, if that is not after ``most``; until then, storage goes on."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
         until = first if wake is None else min(first, wake)
         if self._bytes_come(min(until, most)) or most < until:
@@ -150,7 +150,7 @@ class VirtualLoader:
             self._take_awaited()
 
     def _bytes_come(self, until: float) -> bool:
-        """Whether the scheduler has been told of some by then. What else storage does changes nothing here."""
+        """Lets storage go on until then; returns whether the scheduler has heard of bytes."""
         while self._reading is not None and (came := self._reading.advance(until)):
             self._now = max(came.at, self._now)
             if spans := self._intake.came(came.serials):
@@ -214,7 +214,7 @@ class VirtualLoader:
                 self._tell(m.Finished(self._now, run.chunk.number, done, seconds, 1000 * len(serials), final=False))
 
     def _newly(self, run: ChunkRun, done: int) -> tuple[list[int], float]:
-        """See ChunkRun: nobody reads their bytes any more."""
+        """Returns the samples that are reported now, and their seconds; nobody reads their bytes any more."""
         serials, seconds = run.newly(done)
         if self._reading is not None:
             self._reading.release(self._now, serials)
@@ -299,7 +299,7 @@ def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> lis
 
 
 def _let_go_on(loaders: Sequence[VirtualLoader]) -> None:
-    """Those that wait for each other, once all do."""
+    """Lets loaders that wait for each other go on, once all do."""
     times = [each.met_at for each in loaders]
     if None not in times:
         last = max(time for time in times if time is not None)

@@ -1,4 +1,4 @@
-"""What a simulated run has to do: true costs, predictions, batches, slots; and what came of it."""
+"""The work of a simulated run (true costs, predictions, batches, slots), and its outcome."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Work:
     cuts: tuple[Cut, ...] = ()
 
     def plans(self, serial: int) -> list[Plan]:
-        """What is predicted for the serial's split points."""
+        """Returns the predictions for the serial's split points."""
         return [
             Plan(cut.split, float(cut.predicted_cpu[serial]), float(cut.predicted_device[serial])) for cut in self.cuts
         ]
@@ -85,7 +85,7 @@ class Work:
         return len(self.sizes)
 
     def ends_epoch(self, batch: int) -> bool:
-        """Whether the batch is the last of an epoch after which another comes."""
+        """Returns whether the batch is the last of an epoch after which another comes."""
         return batch + 1 < self.batches and self.begins[batch + 1] == batch + 1
 
     def ready_times(self) -> list[float]:

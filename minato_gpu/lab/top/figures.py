@@ -24,7 +24,7 @@ class LoaderFigures(NamedTuple):
     lanes: dict[str, dict[str, JSON]]
 
     def row(self) -> dict[str, JSON]:
-        """All of them under names of their own."""
+        """Returns all of them under names of their own."""
         return {
             **self.of_all,
             **{f"stall_{cause}_share": share for cause, share in self.stall_shares.items()},
@@ -60,7 +60,7 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
 
 
 def _rates(before: LoaderState | None, now: LoaderState, counts: Counts) -> Counts:
-    """What counters have grown by, by the second."""
+    """Returns the growth of counters a second."""
     old: Counts = {}
     seconds = now.stats["elapsed_s"]
     if before is not None and (before.name, before.epoch) == (now.name, now.epoch):
@@ -79,7 +79,7 @@ def _lane(name: str, lane: Mapping[str, JSON], rates: Counts) -> dict[str, JSON]
 
 
 def _hit_share(tier: str, *counted: Counts) -> float | None:
-    """Of what was asked for: of the first of these counts in which anything was."""
+    """Returns the hit share of the first of these counts in which anything was asked for."""
     for each in counted:
         hits = each.get(("cache_hits", tier), 0.0)
         if asked := hits + each.get(("cache_misses", tier), 0.0):

@@ -1,0 +1,51 @@
+"""Waiting for lanes that ring no bell: their descriptors, watched by whoever waits."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable
+from contextlib import suppress
+
+from minato_gpu.lanes.contract import Lane
+
+
+class LaneWatch:
+    """Watches the descriptors of those of the lanes that do not ring the workers' bell, for one thread.
+
+    Each is watched until it has been readable once; then ``arm`` asks for more. So a lane that speaks while nobody
+    wants to hear it wakes nobody twice. Lanes are asked for their descriptors every time, which may have changed.
+    """
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self._lanes = [lane for lane in lanes if not lane.rings]
+        self._epoll = select.epoll() if self._lanes else None
+
+    def __bool__(self) -> bool:
+        return self._epoll is not None
+
+    def fileno(self) -> int:
+        """Readable once one of them has something to tell."""
+        assert self._epoll is not None
+        return self._epoll.fileno()
+
+    def arm(self, names: Iterable[str] | None = None) -> None:
+        """Watch them again, or only those of the lanes ``names``; what has come meanwhile is noticed at once."""
+        if self._epoll is None:
+            return
+        for lane in self._lanes:
+            for fd in lane.fds() if names is None or lane.name in names else ():
+                self._watch(self._epoll, fd)
+
+    @staticmethod
+    def _watch(epoll: select.epoll, fd: int) -> None:
+        mask = select.EPOLLIN | select.EPOLLONESHOT
+        try:
+            epoll.modify(fd, mask)
+        except FileNotFoundError:
+            with suppress(OSError):  # closed meanwhile
+                epoll.register(fd, mask)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        if self._epoll is not None:
+            self._epoll.close()

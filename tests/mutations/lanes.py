@@ -1,0 +1,87 @@
+"""Faults of lanes told apart: who is woken, whose memory it is, what each can do, and how fast it is."""
+
+from __future__ import annotations
+
+from tests.mutations.fault import Fault
+
+ENGINE, SCHEDULING = ("engine/test_lanes.py",), ("scheduling/test_lanes.py",)
+
+FAULTS = (
+    Fault(
+        "a lane without the workers' bell is heard only while the consumer waits",
+        "engine/engine.py",
+        "        self._own_fds.arm()\n",
+        "",
+        ENGINE,
+    ),
+    Fault(
+        "what is told by a lane that is being opened is heard only by chance",
+        "engine/engine.py",
+        "            self._own_fds.arm(self.pump.loading)\n",
+        "",
+        ENGINE,
+    ),
+    Fault(
+        "a lane that never opens keeps the pump awake",
+        "engine/pump.py",
+        "self.run.scheduler.pending or comes or (",
+        "self.run.scheduler.pending or comes or bool(self.loading) or (",
+        ENGINE,
+    ),
+    Fault(
+        "a lane is asked for its descriptors once",
+        "engine/lane_watch.py",
+        "for fd in lane.fds() if names is None or lane.name in names else ():",
+        'for fd in lane.__dict__.setdefault("_fds", lane.fds()) if names is None or lane.name in names else ():',
+        ENGINE,
+    ),
+    Fault(
+        "a task of the run that goes on is not given back",
+        "engine/pump.py",
+        "            if run == self.run.number:\n                self.run.recalled(chunk)",
+        "            if False:\n                self.run.recalled(chunk)",
+        ENGINE,
+    ),
+    Fault(
+        "a job that is given back is lost",
+        "scheduling/scheduler.py",
+        "            if not event.done:\n                self._join_again",
+        "            if False:\n                self._join_again",
+        ENGINE,
+    ),
+    Fault(
+        "the death of a worker settles what is another lane's",
+        "engine/pump.py",
+        "owner = lane.owner_of(exit_.number)",
+        "owner = exit_.number",
+        ENGINE,
+    ),
+    Fault(
+        "lanes that share no memory are to join batches",
+        "scheduling/dispatch.py",
+        "if self.jobs and lane.helps:",
+        "if self.jobs and not lane.is_device:",
+        ENGINE,
+    ),
+    Fault(
+        "a lane elsewhere is taken to be as fast as this host's",
+        "scheduling/scheduler.py",
+        "            if lane.learns:\n",
+        "            if False:\n",
+        SCHEDULING,
+    ),
+    Fault(
+        "what is left is shared out as if there were no other lane",
+        "scheduling/dispatch.py",
+        "2 * max(pace.cpu_capacity, 1) / lane.speed",
+        "2 * max(lane.slots, 1)",
+        SCHEDULING,
+    ),
+    Fault(
+        "the threshold counts the slots of one CPU lane",
+        "scheduling/routing.py",
+        "cpu_slots, cpu_s = cpu_slots + slots, cpu_s + seconds",
+        "cpu_slots, cpu_s = slots, seconds",
+        SCHEDULING,
+    ),
+)
