@@ -18,17 +18,49 @@ from tests.support.covering import pairwise
 
 SAMPLES = 30
 BAD = 7  # the key whose sample raises, hangs, or kills its worker
-LISTED = (7, 7, 3, 12, 7, 29, 0, 1, 2, 3, 3, 28, 14, 15, 16, 17, 4, 5, 6, 21, 22, 23, 24, 25, 11, 10)  # some twice
+LISTED = (
+    7,
+    7,
+    3,
+    12,
+    7,
+    29,
+    0,
+    1,
+    2,
+    3,
+    3,
+    28,
+    14,
+    15,
+    16,
+    17,
+    4,
+    5,
+    6,
+    21,
+    22,
+    23,
+    12,
+    24,
+    25,
+    11,
+    10,
+    29,
+    3,
+)  # some twice
 DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
 HANG_S = 2.0  # the limit for a sample, which takes milliseconds
 STREAMS = (14, 5, 9)  # samples of each worker's stream
 FILES = ("files", "urls")  # data whose bytes the loader reads
+STARTS = ("start raises", "start kills")  # faults of worker_init_fn
+OF_FILES = ("no file", "too short")  # errors of files
 STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "data": (
-        *("numbers", "mapping", "ragged", "objects", "closures", "many at once", "pipeline", "files", "urls"),
+        *("numbers", "mapping", "ragged", "uneven", "objects", "closures", "many at once", "pipeline", "files", "urls"),
         *("stream", "stateful stream", "stateful iterator"),
     ),
     "sampler": (
@@ -51,8 +83,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
         *("none", "raise", "skip", "handler skips", "handler raises", "retry", "too many"),
         *("killed once", "killed twice", "killed", "collate raises", "start raises", "sampler raises"),
     ),
-    "error": ("ValueError", "StopIteration", "local", "unsendable", "no file"),
-    "interruption": ("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between", "two at once"),
+    "error": ("ValueError", "StopIteration", "local", "unsendable", "no file", "too short"),
+    "interruption": (
+        *("none", "left", "begun", "saved", "saved twice", "ahead", "elsewhere", "between", "two at once"),
+        *("forked", "changed"),
+    ),
     "epochs": (2, 1),
     "ranks": (1, 2),
 }
@@ -73,6 +108,7 @@ class Case:
     context: str = "fork"  # how worker processes start
     most: int | None = None  # max_workers
     start: str = "plain"  # what worker_init_fn does
+    pace: str = "even"  # "uneven": processes pause between statements (pauses.py)
     lanes: str = "cpu"
     collate: str = "usual"  # "own" stacks tensors as a user would; "draws" draws numbers for each batch
     cache: str = "none"  # where the bytes of "files" and "urls" are kept
@@ -97,12 +133,12 @@ class Case:
     @property
     def replaces(self) -> bool:
         """Whether workers that die or hang are replaced."""
-        return self.fault.endswith((" once", " twice"))
+        return self.fault.endswith((" once", " twice")) or self.fault == "start kills"
 
     @property
     def fails(self) -> bool:
         """Whether the sample of BAD is never had."""
-        return self.fault not in ("none", "retry", "killed once", "hung once", "start raises", "sampler raises")
+        return self.fault not in ("none", "retry", "killed once", "hung once", *STARTS, "sampler raises")
 
     @property
     def raises(self) -> bool:
@@ -112,14 +148,15 @@ class Case:
     @property
     def ends_early(self) -> bool:
         """Whether the first error ends the run."""
-        return self.fault in ("too many", "killed", "hung", "start raises", "sampler raises")
+        return self.fault in ("too many", "killed", "hung", *STARTS, "sampler raises")
 
 
 @dataclass(frozen=True)
 class Step:
     """A part of an epoch: ``take`` batches (None: all that are left), then "go on", "leave" the epoch, or "save" and
     go on with another loader; with "save ahead" the last batch counts as not delivered. "at once": the next step's
-    batches are taken in turn with this one's, from another iterator."""
+    batches are taken in turn with this one's, from another iterator. "fork": a forked process uses the loader, too.
+    "change": other files come in the places of the data set's."""
 
     epoch: int
     take: int | None = None
@@ -138,6 +175,8 @@ def steps(case: Case) -> list[Step]:
         "elsewhere": [Step(0, 2, "save"), Step(0)],
         "between": [Step(0, None, "save")],
         "two at once": [Step(0, None, "at once")],
+        "forked": [Step(0, None, "fork")],
+        "changed": [Step(0, None, "change")],
     }[case.interruption]
     return first + [Step(epoch) for epoch in range(1, case.epochs)]
 
@@ -149,14 +188,18 @@ def elsewhere(case: Case) -> Case:
     return dataclasses.replace(case, workers=case.workers % 3 + 1, ranks=1, cache="none")
 
 
-_AT_STARTS = ("start raises", "collate raises")
 Rule = tuple[str, Callable[[Case], bool]]
 RULES: tuple[Rule, ...] = (
     ("Streams have no sampler, and only streams have none.", lambda c: c.streams != (c.sampler == "none")),
     (
         "A stream belongs to its worker: it has one lane, one rank, and dies with its worker; nothing is left out.",
         lambda c: (
-            c.streams and (c.ranks > 1 or c.most is not None or c.fault not in ("none", "raise", "killed", *_AT_STARTS))
+            c.streams
+            and (
+                c.ranks > 1
+                or c.most is not None
+                or c.fault not in ("none", "raise", "killed", "start raises", "collate raises")
+            )
         ),
     ),
     (
@@ -180,7 +223,7 @@ RULES: tuple[Rule, ...] = (
                 (c.lateness, c.most, c.start) != (0, None, "plain")
                 or c.stay == "persistent"
                 or "killed" in c.fault
-                or c.fault == "start raises"
+                or c.fault in STARTS
             )
         ),
     ),
@@ -190,7 +233,7 @@ RULES: tuple[Rule, ...] = (
     ),
     ("Only pipelines have device stages.", lambda c: c.lanes != "cpu" and c.data != "pipeline"),
     ("Only files can be cached.", lambda c: c.cache != "none" and c.data not in FILES),
-    ("A thread that dies takes the program with it.", lambda c: "killed" in c.fault and c.kind == "thread"),
+    ("A thread that dies takes the program with it.", lambda c: ("kill" in c.fault) and c.kind == "thread"),
     (
         "Only what is prepared in another process need be pickled.",
         lambda c: c.error == "unsendable" and (c.workers == 0 or c.kind == "thread" or c.data == "pipeline"),
@@ -199,7 +242,11 @@ RULES: tuple[Rule, ...] = (
         "A sample that cannot be pickled is of use to a user's own function, or it cannot be joined.",
         lambda c: c.error == "unsendable" and (c.collate != "usual" or c.data == "closures"),
     ),
-    ("Only files can be gone.", lambda c: c.error == "no file" and c.data not in FILES),
+    ("Only files can be gone.", lambda c: c.error in OF_FILES and c.data not in FILES),
+    (
+        "Only files can be changed, before they are read ahead.",
+        lambda c: c.interruption == "changed" and (c.data not in FILES or c.stay == "epochs"),
+    ),
     (
         "What a sample raises matters where it raises.",
         lambda c: (
@@ -211,7 +258,7 @@ RULES: tuple[Rule, ...] = (
     ("A batch is made where there are batches.", lambda c: c.collate != "usual" and (c.batch is None or c.streams)),
     (
         "A list of samples is a user's own way to make a batch already.",
-        lambda c: c.collate == "own" and c.data in ("ragged", "objects", "closures"),
+        lambda c: c.collate == "own" and c.data in ("ragged", "uneven", "objects", "closures"),
     ),
     ("Samples that are single are made into no batch.", lambda c: c.fault == "collate raises" and c.batch is None),
     ("Ranks share out what a DistributedSampler yields.", lambda c: c.ranks > 1 and c.sampler != "distributed"),
@@ -227,14 +274,14 @@ RULES: tuple[Rule, ...] = (
     (
         "A worker that dies ends the run, and nobody knows how many batches before it was due.",
         lambda c: (
-            c.fault in ("killed", "start raises", "sampler raises")
+            c.fault in ("killed", *STARTS, "sampler raises")
             and (c.interruption != "none" or c.epochs > 1 or c.ranks > 1)
         ),
     ),
     ("Only a user's own sampler raises.", lambda c: c.fault == "sampler raises" and c.sampler != "listed"),
     (
         "An epoch that is left, or saved after its end, or run beside another, has a next one.",
-        lambda c: c.interruption in ("left", "between", "two at once") and c.epochs == 1,
+        lambda c: c.interruption in ("left", "between", "two at once", "forked", "changed") and c.epochs == 1,
     ),
     (
         "Iterators share a state, a generator, the epochs declared, and what stats() describes.",
@@ -247,6 +294,10 @@ RULES: tuple[Rule, ...] = (
                 or c.stay == "epochs"
             )
         ),
+    ),
+    (
+        "A process that is forked uses a loader of which it has all.",
+        lambda c: c.interruption == "forked" and (c.fault, c.ranks) != ("none", 1),
     ),
     (
         "How far a state or a generator has moved in an epoch that is left depends on how far it was read ahead.",
@@ -268,6 +319,7 @@ ROOTS: dict[Case, str] = {
     Case(fault="too many"): "fault",
     Case(fault="killed", epochs=1): "fault",
     Case(fault="start raises", epochs=1): "fault",
+    Case(data="files", interruption="changed"): "interruption",
     Case(sampler="listed", fault="sampler raises", epochs=1): "fault",
     Case(fault="skip", error="local"): "error",
     Case(data="stream", sampler="none", fault="raise"): "fault",
@@ -283,6 +335,18 @@ KNOWN: tuple[Case, ...] = (
     Case(data="many at once", fault="hung", epochs=1),
     Case(data="files", context="forkserver", sampler="shuffle=True", start="seeds", cache="both"),
     Case(data="stateful stream", sampler="none", workers=3, interruption="ahead"),  # another stream's turn
+    Case(fault="start kills", epochs=1),
+    Case(stay="persistent", interruption="forked"),
+    Case(stay="persistent", fault="killed once"),  # in each epoch
+    Case(workers=3, pace="uneven", batch=1),
+    Case(data="mapping", lateness=8, workers=3, pace="uneven", fault="killed once"),
+    Case(data="objects", lateness=1, workers=3, pace="uneven", fault="killed twice", epochs=1),
+    Case(data="uneven", lateness=8, workers=3, pace="uneven", budget=40_000),
+    Case(data="pipeline", lateness=8, workers=3, pace="uneven", lanes="both"),
+    Case(data="ragged", workers=3, stay="persistent", pace="uneven", collate="draws", interruption="left"),
+    Case(data="files", sampler="repeats", stay="persistent", pace="uneven", cache="little"),
+    Case(workers=1, lateness=1, stay="epochs", most=4, pace="uneven", fault="killed once"),
+    Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
 
@@ -297,7 +361,13 @@ def promised_by_pytorch(case: Case) -> bool:
     by a RuntimeError, or by what reading from it raises.)"""
     happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
     goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
-    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
+    theirs = (
+        case.pace == "even"
+        and case.lateness == 0
+        and case.kind == "process"
+        and case.stay != "epochs"
+        and case.data != "pipeline"
+    )
     return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.contracts.cases import BAD, Case, Step, elsewhere
-from tests.contracts.kinds import ROW_BYTES
+from tests.contracts.cases import BAD, FILES, Case, Step, elsewhere
+from tests.contracts.kinds import ROW_BYTES, UNEVEN_BYTES
 from tests.contracts.orders import Keys
 from tests.contracts.run import Part, Raised
 
@@ -24,6 +24,7 @@ def named(case: Case, error: str) -> bool:
         "local": ("Local",),
         "unsendable": ("AttributeError", "PicklingError", "TypeError"),
         "no file": ("FileNotFoundError",),
+        "too short": ("EOFError",),
     }
     return error in (due or kinds.get(case.error, (case.error,)))
 
@@ -50,6 +51,8 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
         if not named(case, failure["error"]):
             yield f"the error is named {failure['error']}"
     yield from _memory(case, part)
+    if part.step.take is None and not part.errors and part.elapsed_s:
+        yield from same("seconds of an epoch that has ended", part.elapsed_s, stats["elapsed_s"])
     done = sum(stats[name] for name in ("samples_delivered", "samples_failed", "samples_skipped"))
     if part.step.take is None and not (case.ends_early and part.errors) and stats["samples_expected"] is not None:
         yield from same("samples delivered, failed and skipped", done, stats["samples_expected"])
@@ -61,8 +64,13 @@ def counts_of_part(case: Case, part: Part) -> Iterator[str]:
 def _memory(case: Case, part: Part) -> Iterator[str]:
     """The budget, or the one batch that must be whole to be delivered, and a sample per worker; 5 % for wrapping."""
     workers = max(case.workers, elsewhere(case).workers, case.most or 1)
-    most = 1.05 * (max(case.budget or 0, (case.batch or 1) * ROW_BYTES) + workers * ROW_BYTES)
-    if case.data == "many at once" and case.budget is not None and part.stats["bytes_in_flight_peak"] > most:
+    each = UNEVEN_BYTES if case.data == "uneven" else ROW_BYTES
+    most = 1.05 * (max(case.budget or 0, (case.batch or 1) * each) + workers * each)
+    if (
+        case.data in ("many at once", "uneven")
+        and case.budget is not None
+        and part.stats["bytes_in_flight_peak"] > most
+    ):
         yield f"bytes in flight, at most {most}: {part.stats['bytes_in_flight_peak']}"
     if part.step == Step(part.step.epoch) and case.stay != "epochs" and not (case.ends_early and part.errors):
         yield from same("bytes in flight at the end", part.stats["bytes_in_flight"], 0)
@@ -82,10 +90,11 @@ def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part], new: set[i
         yield from same("samples_failed", sum(each["samples_failed"] for each in every), bad if case.fails else 0)
     if not case.streams and case.sampler != "batches":
         yield from same("samples_expected", every[0]["samples_expected"], sum(map(len, order)))
-    if case.cache != "none" and case.stay == "an epoch" and case.fault == case.interruption == "none":
+    undisturbed = case.stay == "an epoch" and case.fault == case.interruption == "none"
+    if case.data in FILES and case.workers > 0 and undisturbed:
         reads = parts[0].stats["reads"]
         yield from same("reads that failed, and reads by workers", (reads["failed"], reads["by_workers"]), (0, 0))
-        if case.cache != "little":
+        if case.cache not in ("none", "little"):
             yield from same("reads, of what no epoch before had", reads["reads"], len(new))
     workers = [tuple(each["workers"][name] for name in ("died", "hung", "replaced")) for each in every]
     if case.interruption == "none" and case.fault.endswith(" twice"):

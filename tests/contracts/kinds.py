@@ -16,6 +16,7 @@ from minato_gpu import Field, Pipeline, Stage
 from minato_gpu.pipeline import TorchFunction
 
 ROW_BYTES = 8_000
+UNEVEN_BYTES = 16_000
 _X = Field(np.float32, (5,))
 
 
@@ -66,7 +67,7 @@ def _numbers(key: int) -> Any:
 
 def _rows(key: int) -> Any:
     """Draws nothing: samples that draw are asked for one by one."""
-    return torch.cat([of_stream(key), torch.full((ROW_BYTES // 8 - 2,), key, dtype=torch.float64)])
+    return torch.tensor([key, key * key, *[key] * (ROW_BYTES // 8 - 2)], dtype=torch.float64)
 
 
 def _read_rows(batch: Any) -> Iterable[Sample]:
@@ -78,17 +79,33 @@ def _read_numbers(batch: Any) -> Iterable[Sample]:
 
 
 def _mapping(key: int) -> Any:
-    return {"key": key, "name": f"n{key}", "rest": (np.full((2, 3), key, np.float32), drawn())}
+    """Of odd keys the fields come in another order."""
+    fields = {"key": key, "name": f"n{key}", "rest": (np.full((2, 3), key, np.float32), drawn())}
+    return dict(reversed(fields.items())) if key % 2 else fields
 
 
 def _read_mapping(batch: Any) -> Iterable[Sample]:
     arrays, numbers = batch["rest"]
-    content = ((name, str(array)) for name, array in zip(batch["name"], arrays.tolist(), strict=True))
-    return map(Sample, batch["key"].tolist(), content, _columns(numbers))
+    keys = batch["key"].tolist()
+    order = "as of the first" if [*batch] == [*_mapping_fields(keys[0])] else "another"
+    content = ((name, str(array), order) for name, array in zip(batch["name"], arrays.tolist(), strict=True))
+    return map(Sample, keys, content, _columns(numbers))
+
+
+def _mapping_fields(key: int) -> list[str]:
+    return ["rest", "name", "key"] if key % 2 else ["key", "name", "rest"]
 
 
 def _ragged(key: int) -> Any:
-    return key, torch.full((1 + key % 5,), key), drawn()
+    return key, torch.full((2, 1 + key % 5), key).t(), drawn()
+
+
+def _uneven(key: int) -> Any:
+    return key, torch.full((UNEVEN_BYTES // 8 if key % 5 == 2 else 100,), key, dtype=torch.float64), drawn()
+
+
+def _read_uneven(batch: Any) -> Iterable[Sample]:
+    return (Sample(key, (len(tensor), {*tensor.tolist()}), tuple(numbers)) for key, tensor, numbers in batch)
 
 
 def _closure(key: int) -> Any:
@@ -97,7 +114,7 @@ def _closure(key: int) -> Any:
 
 
 def _read_ragged(batch: Any) -> Iterable[Sample]:
-    return (Sample(key, tuple(tensor.tolist()), tuple(numbers)) for key, tensor, numbers in batch)
+    return (Sample(key, (tensor.tolist(), tensor.stride()), tuple(numbers)) for key, tensor, numbers in batch)
 
 
 def _objects(key: int) -> Any:
@@ -113,9 +130,9 @@ def _read_pipeline(batch: Any) -> Iterable[Sample]:
     return (Sample(n, len(each), (max(each),)) for n, each in zip(batch["label"].tolist(), values, strict=True))
 
 
-def file_of(key: int) -> bytes:
-    """What the file of a sample holds."""
-    return f"file {key} ".encode() * (100 + key)
+def file_of(key: int, version: int = 0) -> bytes:
+    """What the file of a sample holds; ``version``: after so many changes."""
+    return f"file {key} of {version} ".encode() * (100 + key)
 
 
 def file_sample(key: int, data: bytes) -> Any:
@@ -131,14 +148,10 @@ def _square(key: int) -> float:
     return float(key * key)
 
 
-def of_stream(key: int) -> Any:
-    """A sample of a stream, which draws nothing."""
-    return torch.tensor([key, key * key], dtype=torch.float64)
-
-
 def _read_fields(fields: Any, params: Any) -> Any:
+    fields["tries"][:] += 1  # works in place: another try begins with what the data set has returned
     n = fields["make"](fields["n"])
-    return {"x": np.full(5, n, np.float32), "label": n}
+    return {"x": np.full(5, n, np.float32), "label": n + 1_000 * (int(fields["tries"][0]) - 1)}
 
 
 def _draw(rng: np.random.Generator, meta: Any) -> Any:
@@ -155,7 +168,7 @@ def _shift_on_device(fields: Any, params: Any) -> Any:
 
 PIPELINE = Pipeline(
     (
-        Stage("read", ("n", "make"), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
+        Stage("read", ("n", "make", "tries"), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
         Stage("shift", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
         Stage("again", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
     ),
@@ -165,12 +178,18 @@ PIPELINE = Pipeline(
 
 _NUMBERS = Kind(_numbers, _read_numbers, _square)
 _FILES = Kind(lambda key: file_sample(key, file_of(key)), _read_files, lambda key: zlib.crc32(file_of(key)))
-_STREAM = Kind(of_stream, _read_numbers, _square)
+_STREAM = Kind(_numbers, _read_numbers, _square)
 KINDS = {
     "numbers": _NUMBERS,
     "many at once": Kind(_rows, _read_rows, lambda key: ({float(key)}, _square(key))),
-    "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2))),
-    "ragged": Kind(_ragged, _read_ragged, lambda key: (key,) * (1 + key % 5), joins=False),
+    "mapping": Kind(_mapping, _read_mapping, lambda key: (f"n{key}", str([[float(key)] * 3] * 2), "as of the first")),
+    "ragged": Kind(_ragged, _read_ragged, lambda key: ([[key] * 2] * (1 + key % 5), (1, 1 + key % 5)), joins=False),
+    "uneven": Kind(
+        _uneven,
+        _read_uneven,
+        lambda key: (UNEVEN_BYTES // 8 if key % 5 == 2 else 100, {float(key)}),
+        joins=False,
+    ),
     "closures": Kind(_closure, _read_numbers, _square),
     "objects": Kind(_objects, _read_objects, lambda key: f"n{key}", joins=False),
     "pipeline": Kind(int, _read_pipeline, lambda key: 1),

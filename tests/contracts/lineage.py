@@ -59,14 +59,15 @@ DEATHS: dict[str, Callable[[], object]] = {
 class Saved:
     """A state, and what had come when it was saved.
 
-    ``parts``: of epoch ``epoch``, until then, by whichever loader; ``ended``: that is all of it. ``told``: what the
-    sampler was told by ``set_epoch``. ``drawn``: whether it is known what samples draw. ``died``: a worker has died
-    that was not replaced.
+    ``parts``: of epoch ``epoch``, until then, by whichever loader; ``ended``: that is all of it. ``told``: what
+    ``set_epoch`` has told the sampler last; ``order``: what it had before the epoch's order was drawn. ``drawn``:
+    whether it is known what samples draw. ``died``: a worker has died that was not replaced.
     """
 
     state: Any = None
     epoch: int = -1
     told: int = 0
+    order: int = 0
     parts: tuple[Part, ...] = ()
     ended: bool = True
     drawn: bool = True
@@ -155,7 +156,8 @@ class Lineage:
         if self.case.sampler == "distributed":
             self.loader.sampler.set_epoch(saved.told)
         self.loader.load_state_dict(saved.state)
-        self.at, self.waits, self.goes_on = saved, True, not saved.ended
+        told = saved.told if saved.ended else saved.order  # of which the state tells the sampler
+        self.at, self.waits, self.goes_on = replace(saved, told=told), True, not saved.ended
 
     # --- epochs --------------------------------------------------------------------------------------------
 
@@ -165,6 +167,9 @@ class Lineage:
         if self.goes_on and epoch != self.at.told:
             self.goes_on, self.warns = False, "has been called since"
         self.at = replace(self.at, told=epoch)
+        drawn = self.case.workers > 0 or self.case.batch is None or any(part.got for part in self.at.parts)
+        if not drawn:
+            self.at = replace(self.at, order=epoch)  # which is drawn with the first batch
 
     def begin(self) -> None:
         """Call ``iter()``; an iterator that is there already is left when the new one has been made."""
@@ -174,7 +179,7 @@ class Lineage:
         if not self.goes_on:
             if self.case.stay == "persistent" and (self.at.died or self.doomed or self.before is not None):
                 self.at = replace(self.at, drawn=False)  # not by the workers that persist: with another seed
-            self.at = replace(self.at, epoch=self.at.epoch + 1, parts=(), ended=False, died=False)
+            self.at = replace(self.at, epoch=self.at.epoch + 1, order=self.at.told, parts=(), ended=False, died=False)
         self.goes_on = False
         if self.case.stay == "an epoch":
             self.doomed = False
@@ -256,7 +261,7 @@ def check(case: Case, at: Saved, part: Part) -> None:
 
 def _differences(case: Case, at: Saved, part: Part) -> list[str]:
     parts = [each for each in (*at.parts, part) if each.got or each is part]
-    order = orders(case, 0)[at.told if case.sampler == "distributed" else at.epoch]
+    order = orders(case, 0)[at.order if case.sampler == "distributed" else at.epoch]
     whole = part.step.take is None
     found = [*oracle.of_content(case, part), *counts_of_part(case, part)]
     if part.got or whole:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fsspec.asyn import get_loop
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -51,7 +52,7 @@ def cases() -> list[Case]:
 
 
 _FAULTS = ("none", "raise", "skip", "handler skips", "handler raises", "retry", "killed once", "killed twice")
-AS_USUAL = ("start", "collate", "error", "most", "budget", "context")
+AS_USUAL = ("start", "pace", "collate", "error", "most", "budget", "context")
 
 
 def _known(case: Case) -> bool:
@@ -365,6 +366,7 @@ class Machine(RuleBasedStateMachine):
 @functools.cache
 def _warm_up() -> None:
     """Brings up what lives as long as this process."""
+    get_loop()
     with tempfile.TemporaryDirectory() as folder:
         line = Lineage(Case(epochs=EPOCHS), with_files(Path(folder)))
         line.take(_ALL)

@@ -9,27 +9,31 @@ import functools
 import os
 import random
 import signal
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from minato_gpu import Source, read_bytes
-from tests.contracts.cases import BAD, FILES, SAMPLES, STREAM_OF, STREAMS, Case
-from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample, of_stream
+from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, STARTS, STREAM_OF, STREAMS, Case
+from tests.contracts.far import url_of
+from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample
+from tests.contracts.pauses import pause
 
 BROKEN = f"sample {BAD} is broken"
 NO_START = "no disk for this worker"
 GONE = "gone.bin"
+SHORT = "bytes too early"
 NO_KEYS = "the index server is away"
 _ALWAYS = 1 << 30
 _TIMES = {"retry": 1, "killed once": 1, "hung once": 1}
-_NEVER = ("none", "collate raises", "start raises", "sampler raises")
-_SLOW = 200_000  # steps of work, some milliseconds: what other samples overtake
+_NEVER = ("none", "collate raises", *STARTS, "sampler raises")
+_SLOW = 200_000  # steps of work, some milliseconds: what other samples overtake, where that may be longer
 
 
 class Data:
@@ -38,6 +42,7 @@ class Data:
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, folder
         self.begun, self.struck = folder / "begun", folder / "struck"  # a byte for each sample asked for, each fault
+        self.epochs = folder / "epochs"  # a byte for each that has begun
         self.strikes = True  # the fault happens
         self.die: Callable[[], object] | None = None  # how a worker dies, if not by SIGKILL
 
@@ -47,18 +52,22 @@ class Data:
     def __getitem__(self, key: Any) -> Any:
         _count(self.begun)
         if self.case.data == "pipeline":  # whose first stage calls it
-            return {"n": int(key), "make": self.sample, "path": f"/of/{key}"}
+            return {"n": int(key), "make": self.sample, "path": f"/of/{key}", "tries": np.zeros(1)}
         return self.sample(int(key))
 
     def sample(self, key: int) -> Any:
         """The sample, or what happens instead."""
-        assert sum(range(_SLOW if key % 7 == 3 else 100)) > 0
-        if key != BAD or self.case.fault in _NEVER or self.case.error == "no file" or not self.strikes:
+        assert sum(range(_SLOW * (5 if self.case.lateness else 1) if key % 7 == 3 else 100)) > 0
+        if key != BAD or self.case.fault in _NEVER or self.case.error in OF_FILES or not self.strikes:
             return self.make(key)
-        if counted(self.struck) >= _TIMES.get(self.case.fault, _ALWAYS):
+        if counted(self.struck) >= max(1, counted(self.epochs)) * _TIMES.get(self.case.fault, _ALWAYS):
             return self.make(key)
         _count(self.struck)
         return happen(self.case) if self.die is None else self.die()
+
+    def begin(self) -> None:
+        """An epoch begins: what happens once happens once in each."""
+        _count(self.epochs)
 
     def make(self, key: int) -> Any:
         """The sample where nothing happens to it."""
@@ -106,30 +115,52 @@ class Files(Data):
     """Samples whose bytes lie in files."""
 
     def source(self, key: Any) -> Source:
-        gone = self.case.error == "no file" and int(key) == BAD
-        return Source(str(self.folder / (GONE if gone else f"{int(key)}.bin")))
+        """A file, that of odd keys relative to where the program is by now; of every third key a part of one of all."""
+        number, version = int(key), self.version
+        declared = str(version) if self.case.cache != "none" else ""  # what is kept in memory is not looked at again
+        if number == BAD and self.case.error in OF_FILES:
+            return (
+                Source(self.path(GONE)) if self.case.error == "no file" else Source(self.path("all.bin"), 100, 1 << 20)
+            )
+        if number % 3:
+            return Source(self.path(f"{number}.bin"), version=declared)
+        begin = sum(len(file_of(before, version)) for before in range(number))
+        return Source(self.path("all.bin"), begin, len(file_of(number, version)), version=declared)
+
+    @property
+    def version(self) -> int:
+        """How often the files have changed."""
+        return counted(self.folder / "changes")
+
+    def path(self, name: str) -> str:
+        """Where a file is."""
+        path = self.folder / name
+        return os.path.relpath(path) if len(name) % 2 else str(path)
 
     def make(self, key: int) -> Any:
         return file_sample(key, bytes(read_bytes(self.source(key)).data))
 
+    def change(self) -> None:
+        """Other files are in the places of these."""
+        _count(self.folder / "changes")
+        written(self.folder, self.version)
+
 
 class Urls(Files):
-    """The same at URLs, whose bytes the worker processes have from this one as they are forked."""
-
-    def __init__(self, case: Case, folder: Path) -> None:
-        super().__init__(case, folder)
-        system = fsspec.filesystem("memory")
-        for file in folder.glob("*.bin"):
-            system.pipe(str(file), file.read_bytes())
+    """The same at URLs of two hosts."""
 
     def source(self, key: Any) -> Source:
-        return Source(f"memory:/{super().source(key).path}")
+        found = super().source(key)
+        url = url_of(str(Path(found.path).absolute()), int(key) % 2)
+        return Source(url, found.offset, found.length, version=str(self.version))
 
 
-def written(folder: Path) -> Path:
-    """The folder with all files in it."""
-    for key in range(SAMPLES):
-        (folder / f"{key}.bin").write_bytes(file_of(key))
+def written(folder: Path, version: int = 0) -> Path:
+    """The folder with all files in it, each alone and all in one; other ones than those that were there."""
+    contents = {f"{key}.bin": file_of(key, version) for key in range(SAMPLES)}
+    for name, data in {**contents, "all.bin": b"".join(contents.values())}.items():
+        (folder / "new").write_bytes(data)
+        (folder / "new").replace(folder / name)
     return folder
 
 
@@ -146,7 +177,7 @@ class Stream(IterableDataset[Any]):
     def sample(self, worker: int, number: int) -> Any:
         """One sample, or what happens instead."""
         key = worker * STREAM_OF + number
-        return happen(self.case) if key == BAD and self.case.fault in ("raise", "killed") else of_stream(key)
+        return happen(self.case) if key == BAD and self.case.fault in ("raise", "killed") else KINDS["stream"].make(key)
 
 
 class StatefulStream(Stream):
@@ -238,7 +269,14 @@ def _called(samples: Any) -> Any:
     return default_collate([sample() for sample in samples]) if isinstance(samples, list) else samples()
 
 
+_kept: deque[tuple[Any, str]] = deque(maxlen=3)  # samples of earlier batches of this process, and what they were
+
+
 def _stacks(samples: list[Any]) -> Any:
+    """Keeps a sample, and looks at those that were kept."""
+    for sample, was in tuple(_kept):
+        assert str(sample) == was, f"a sample that was kept has become {sample}, was {was}"
+    _kept.append((samples[0], str(samples[0])))
     return torch.stack(samples) if isinstance(samples[0], torch.Tensor) else default_collate(samples)
 
 
@@ -255,7 +293,18 @@ def _refuses(case: Case, collate: Any, samples: list[Any]) -> Any:
 
 def start_of(case: Case) -> Any:
     """The case's ``worker_init_fn``."""
-    return _cannot if case.fault == "start raises" else _seeds if case.start == "seeds" else None
+    start = {"start raises": _cannot, "start kills": _dies}.get(case.fault, _seeds if case.start == "seeds" else None)
+    return functools.partial(_paused, case, start) if case.pace == "uneven" else start
+
+
+def _paused(case: Case, start: Any, worker: int) -> None:
+    pause(zlib.crc32(f"{worker} {case}".encode()))
+    if start is not None:
+        start(worker)
+
+
+def _dies(worker: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _cannot(worker: int) -> None:

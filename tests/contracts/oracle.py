@@ -7,18 +7,19 @@ plainest run of the same seed says it (``reference``), and every other one must 
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import ALLOWED, BAD, STREAM_OF, STREAMS, Case, elsewhere, steps
+from tests.contracts.cases import ALLOWED, BAD, STARTS, STREAM_OF, STREAMS, Case, elsewhere, steps
 from tests.contracts.counts import counts_of_epoch, counts_of_part, named, same
-from tests.contracts.kinds import KINDS
-from tests.contracts.material import BROKEN, GONE, NO_KEYS, NO_START
+from tests.contracts.kinds import KINDS, file_of
+from tests.contracts.material import BROKEN, GONE, NO_KEYS, NO_START, SHORT
 from tests.contracts.orders import Keys, orders
 from tests.contracts.run import Outcome, Part, Raised
 
@@ -47,6 +48,7 @@ def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> lis
         found += same("steps", [part.step for part in outcome.parts if part.rank == 0], steps(case))
     found += of_drawn(case, outcome, drawn) if drawn is not None else []
     found += _repeated(case, outcome)
+    found += same("how a forked process ended", outcome.forks, [0] if case.interruption == "forked" else [])
     if case.fault.startswith("handler"):
         failed = sum(len(part.errors) if case.raises else part.stats["samples_failed"] for part in outcome.parts)
         told = [(bad.index, named(case, bad.error), _OF_SAMPLE[case.error][1] in f"{bad}") for bad in outcome.asked]
@@ -67,12 +69,16 @@ def of_epoch(case: Case, order: list[Keys], parts: list[Part]) -> Iterator[str]:
     for part in parts:
         for error in part.errors:
             yield from _error(case, part, error)
-    if case.fault == "start raises":
+    if case.fault in STARTS:
         yield from same("what came", got, [_ERROR])
         return
     due = _due(case, order)
     ended = case.ends_early and _ERROR in got
     whole = parts[-1].step.then != "leave"
+    if case.fault == "sampler raises" and ended:  # others that lie ready may come after it, and then the end
+        yield from same("errors", got.count(_ERROR), 1)
+        got.remove(_ERROR)
+        got.append(_ERROR)
     if whole and case.ends_early and (_ERROR in due or case.fault == "sampler raises"):
         yield from same("how it ended", got[-1:], [_ERROR])
     if not whole and not ended:
@@ -136,6 +142,7 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
 _RAISED: dict[str, tuple[type[Exception], str]] = {
     "collate raises": (ArithmeticError, BROKEN),
     "start raises": (OSError, NO_START),
+    "start kills": (RuntimeError, "in a row ended before they had taken any work"),
     "sampler raises": (OSError, NO_KEYS),
     "killed": (RuntimeError, "DataLoader worker (pid"),
     "hung": (minato_gpu.WorkerHung, "_hangs_in_here"),
@@ -146,6 +153,7 @@ _OF_SAMPLE: dict[str, tuple[type[Exception], str]] = {
     "local": (Exception, BROKEN),
     "unsendable": (Exception, "'send'"),
     "no file": (FileNotFoundError, GONE),
+    "too short": (EOFError, SHORT),
 }
 
 
@@ -162,7 +170,12 @@ def _error(case: Case, part: Part, error: Raised) -> Iterator[str]:
             texts += [f"index {BAD}", "lane cpu"]
             texts += [f"path '/of/{BAD}'", "stage 'read'"] if case.data == "pipeline" and case.raises else []
     missing = [each for each in texts if each not in error.text]
-    if case.fault in ("none", "skip", "retry") or case.replaces or not issubclass(error.kind, kind) or missing:
+    if (
+        case.fault in ("none", "skip", "retry")
+        or (case.replaces and case.fault != "start kills")
+        or not issubclass(error.kind, kind)
+        or missing
+    ):
         yield f"{error}, should be {kind.__name__} that says {missing}"
 
 
@@ -207,7 +220,10 @@ def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
 def of_content(case: Case, part: Part) -> Iterator[str]:
     for batch in part.batches:
         for sample in batch:
-            yield from same(f"content of sample {sample.key}", sample.content, KINDS[case.data].content(sample.key))
+            due = KINDS[case.data].content(sample.key)
+            if case.interruption == "changed" and part.step.epoch > 0:
+                due = zlib.crc32(file_of(sample.key, 1))
+            yield from same(f"content of sample {sample.key}", sample.content, due)
 
 
 def _repeated(case: Case, outcome: Outcome) -> Iterator[str]:
@@ -221,8 +237,8 @@ def _repeated(case: Case, outcome: Outcome) -> Iterator[str]:
 
 def reference(case: Case) -> tuple[Case, Any] | None:
     """A case, and the class of its loader, whose samples draw what this one's must; None where nothing is drawn ("many
-    at once") or that is not promised: in threads, of streams, without workers but where PyTorch's loader draws the
-    same, and of a second iterator that has workers of its own, as the first one's persist."""
+    at once") or that is not promised: in threads, without workers but where PyTorch's loader
+    draws the same, and of a second iterator that has workers of its own, as the first one's persist."""
     if case.data == "many at once" or (case.interruption == "two at once" and case.stay == "persistent"):
         return None
     if case.data == "pipeline" or (case.workers > 0 and case.kind == "process" and not case.streams):
@@ -231,9 +247,28 @@ def reference(case: Case) -> tuple[Case, Any] | None:
         if case.sampler == "listed":
             keeps["sampler"] = "plainly listed"
         return Case(**keeps, workers=1), minato_gpu.DataLoader
+    if case.streams and case.workers > 0 and case.kind == "process" and case.fault == "none" and case.start == "plain":
+        if case.data != "stream" and case.interruption not in ("none", "left"):
+            return None  # a state is taken up where generators begin anew
+        stay = "an epoch" if case.stay == "an epoch" else "persistent"
+        keeps = {name: getattr(case, name) for name in ("data", "sampler", "batch", "drop_last", "workers", "epochs")}
+        return Case(**keeps, stay=stay), torch.utils.data.DataLoader
     if case.workers == 0 and not case.streams and case.fault == case.interruption == "none":
         return dataclasses.replace(case, stay="an epoch", budget=None), torch.utils.data.DataLoader
     return None
+
+
+def due_draws(case: Case, drawn: Callable[[Case, Any], Drawn]) -> Drawn | None:
+    """What samples and batches of a case draw, by what ``drawn`` says of others; None where that is not promised. What
+    samples draw does not depend on what is drawn for batches."""
+    by = reference(case)
+    if by is None:
+        return None
+    found = drawn(*by)
+    if case.collate == "draws" and case.workers > 0:
+        usual = drawn(dataclasses.replace(by[0], collate="usual", batch=4, drop_last=False), by[1])
+        found = {**usual, **{where: each for where, each in found.items() if where[1] == -1}}
+    return found
 
 
 def draws(case: Case, outcome: Outcome) -> Drawn:

@@ -22,7 +22,8 @@ Keys = list[int]
 
 
 class Stateful:
-    """A sampler with a state: each epoch has an order of its own, in which keys come again."""
+    """A sampler with a state: each epoch has an order of its own, in which keys come again. It is its own iterator, and
+    begins the next epoch where it is asked again after the end of one."""
 
     def __init__(self) -> None:
         self.epoch = self.at = 0
@@ -31,11 +32,14 @@ class Stateful:
         return SAMPLES
 
     def __iter__(self) -> Iterator[int]:
-        order = random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)
-        while self.at < len(order):
-            self.at += 1
-            yield order[self.at - 1]
-        self.epoch, self.at = self.epoch + 1, 0
+        return self
+
+    def __next__(self) -> int:
+        if self.at == SAMPLES:
+            self.epoch, self.at = self.epoch + 1, 0
+            raise StopIteration
+        self.at += 1
+        return random.Random(self.epoch).choices(range(SAMPLES), k=SAMPLES)[self.at - 1]
 
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch, "at": self.at}
@@ -45,17 +49,18 @@ class Stateful:
 
 
 class Listed:
-    """A sampler of which nothing is known but what it yields: here and there an integer of NumPy, the same key. With
-    ``fails`` it raises after some."""
+    """A sampler of which nothing is known but what it yields: here and there an integer of NumPy or (where the order is
+    not stored) of PyTorch, the same key, unless it is ``plain``. With ``fails`` it raises after some."""
 
-    def __init__(self, *, fails: bool = False, numpy: bool = True) -> None:
-        self.fails, self.numpy = fails, numpy
+    def __init__(self, *, fails: bool = False, tensors: bool = False, plain: bool = False) -> None:
+        self.fails = fails
+        self.kinds: tuple[Any, ...] = (int,) if plain else (int, np.int64, torch.tensor if tensors else np.int32)
 
     def __iter__(self) -> Iterator[Any]:
         for number, key in enumerate(LISTED):
             if self.fails and number == DRAWN:
                 raise OSError(NO_KEYS)
-            yield np.int64(key) if self.numpy and number % 3 else key
+            yield self.kinds[number % len(self.kinds)](key)
 
     def __len__(self) -> int:
         return len(LISTED)
@@ -78,8 +83,10 @@ def sampler_of(case: Case, rank: int) -> dict[str, Any]:
         "shuffled": lambda: {"sampler": RandomSampler(keys, generator=drawn)},
         "repeats": lambda: {"sampler": RandomSampler(keys, replacement=True, generator=drawn)},
         "stateful": lambda: {"sampler": Stateful()},
-        "listed": lambda: {"sampler": Listed(fails=case.fault == "sampler raises")},
-        "plainly listed": lambda: {"sampler": Listed(numpy=False)},
+        "listed": lambda: {
+            "sampler": Listed(fails=case.fault == "sampler raises", tensors=case.interruption in ("none", "left"))
+        },
+        "plainly listed": lambda: {"sampler": Listed(plain=True)},
         "batches": lambda: {"batch_sampler": batches()},
         "distributed": lambda: {"sampler": DistributedSampler(keys, case.ranks, rank, seed=SEED)},
     }

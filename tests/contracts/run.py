@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import json
+import os
 import random
 import re
+import time
 import warnings
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +21,15 @@ import torch
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import ALLOWED, HANG_S, Case, Step, elsewhere, steps
+from tests.contracts.cases import ALLOWED, FILES, HANG_S, STARTS, Case, Step, elsewhere, steps
 from tests.contracts.kinds import PIPELINE, Sample
 from tests.contracts.material import collate_of, counted, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
+from tests.contracts.pauses import pauses
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
 _LITTLE = 10 * 4096  # a cache for ten files
-_NO_SAMPLES = ("start raises", "sampler raises", "collate raises")  # faults that are no sample's, so not left out
+_NO_SAMPLES = (*STARTS, "sampler raises", "collate raises")  # faults that are no sample's, so not left out
 _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
 
 Batch = tuple[Sample, ...]
@@ -47,7 +53,8 @@ class Raised:
 @dataclass
 class Part:
     """What one rank got of a step, batches and errors, and what ``stats()`` said then (nothing where it is of another
-    step). ``joined``: what was drawn for each batch. ``undone``: a batch after these that counts as not delivered."""
+    step). ``joined``: what was drawn for each batch. ``undone``: a batch after these that counts as not delivered.
+    ``elapsed_s``: what ``stats()`` said of that a moment later."""
 
     step: Step
     rank: int
@@ -55,6 +62,7 @@ class Part:
     joined: list[tuple[float, ...]] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     undone: list[Batch | Raised] = field(default_factory=list)
+    elapsed_s: float = 0.0
 
     @property
     def batches(self) -> list[Batch]:
@@ -70,35 +78,65 @@ class Part:
 @dataclass
 class Outcome:
     """What came of a case. ``asked``: the samples about which ``on_error`` was asked. ``begun``: how many samples were
-    asked of the data set."""
+    asked of the data set. ``forks``: how processes ended that used the loader."""
 
     parts: list[Part] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
     begun: int = 0
+    forks: list[int] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> Outcome:
     """The case, once. ``folder``: an empty one, beside which ``files`` are those of the data set."""
     outcome = Outcome()
+    began = Path.cwd()
     _seed()
     data = data_of(case, folder / "files")
     loaders = loaders_of(case, data, folder, outcome, loader_class)
-    with warnings.catch_warnings(record=True) as caught:
+    uneven = pauses(zlib.crc32(f"{case}".encode())) if case.pace == "uneven" else contextlib.nullcontext()
+    with warnings.catch_warnings(record=True) as caught, uneven:
         warnings.simplefilter("always")
         left = steps(case)
+        places = [folder, folder.parent]  # relative paths lead to the same files from both
+        os.chdir(folder)
         while left:
             together = [left.pop(0) for _ in range(2 if left[0].then == "at once" else 1)]
+            if not case.streams and together[0].epoch > (outcome.parts[-1].step.epoch if outcome.parts else -1):
+                data.begin()
             parts = [part for rank, loader in enumerate(loaders) for part in _parts(case, loader, together, rank)]
             outcome.parts += parts
             step = together[0]
             if case.ends_early and any(part.errors for part in parts):
                 break
+            if step.then == "fork":
+                outcome.forks.append(_in_a_fork(loaders))
+            elif step.then == "change":
+                data.change()
+            if case.data in FILES:
+                places = places[1:] + places[:1]
+                os.chdir(places[0])
             if step.then.startswith("save"):
                 loaders = _resumed(case, loaders, data, folder, outcome, loader_class)
+    os.chdir(began)
     outcome.begun = 0 if case.streams else counted(data.begun)
     outcome.warnings = [str(each.message) for each in caught if not _MACHINE.search(str(each.message))]
     return outcome
+
+
+def _in_a_fork(loaders: list[Any]) -> int:
+    """A process forked from this one runs an epoch; returns how it ended."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    status = 1
+    try:
+        batches = sum(1 for _ in loaders[0])
+        loaders.clear()
+        gc.collect()
+        status = 0 if batches else 2
+    finally:
+        os._exit(status)
 
 
 def _seed() -> None:
@@ -197,6 +235,7 @@ def _parts(case: Case, loader: Any, together: list[Step], rank: int) -> list[Par
     parts = [each.part for each in taking]
     if isinstance(loader, minato_gpu.DataLoader) and len(parts) == 1 and taking[0].iterator is not None:
         parts[0].stats = loader.stats()
+        parts[0].elapsed_s = loader.stats()["elapsed_s"]
     return parts
 
 
@@ -205,6 +244,7 @@ class _Taking:
 
     def __init__(self, case: Case, part: Part, loader: Any) -> None:
         self.case, self.part = case, part
+        self.begun = getattr(loader.dataset, "begun", Path())
         self.held: dict[int, Any] = {}
         self.iterator: Any = None
         try:
@@ -217,6 +257,8 @@ class _Taking:
         got, take = self.part.got, self.part.step.take
         if self.iterator is None or len(got) == (_MOST if take is None else take):
             return False
+        if len(got) == 1 and self.case.budget is not None and self.case.data in ("many at once", "uneven"):
+            self._dawdle()
         try:
             batch = next(self.iterator)
             if len(got) % 2 == 0:
@@ -226,8 +268,15 @@ class _Taking:
             return False
         except Exception as error:
             self._failed(error)
-            return not self.case.ends_early
+            return not self.case.ends_early or self.case.fault == "sampler raises"
         return True
+
+    def _dawdle(self) -> None:
+        """Take nothing until workers begin nothing more."""
+        before = -1
+        while before != (now := counted(self.begun)):
+            before = now
+            time.sleep(0.02)
 
     def _failed(self, error: Exception) -> None:
         self.part.got.append(Raised.of(error))

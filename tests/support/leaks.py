@@ -119,10 +119,10 @@ def _is_helper(pid: int) -> bool:
 
 
 def _lasts(thread: threading.Thread) -> bool:
-    """multiprocessing's thread that hands descriptors to children is started once, and never ended. The one that tells
-    ``minato-gpu top`` lives as long as any loader does, perhaps one that a traceback keeps alive: that it ends is shown
-    where it is tested (``tests.observe``)."""
-    return "(_serve)" in thread.name or thread.name == "minato-watch"
+    """multiprocessing's thread that hands descriptors to children is started once, and never ended; so is fsspec's. The
+    one that tells ``minato-gpu top`` lives as long as any loader does, perhaps one that a traceback keeps alive:
+    that it ends is shown where it is tested (``tests.observe``)."""
+    return "(_serve)" in thread.name or thread.name in ("minato-watch", "fsspecIO")
 
 
 @contextlib.contextmanager
