@@ -111,4 +111,7 @@ def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[An
         cutting = {"batch_size": None, "sampler": other.sampler}
     given = {"self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last"}
     names = [name for name in signature(DataLoader.__init__).parameters if name not in given]
-    return type(loader)(other.dataset, **cutting, **{name: getattr(loader, name) for name in names})
+    arguments = {name: getattr(loader, name) for name in names}
+    if not loader.prefetch_given:
+        del arguments["prefetch_factor"]
+    return type(loader)(other.dataset, **cutting, **arguments)

@@ -31,6 +31,7 @@ class Arguments(Protocol):
     multiprocessing_context: BaseContext | None
     generator: torch.Generator | None
     prefetch_factor: int | None
+    prefetch_given: bool
     persistent_workers: bool
     in_order: bool
     pipeline: Pipeline | None

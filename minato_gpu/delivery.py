@@ -103,13 +103,13 @@ class EpochIterator(_BaseDataLoaderIter):
             self._end()
             raise StopIteration from None
         except BaseException as error:
-            self._failed = self._batches.handed
+            self._failed = self._batches.delivered
             if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence
                 raise RuntimeError(_said_by(error)) from error
             raise
-        assert self._batches.handed is not None
+        assert self._batches.delivered is not None
         survivor = self._batches.survivor if self._pads else None
-        self._progress.delivered(self._batches.handed, survivor, self._failures.count)
+        self._progress.delivered(self._batches.delivered, survivor, self._failures.count)
         return data
 
     def _next_batch(self) -> Value:
@@ -125,8 +125,8 @@ class EpochIterator(_BaseDataLoaderIter):
                     reraise(batches.bad[0].error)
             if data is not NOTHING:
                 return data
-            assert batches.handed is not None
-            self._progress.delivered(batches.handed, failed=self._failures.count, returned=False)
+            assert batches.delivered is not None
+            self._progress.delivered(batches.delivered, failed=self._failures.count, returned=False)
 
     def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""

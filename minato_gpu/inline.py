@@ -99,7 +99,7 @@ class StreamHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
-        self.handed = None
+        self.delivered = None
         asked()
         if (stream := self._stream) is None:
             self.log.ended(begin)
@@ -122,7 +122,7 @@ class StreamHere(Batches):
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
         """What the batch took from the stream is gone from it."""
         ticket = self._streams.batches
-        self.handed = [(ticket, ticket + 1)]
+        self.delivered = [(ticket, ticket + 1)]
         self._streams.told[ticket] = stream.told(exactly=exactly)
         self._streams.turns[ticket] = 0
 
@@ -150,16 +150,16 @@ class SamplesHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
-        self.handed, self.bad, self.survivor = None, [], None
+        self.delivered, self.bad, self.survivor = None, [], None
         drawn = self._ahead.popleft() if self._ahead else self._source.draw()
         if drawn is None:
             self.log.ended(perf_counter())
             raise EndOfEpoch
-        self.handed = [(drawn.positions[0], drawn.positions[-1] + 1)]
+        self.delivered = [(drawn.positions[0], drawn.positions[-1] + 1)]
         asked()
         if self._one:
             batch = self._item(drawn)
-            self.log.inline(begin, perf_counter(), self._source.delivered.batches, 1, positions=self.handed)
+            self.log.inline(begin, perf_counter(), self._source.delivered.batches, 1, positions=self.delivered)
             return batch
         piece = _piece(drawn)
         samples = self._samples(piece)
@@ -173,7 +173,7 @@ class SamplesHere(Batches):
         except Exception:
             self.log.in_vain(good)
             raise
-        self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.handed)
+        self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.delivered)
         return batch
 
     def _item(self, drawn: Drawn) -> Value:

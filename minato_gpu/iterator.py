@@ -28,7 +28,7 @@ from minato_gpu.session import Session
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
     """Tells of the engine's bytes in flight, its devices and its predictions, without keeping the engine."""
-    assembly, pump, estimates = engine.assembly, engine.pump, engine.pump.estimates
+    assembly, pump, epochs, estimates = engine.assembly, engine.pump, engine.epochs, engine.pump.estimates
     lanes = [lane for lane in pump.lanes.values() if lane.kind == DEVICE]
 
     def memory() -> dict[str, Any]:
@@ -44,6 +44,7 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
             device["reads"] = pump.read_stats()
             if kept := pump.reads.cache_stats():
                 device["cache"] = kept
+        device["window"] = epochs.stats()
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
 
     return memory

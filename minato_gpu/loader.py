@@ -53,9 +53,13 @@ class DataLoader(TorchDataLoader[T]):
         that has device stages and ``device`` is a GPU).
     max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
         order (None: 8). ``in_order=True`` means 0.
+    prefetch_factor: batches for each worker that are drawn from the sampler and not delivered: the window. Without it
+        these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle and the
+        window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and loaders
+        with a device lane or several devices, keep two.
     host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: on the host, the window
-        of ``prefetch_factor`` batches for each worker (at least three for each of several devices) is the only limit; a
-        device has three batches or so of it, more where they are small beside what is prepared there at once.
+        (at least three batches for each of several devices) is the only limit; a device has three batches or so of it,
+        more where they are small beside what is prepared there at once.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
     order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
         that order is replayed exactly, of epochs that were recorded to their end. Each loader, and rank, has its own.
@@ -163,6 +167,7 @@ class DataLoader(TorchDataLoader[T]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        self.prefetch_given = prefetch_factor is not None  # PyTorch's constructor has put its default in place of None
         self.pipeline = pipeline
         self.device = device
         self.lanes = lanes

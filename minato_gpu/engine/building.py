@@ -63,6 +63,8 @@ _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the n
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 MOST_ITEMS = 64  # delivered one by one, in a place: what a place costs the training process is then less than they do
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
+_MOST_PREFETCH = 16  # batches for each worker, where the window may grow
+_WINDOW_BYTES = 64 << 20  # that the window may grow to hold
 _ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
 
 
@@ -106,6 +108,12 @@ class Plan:
         """Batches admitted and not delivered: of several devices each has at least as many as it has micro-batches."""
         window: int = self.prefetch * (self.workers + sum(source.slots for source in self.options.more_lanes))
         return window if self.devices == 1 else max(window, _HELD * self.devices)
+
+    @property
+    def more_batches(self) -> int:
+        """By which the window may grow: where the user has not said how long it is, and no device has a share of it."""
+        fixed = self.loader.prefetch_given or self.iterable or self.devices > 1 or "device" in self.options.lanes
+        return 0 if fixed else max(0, _MOST_PREFETCH * self.workers - self.window)
 
     @property
     def micro_batch(self) -> int:
@@ -184,6 +192,8 @@ class Plan:
             items=self.items,
             streams=self.workers if self.iterable else 0,
             device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
+            more_batches=self.more_batches,
+            window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
         )
         return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
 

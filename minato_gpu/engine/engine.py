@@ -23,6 +23,7 @@ from minato_gpu.engine.pump import Pump
 from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.observe.telemetry import Telemetry
+from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.sources import Source
 from minato_gpu.scheduling import messages as m
@@ -31,6 +32,7 @@ from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns
+_LOOK_S = 10e-3  # for so long a wait goes on for the cause that it had
 _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its batches
 
 
@@ -69,7 +71,7 @@ class Engine(Batches):
         for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
-        self._left = 0.0  # when the consumer was handed its last batch
+        self._left = 0.0  # when the consumer got its last batch
         self._count = parts.worker_count
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
@@ -116,7 +118,7 @@ class Engine(Batches):
         """See Batches."""
         asked()
         started, epochs = perf_counter(), self.epochs
-        self.handed = None
+        self.delivered = None
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"this iterator, and its workers, are those of process {self._process}, from which this one was "
@@ -129,20 +131,22 @@ class Engine(Batches):
                 raise EndOfEpoch
             epochs.raised.raise_kept()
             epoch = epochs[number]
-            at_hand = self._at_hand(epoch)
+            at_hand, wait = self._at_hand(epoch), None
             if not at_hand:
                 self._listen()
                 epochs.draw()  # where the sampler raised last time, or it would be waited for in vain
                 self._settle()
                 self._pump()
                 if not self._at_hand(epoch):
-                    self._await(epoch, started)
+                    wait = self._await(epoch, started)
             if epoch.end == epochs.order:
                 self.log.ended(perf_counter())
                 self._attention()
                 raise EndOfEpoch
             order, batch = epochs.order, self.assembly.take(epochs.order)
-            positions = self.handed = epoch.positions(batch.dealt)
+            if wait is not None:
+                self.log.longest_waits.add(wait, order - epoch.first_order, batch.dealt)
+            positions = self.delivered = epoch.positions(batch.dealt)
             away = started - self._left if order > epoch.first_order else 0.0
             epochs.delivered(away, batch)
             epochs.draw_on()
@@ -151,8 +155,8 @@ class Engine(Batches):
             trains = at_hand and away > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
-                self._settle()
                 self._pump()
+                self._settle()
                 self._attention()
         self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
         try:
@@ -168,7 +172,7 @@ class Engine(Batches):
     def _next_item(self, started: float) -> Value:
         """The next sample of the run that was taken last: nothing else is to be done for it."""
         try:
-            self.handed = self._items.span
+            self.delivered = self._items.span
             return self._items.next(self.log, started)
         finally:
             self._left = perf_counter()
@@ -218,27 +222,40 @@ class Engine(Batches):
             epochs.beyond = 0
         return ticket
 
-    def _sleep_until(self, condition: Callable[[], bool], started: float) -> None:
+    def _sleep_until(self, condition: Callable[[], bool], started: float, wait: Wait | None = None) -> None:
         while not condition():
+            if wait is not None and perf_counter() - wait.looked > _LOOK_S:
+                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())
             self.assembly.make_room()  # only now: what the consumer has had until now may have been in the way
             self._sleep(started)
             self._pump()
+            while self.pump.run.scheduler.window.grown:
+                self.epochs.draw_on()
+                if not self.epochs.due:
+                    break
+                self._settle()
         self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
         """Whether the next batch, or the end of the epoch, can be handed over."""
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
-    def _await(self, epoch: Epoch, started: float) -> None:
+    def _await(self, epoch: Epoch, started: float) -> Wait:
         """Pump until the next batch is ready, or the epoch turns out to be over."""
-        asked = perf_counter()
-        self.pump.run.handle(m.Asked(asked))
-        cause = self.pump.run.scheduler.stall_cause()
-        self._sleep_until(lambda: self._at_hand(epoch), started)
-        ready = perf_counter()
-        self.log.stalled(cause, asked, ready)
+        asked, run = perf_counter(), self.pump.run
+        run.handle(m.Asked(asked))
+        wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.records.copy())
+        run.arrivals = wait.arrivals
+        try:
+            self._sleep_until(lambda: self._at_hand(epoch), started, wait)
+        finally:
+            run.arrivals = None
+        wait.end(perf_counter())
+        self.log.stalled(wait)
         if self._count is not None:
-            self._count.waited(cause, ready - asked)
+            for cause, seconds in wait.by_cause().items():
+                self._count.waited(cause, seconds)
+        return wait
 
     def _count_workers(self, count: WorkerCount, delivered: int) -> None:
         """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
@@ -323,8 +340,8 @@ class Engine(Batches):
             self._minder.keep_watch(self.log)
             self._attention()
         if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard:
+            self._pump()  # first: which lanes are idle decides what is made of the room that a delivery has left
             self._settle()
-            self._pump()
             look_at = self._look_at()
             if look_at is not None and perf_counter() >= look_at:
                 self.pump.look()

@@ -90,10 +90,15 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        return (
-            not self._drawing
-            and self._drawn - self.order < self._parts.window * self._together + self._parts.read_ahead
-        )
+        window = self._parts.window * self._together + self._pump.run.scheduler.window.extra
+        return not self._drawing and self._drawn - self.order < window + self._parts.read_ahead
+
+    def stats(self) -> dict[str, int]:
+        """The window's length in batches, the most that it was in this run and may be, and the bytes that it may grow
+        to hold."""
+        window, least = self._pump.run.scheduler.window, self._parts.window * self._together
+        lengths = {"batches": least + window.extra, "longest": least + window.longest, "most": least + window.most}
+        return {**lengths, "limit_bytes": window.limit}
 
     @property
     def delivered_all(self) -> bool:
@@ -150,18 +155,19 @@ class Epochs:
 
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
-        does, once the window has come to where it did."""
-        limit = self.order + self._parts.window * self._together + self.beyond
+        does, once the window would have come to where it did without having grown."""
+        raises_below = self.order + self._parts.window * self._together + self.beyond
+        limit = raises_below + self._pump.run.scheduler.window.extra
         most = limit + self._parts.read_ahead - self._together
         while self._drawing and self._drawn <= most and not self._ends_in_error:
             try:
                 self._draw_next(self._drawing[0])
             except Exception as error:
-                if not self._ahead and self._place < limit:
+                if not self._ahead and self._place < raises_below:
                     raise
                 self._ahead.append((error, ()))
-            self._enter(limit)
-        self._enter(limit)
+            self._enter(limit, raises_below)
+        self._enter(limit, raises_below)
 
     @property
     def _ends_in_error(self) -> bool:
@@ -190,10 +196,13 @@ class Epochs:
         if error is not None:
             raise error
 
-    def _enter(self, limit: int) -> None:
-        """Let places that have been drawn into the window, up to ``limit``."""
+    def _enter(self, limit: int, raises_below: int) -> None:
+        """Let places that have been drawn into the window, up to ``limit``, and errors up to ``raises_below``."""
         while self._ahead and self._place < limit:
-            drawn, left = self._ahead.popleft()
+            drawn, left = self._ahead[0]
+            if isinstance(drawn, Exception) and self._place >= raises_below:
+                return
+            self._ahead.popleft()
             if isinstance(drawn, Exception):
                 raise drawn
             if isinstance(drawn, Epoch):

@@ -6,7 +6,7 @@ and what lanes are still at is abandoned (abandoned.py).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from time import perf_counter
 from typing import cast
@@ -19,6 +19,7 @@ from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
+from minato_gpu.observe.waits import Arrival
 from minato_gpu.samples import Origin, OutputBatch, Position, Ticket, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
@@ -56,6 +57,7 @@ class Run:
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
+        self.arrivals: deque[Arrival] | None = None  # of samples while the consumer waits, if it does
         self.awaits_answer = False  # something was revoked
         # by lane and worker: its last chunk that has ended, where chunks have a credit
         self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)
@@ -209,6 +211,8 @@ class Run:
         first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next")
+        if prepared and self.arrivals is not None:
+            self.arrivals.append((lane.name, report.worker, spans))
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
         log, count, failed, stream = self.logs[sent.epoch], report.done - report.first, 0, sent.chunk.kind == "next"
         if report.items is not None and Failure in map(type, report.items):

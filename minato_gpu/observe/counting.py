@@ -8,6 +8,7 @@ the one before has begun anew.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import NamedTuple
 
 from minato_gpu.samples import JSON
@@ -18,39 +19,68 @@ Key = tuple[str, str]
 Counts = Mapping[Key, float]
 
 
+class Kind(Enum):
+    """How a metric counts: from an epoch's beginning, from the beginning of a set of workers, or not: it is a level."""
+
+    OF_EPOCH = "counter of an epoch"
+    OF_WORKERS = "counter of a set of workers"
+    GAUGE = "gauge"
+
+
 class Metric(NamedTuple):
     """``path``: where it stands in ``stats()``, with a star for each of ``labels``, and a bar between names of which
     one is there; an empty one is derived."""
 
+    kind: Kind
     path: str
     text: str
     labels: tuple[str, ...] = ()
 
 
-COUNTERS = {
-    "samples": Metric("samples_delivered", "Samples delivered to the training loop."),
-    "batches": Metric("batches_delivered", "Batches delivered to the training loop."),
-    "samples_failed": Metric("samples_failed", "Samples that failed, and were left out or raised."),
-    "samples_skipped": Metric("samples_skipped", "Samples lost with a batch that raised."),
-    "samples_padded": Metric("samples_padded", "Samples repeated so that every rank has its batches."),
-    "samples_repeated": Metric("samples_repeated", "Samples prepared again after a worker died."),
-    "epoch_seconds": Metric("elapsed_s", "Time that epochs have taken."),
-    "wait_seconds": Metric("stalls/*/seconds", "Time that the training loop waited for a batch.", ("cause",)),
-    "stalls": Metric("stalls/*/count", "Times that the training loop waited for a batch.", ("cause",)),
-    "workers": Metric("workers/*", "Workers that died, hung, or were replaced.", ("event",)),
-    "lane_samples": Metric("lanes/*/samples", "Samples that a lane has prepared.", ("lane",)),
-    "lane_handed_over": Metric(
-        "lanes/*/handed_over", "Samples that a lane has begun, and another went on with.", ("lane",)
+_EPOCH, _WORKERS, _GAUGE = Kind
+METRICS = {
+    "samples": Metric(_EPOCH, "samples_delivered", "Samples delivered to the training loop."),
+    "batches": Metric(_EPOCH, "batches_delivered", "Batches delivered to the training loop."),
+    "samples_failed": Metric(_EPOCH, "samples_failed", "Samples that failed, and were left out or raised."),
+    "samples_skipped": Metric(_EPOCH, "samples_skipped", "Samples lost with a batch that raised."),
+    "samples_padded": Metric(_EPOCH, "samples_padded", "Samples repeated so that every rank has its batches."),
+    "samples_repeated": Metric(_EPOCH, "samples_repeated", "Samples prepared again after a worker died."),
+    "epoch_seconds": Metric(_EPOCH, "elapsed_s", "Time that epochs have taken."),
+    "wait_seconds": Metric(_EPOCH, "stalls/*/seconds", "Time that the training loop waited for a batch.", ("cause",)),
+    "stalls": Metric(
+        _EPOCH, "stalls/*/count", "Times that the training loop waited for a batch, by the main cause.", ("cause",)
     ),
-    "lane_busy_seconds": Metric("", "Time that a lane's slots were at work, added up.", ("lane",)),
-    "reads": Metric("reads/reads", "Reads from storage ahead of need."),
-    "read_bytes": Metric("reads/bytes", "Bytes read from storage ahead of need."),
-    "reads_failed": Metric("reads/failed", "Reads ahead of need that failed."),
-    "reads_by_workers": Metric("reads/by_workers", "Reads that workers did themselves."),
-    "cache_hits": Metric("cache/*/hits", "Reads that a cache has answered.", ("tier",)),
-    "cache_misses": Metric("cache/*/misses", "Reads that a cache has not answered.", ("tier",)),
+    "workers": Metric(_EPOCH, "workers/*", "Workers that died, hung, or were replaced.", ("event",)),
+    "lane_samples": Metric(_EPOCH, "lanes/*/samples", "Samples that a lane has prepared.", ("lane",)),
+    "lane_handed_over": Metric(
+        _EPOCH, "lanes/*/handed_over", "Samples that a lane has begun, and another went on with.", ("lane",)
+    ),
+    "lane_busy_seconds": Metric(_EPOCH, "", "Time that a lane's slots were at work, added up.", ("lane",)),
+    "reads": Metric(_WORKERS, "reads/reads", "Reads from storage ahead of need."),
+    "read_bytes": Metric(_WORKERS, "reads/bytes", "Bytes read from storage ahead of need."),
+    "reads_failed": Metric(_WORKERS, "reads/failed", "Reads ahead of need that failed."),
+    "reads_by_workers": Metric(_WORKERS, "reads/by_workers", "Reads that workers did themselves."),
+    "cache_hits": Metric(_WORKERS, "cache/*/hits", "Reads that a cache has answered.", ("tier",)),
+    "cache_misses": Metric(_WORKERS, "cache/*/misses", "Reads that a cache has not answered.", ("tier",)),
+    "epoch": Metric(_GAUGE, "epoch", "Number of the current or last epoch, from 0."),
+    "epoch_expected_samples": Metric(_GAUGE, "samples_expected", "Samples of that epoch, as the sampler tells."),
+    "epoch_delivered_samples": Metric(_GAUGE, "samples_delivered", "Samples of that epoch that were delivered."),
+    "in_flight_bytes": Metric(
+        _GAUGE, "bytes_in_flight", "Bytes that are prepared or being prepared, and not delivered."
+    ),
+    "in_flight_peak_bytes": Metric(_GAUGE, "bytes_in_flight_peak", "The most of them at a time."),
+    "lane_slots": Metric(_GAUGE, "lanes/*/slots", "Slots (workers, say) of a lane.", ("lane",)),
+    "lane_service_seconds": Metric(
+        _GAUGE, "lanes/*/service_s/*", "What recent samples took to be prepared.", ("lane", "quantile")
+    ),
+    "lane_queue_seconds": Metric(
+        _GAUGE, "lanes/*/queue_s/*", "How long recent samples waited in a lane.", ("lane", "quantile")
+    ),
+    "cache_bytes": Metric(_GAUGE, "cache/*/bytes|nbytes", "Bytes of the copies in a tier of the cache.", ("tier",)),
 }
-_OF_WORKERS = frozenset(name for name in COUNTERS if name.startswith(("read", "cache")))
+"""All that is exported, in the order in which it is shown."""
+COUNTERS = {name: metric for name, metric in METRICS.items() if metric.kind is not _GAUGE}
+GAUGES = {name: metric for name, metric in METRICS.items() if metric.kind is _GAUGE}
 OTHER = "other"
 """What the training loop waited for beside the stalls that have a cause: without workers, its own work."""
 
@@ -87,7 +117,7 @@ def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
     """
     sums = dict(before)
     for key, last in ended.items():
-        if key[0] not in _OF_WORKERS or begun.get(key, 0.0) < last:
+        if COUNTERS[key[0]].kind is _EPOCH or begun.get(key, 0.0) < last:
             sums[key] = sums.get(key, 0.0) + last
     return sums
 

@@ -8,7 +8,7 @@ from numbers import Real
 
 from minato_gpu.samples import JSON, Value
 
-_NO_FIGURES = frozenset({"failures"})
+_NO_FIGURES = frozenset({"failures", "longest_waits"})
 """What is told of single samples: their positions are no figures of the run."""
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from minato_gpu.lanes.base import Report
 from minato_gpu.observe import facts as f
+from minato_gpu.observe.waits import LongestWaits, Wait
 from minato_gpu.samples import JSON
 from minato_gpu.scheduling.messages import Span
 
@@ -46,10 +47,11 @@ class Telemetry:
         self.lanes: dict[str, LaneLog] = defaultdict(LaneLog)
         self.waits: deque[float] = deque(maxlen=_RING)
         self.wait_s = 0.0
-        self.stalls: dict[str, list[float]] = {}
+        self.stalls: dict[str, list[float]] = {}  # by cause: waits that were for this one longest, and seconds
+        self.longest_waits = LongestWaits()  # for batches
         self.lateness: deque[int] = deque(maxlen=_RING)
         self.spans: deque[tuple[float, float, str, int, int, int, int, float]] = deque(maxlen=_RING)
-        self.handed: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
+        self.deliveries: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
     def began(self, expected: int | None, now: float) -> None:
         """The training loop begins it; some of it may have been prepared before."""
@@ -141,7 +143,7 @@ class Telemetry:
         padded: int = 0,
         positions: Sequence[Span] = (),
     ) -> None:
-        """A batch was handed to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
+        """A batch was delivered to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
         if self.first_batch_s is None:
             self.first_batch_s = now - self.begin
         self.samples += size
@@ -150,7 +152,7 @@ class Telemetry:
         self.waits.append(wait)
         self.wait_s += wait
         self.lateness.extend(late)
-        self.handed.append((now, self._number, number, size + padded, wait))
+        self.deliveries.append((now, self._number, number, size + padded, wait))
         if self.facts.hearers:
             self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
 
@@ -169,14 +171,15 @@ class Telemetry:
             self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
         self.delivered(end, number, size, took, (0,), padded, positions)
 
-    def stalled(self, cause: str, begin: float, end: float) -> None:
-        """The consumer waited for this cause."""
-        seconds = end - begin
+    def stalled(self, wait: Wait) -> None:
+        """The consumer waited for a batch, or to be told of the epoch's end."""
         if self.facts.hearers:
-            self.facts.tell(f.Stalled(self._number, cause, begin, end))
-        count_and_time = self.stalls.setdefault(cause, [0, 0.0])
-        count_and_time[0] += 1
-        count_and_time[1] += seconds
+            for part in wait.parts:
+                self.facts.tell(f.Stalled(self._number, *part))
+        for cause, begin, end in wait.parts:
+            self.stalls.setdefault(cause, [0, 0.0])[1] += end - begin
+        causes = wait.by_cause() if len(wait.parts) > 1 else {wait.parts[0][0]: 0.0}
+        self.stalls[max(causes, key=causes.__getitem__)][0] += 1
 
     def stats(self, now: float) -> dict[str, JSON]:
         """The counters as plain data."""
@@ -205,19 +208,20 @@ class Telemetry:
             },
             "wait_s": {**percentiles(self.waits), "total": self.wait_s},
             "stalls": {cause: {"count": int(n), "seconds": s} for cause, (n, s) in list(self.stalls.items())},
+            "longest_waits": self.longest_waits.stats(),
             "lateness": {**percentiles(self.lateness), "max": float(max(self.lateness, default=0))},
         }
 
     def timeline(self) -> dict[str, JSON]:
-        """What each slot did, and when batches were handed over; seconds since the epoch run began."""
-        spans, handed = list(self.spans), list(self.handed)  # copied at once: reports come in meanwhile
+        """What each slot did, and when batches were delivered; seconds since the epoch run began."""
+        spans, deliveries = list(self.spans), list(self.deliveries)  # copied at once: reports come in meanwhile
         typical = float(np.median([span[7] for span in spans])) if spans else 0.0
         return {
             "spans": [
                 (begin - self.begin, end - self.begin, lane, slot, epoch, position, count, each > 4 * typical)
                 for begin, end, lane, slot, epoch, position, count, each in spans
             ],
-            "batches": [(at - self.begin, *rest) for at, *rest in handed],
+            "batches": [(at - self.begin, *rest) for at, *rest in deliveries],
         }
 
 

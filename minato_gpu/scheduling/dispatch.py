@@ -47,6 +47,7 @@ class Dispatcher:
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
+        self.out_of_work = False  # a lane would take more, and nothing for it waits
         self.consumer_starves = True  # no batch is ready for it
         self.oldest: Place | None = None  # the oldest place that misses a sample
         self.out: list[m.Instruction] = []
@@ -159,6 +160,7 @@ class Dispatcher:
                 lane = min((each for each in takers if each.is_device), key=lambda each: each.load)
             if not (self._give(lane) and lane.wants_more()):
                 takers.remove(lane)
+        self.out_of_work = bool(takers)
 
     def _give(self, lane: LaneState) -> bool:
         """One dispatch for the lane; False where nothing is for it."""

@@ -15,6 +15,7 @@ _P90 = 1.28  # standard deviations
 _CHEAP_S = 100e-6
 _EVEN = 0.6  # standard deviation over mean
 _EVEN_AFTER = 256
+_UNLIKE = 1.0
 _REMEMBERED = 0.98  # of what a lane's speed was learned from, with each report,
 _FASTEST = 32.0  # times the speed of this host's, at most
 _LEASES = 8  # that the seconds of a lease are a mean of
@@ -96,8 +97,10 @@ class LaneState:
         self.lease_s += (max(seconds, 0.0) - self.lease_s) / self._leases
 
     def _find_even(self) -> None:
-        """Whether samples are known to cost much the same, so that many together take what is predicted."""
+        """Whether samples are known to cost much the same, so that many together take what is predicted; or to be
+        unlike, so that few of them make up most of the work."""
         self.even = self._measurements >= _EVEN_AFTER and self._variance <= (_EVEN * self.mean) ** 2
+        self.unlike = self._measurements >= _KNOWN and self._variance > (_UNLIKE * self.mean) ** 2
 
     @property
     def costs(self) -> LaneCosts:

@@ -34,6 +34,7 @@ class Policy:
     prepares samples of places that go to number n; elsewhere, where a batch may be overtaken, any.
     ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at. ``items``: every sample
     is a batch by itself, in strict order; a place may hold several, and is delivered in as many runs as it comes in.
+    ``more_batches``: by which the window may grow while it holds less than ``window_bytes`` (see ``window_length``).
     ``streams``: so many workers iterate the data set, each for itself, and a ticket is a batch that one of them has
     joined (0: workers are given keys).
     """
@@ -64,6 +65,8 @@ class Policy:
     devices: int = 1
     device_ahead: int = 1
     items: bool = False
+    more_batches: int = 0
+    window_bytes: int = 0
     streams: int = 0
 
     @property

@@ -22,6 +22,7 @@ from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.streams import Streams
+from minato_gpu.scheduling.window_length import WindowLength
 
 
 class Scheduler:
@@ -41,6 +42,9 @@ class Scheduler:
             self._composition = FixedComposition(places, lateness)
         else:
             self._composition = FreeComposition(places, lateness, policy.spreads)
+        self.window = WindowLength(policy.more_batches, policy.window_bytes)
+        self._saves = False  # samples are unlike and in strict order: what is prepared beyond need is a reserve
+        self._idled = False  # since the last delivery a lane was idle, and the window full
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._intake = self._work.intake
@@ -50,7 +54,8 @@ class Scheduler:
         self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
         self._next_order = OutputBatch(0)  # the one to deliver next
-        self._asked = False
+        self._asked = False  # and has not been answered with whatever batch could be composed
+        self._waits = False  # the consumer, since it asked
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: self._intake.open,
@@ -84,6 +89,8 @@ class Scheduler:
         if self._streams is not None:
             self._ask_for_more(self._streams)
         work.fill()
+        if work.out_of_work and self.window.most and (self._waits or (self._saves and not self._idled)):
+            self._note_out_of_work()
         if self.fetching.watches:
             work.note_idle()
         return out
@@ -91,7 +98,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """How many more tickets the window admits."""
-        return self.policy.window - self._undelivered
+        return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
 
     @property
     def _starves(self) -> bool:
@@ -157,7 +164,8 @@ class Scheduler:
             return "sampler"
         if len(self.fetching) and not len(self._work.waiting) and self._work.idle_slots():
             return "fetch"
-        if not len(self._work.waiting) and self.room < 1:
+        overtaken = bool(self._sizes) and not self._places.oldest.waiting
+        if overtaken or (not len(self._work.waiting) and self.room < 1):
             return "slow sample"
         return "preparation"
 
@@ -177,6 +185,7 @@ class Scheduler:
         if self._undelivered == 0 and self.policy.max_lateness and not self.policy.fixed:
             self._intake.cold = True
         self._undelivered += event.size
+        self.window.grown = False
         self._intake.enter(place, event.follow)
         self._intake.pace.ending = event.last
         pace = self._intake.pace
@@ -232,6 +241,7 @@ class Scheduler:
             if lane.learns:
                 self._learn(lane, flight, event)
             lane.measured(event.seconds, fresh)
+            self._saves = lane.unlike and not self.policy.max_lateness
             if lane.is_device:
                 self.harm.worked(event.seconds)
             if flight.credit:
@@ -339,7 +349,7 @@ class Scheduler:
             self._work.look_again(flight, PATIENCE_S)
 
     def _was_asked(self, event: m.Asked) -> None:
-        self._asked = self._next_order not in self._sizes
+        self._asked = self._waits = self._next_order not in self._sizes
         if self._asked and self.harm.spare:
             self.harm.waited()
             self._price()
@@ -350,8 +360,14 @@ class Scheduler:
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.in_flight)
-        self._next_order = OutputBatch(event.order + (size if self.policy.items else 1))
-        self._asked = False
+        batches = size if self.policy.items else 1
+        self._next_order = OutputBatch(event.order + batches)
+        self._asked = self._waits = False
+        if self.window.extra:
+            self.window.delivered(batches, event.in_flight)
+        if self._idled:
+            self._idled = False
+            self._lengthen()
         if self._streams is not None:
             self._streams.lease = event.lease
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
@@ -362,6 +378,22 @@ class Scheduler:
         router = self._intake.router
         router.price, router.spared = self.harm.price, self.harm.spare
         router.update(self._intake.rank)
+
+    # --- the window's length ----------------------------------------------------------------------------
+
+    def _note_out_of_work(self) -> None:
+        """A lane could take more, and nothing waits for it. The window grows where samplers are drawn next: while the
+        consumer waits, or at a delivery."""
+        if self._intake.pace.ending or len(self.fetching) or not self._work.idle_slots():
+            return
+        if self._waits:
+            self._lengthen()
+        else:
+            self._idled = True
+
+    def _lengthen(self) -> None:
+        ledger = self._ledger
+        self.window.lengthen(ledger.in_flight, self._intake.pace.batch * ledger.sample_bytes)
 
     # --- workers' own streams ----------------------------------------------------------------------------
 

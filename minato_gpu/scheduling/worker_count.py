@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import ceil
 
 _SHORTEST_S, _BATCHES = 0.5, 8  # an interval has at least so many seconds, and batches
-_SHORT = ("preparation", "lateness")  # causes of a wait that more workers might end
+_SHORT = ("preparation", "lateness", "slow sample")  # causes of a wait that more workers might end
 _WAITS = 0.05  # share of an interval that the consumer waits, from which on more would be better
 _CONTENT = 0.01  # and below which nothing is short
 _IDLE = 0.1  # share of the workers

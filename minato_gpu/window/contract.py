@@ -27,13 +27,13 @@ class EndOfEpoch(Exception):
 class Batches(Protocol):
     """The batches of an epoch, one after the other.
 
-    ``log`` counts what is delivered and left out. Of the last batch: ``handed``, its positions (of a stream, its
+    ``log`` counts what is delivered and left out. Of the last batch: ``delivered``, its positions (of a stream, its
     ticket; None: there was none), also where it raised; ``bad``, the samples that were left out of it; ``survivor``,
     the last that was not, where some may be.
     """
 
     log: Telemetry
-    handed: Sequence[Span] | None = None
+    delivered: Sequence[Span] | None = None
     bad: Sequence[Failure] = ()
     survivor: Ticket | None = None
 

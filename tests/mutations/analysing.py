@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "counters of an epoch are lost with it",
         "observe/counting.py",
-        "        if key[0] not in _OF_WORKERS or begun.get(key, 0.0) < last:\n",
-        "        if key[0] in _OF_WORKERS and begun.get(key, 0.0) < last:\n",
+        "        if COUNTERS[key[0]].kind is _EPOCH or begun.get(key, 0.0) < last:\n",
+        "        if COUNTERS[key[0]].kind is not _EPOCH and begun.get(key, 0.0) < last:\n",
         ("observe/test_metrics.py",),
     ),
     Fault(

@@ -6,6 +6,20 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
+        "a wait counts for the cause that it began with",
+        "engine/engine.py",
+        "                wait.look(perf_counter(), self.pump.run.scheduler.stall_cause())\n",
+        "                pass\n",
+        ("engine/test_window.py",),
+    ),
+    Fault(
+        "the sample that came last may be of another batch",
+        "observe/waits.py",
+        "if max(lo, begin) < min(hi, end)]",
+        "]",
+        ("observe/test_waits.py",),
+    ),
+    Fault(
         "a hearer that raises ends the run",
         "observe/facts.py",
         "            except Exception:\n",

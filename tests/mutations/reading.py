@@ -237,7 +237,7 @@ FAULTS = (
     Fault(
         "what a sampler raises beyond the window is raised at once",
         "engine/epochs.py",
-        "                if not self._ahead and self._place < limit:\n                    raise\n",
+        "                if not self._ahead and self._place < raises_below:\n                    raise\n",
         "                raise\n",
         ("sources/test_read_ahead.py",),
     ),

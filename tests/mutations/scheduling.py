@@ -6,6 +6,41 @@ from tests.mutations.fault import Fault
 
 FAULTS = (
     Fault(
+        "the window grows whatever it holds",
+        "scheduling/window_length.py",
+        " and batch_bytes and in_flight + batch_bytes <= self.limit:",
+        ":",
+        ("scheduling/test_window_length.py", "engine/test_window.py"),
+    ),
+    Fault(
+        "the window never shrinks",
+        "scheduling/window_length.py",
+        "            self.extra -= 1\n",
+        "",
+        ("scheduling/test_window_length.py",),
+    ),
+    Fault(
+        "a window that has grown is filled at the next delivery only",
+        "engine/engine.py",
+        "while self.pump.run.scheduler.window.grown:",
+        "while False:",
+        ("engine/test_window.py",),
+    ),
+    Fault(
+        "the window grows although prefetch_factor says how long it is",
+        "engine/building.py",
+        "fixed = self.loader.prefetch_given or self.iterable",
+        "fixed = self.iterable",
+        ("engine/test_window.py",),
+    ),
+    Fault(
+        "what a sampler raises is raised as soon as a longer window has come to it",
+        "engine/epochs.py",
+        "            if isinstance(drawn, Exception) and self._place >= raises_below:\n                return\n",
+        "",
+        ("engine/test_window.py",),
+    ),
+    Fault(
         "the consumer never sleeps while what is ready belongs to no lease that is asked",
         "engine/pump.py",
         "replace(awaited, need=ready + 1)",

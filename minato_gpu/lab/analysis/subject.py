@@ -153,6 +153,8 @@ class Subject:
         else:
             names = signature(ours.DataLoader.__init__).parameters
             given = {name: getattr(self.loader, name) for name in names if name not in _NOT_COPIED}
+            if not self.loader.prefetch_given:  # type: ignore[attr-defined]
+                del given["prefetch_factor"]
             if watch is not None and given["pipeline"] is not None:
                 given["pipeline"] = watched_pipeline(given["pipeline"], watch)
         # ours writes samples into rows where it knows that they are only stacked: another function would hide that

@@ -29,6 +29,7 @@ def document(outcome: TrainingOutcome, settings: Mapping[str, JSON]) -> dict[str
         final_loss=rows[-1]["loss"] if rows else None,
         final_accuracy=rows[-1]["accuracy"] if rows else None,
         stalls=[stats["stalls"] for stats in outcome.stats],
+        longest_waits=[stats["longest_waits"] for stats in outcome.stats],
     )
 
 

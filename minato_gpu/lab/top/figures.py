@@ -16,7 +16,8 @@ from minato_gpu.samples import JSON
 class LoaderFigures(NamedTuple):
     """``of_all``: figures of the whole loader by name, with ``wait_share``: of the time, which the training loop
     waited; ``stall_shares``: for what, the longest first; ``hit_shares``: of each tier of the cache; ``lanes``: figures
-    of each. None: nobody knows, or nothing was asked for. Times are of recent samples."""
+    of each. None: nobody knows, or nothing was asked for. Times are of recent samples. ``of_all["longest_wait"]`` is an
+    entry of ``stats()["longest_waits"]``."""
 
     of_all: dict[str, JSON]
     stall_shares: dict[str, float]
@@ -48,6 +49,7 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
         "samples_failed": stats["samples_failed"] + stats["samples_skipped"],
         "in_flight_bytes": stats["bytes_in_flight"],
         "in_flight_peak_bytes": stats["bytes_in_flight_peak"],
+        "longest_wait": next(iter(stats.get("longest_waits", ())), None),
         "reads_per_s": rates.get(("reads", "")),
         "read_bytes_per_s": rates.get(("read_bytes", "")),
     }

@@ -47,12 +47,22 @@ def lines(found: LoaderFigures) -> list[str]:
         f"{number(of['samples_per_s'])} samples/s; {waited}",
         f"{of['samples_failed']:,} samples failed; {in_flight} in flight, {peak} at most",
     ]
+    if of["longest_wait"] is not None:
+        said.append(longest_wait(of["longest_wait"]))
     storage = []
     if of["reads_per_s"] is not None:
         storage.append(f"{number(of['reads_per_s'])} reads/s, {size(of['read_bytes_per_s'])}/s")
     if known := [f"{tier} {'-' if share is None else f'{share:.0%}'}" for tier, share in found.hit_shares.items()]:
         storage.append(f"cache hits: {', '.join(known)}")
     return [*said, "; ".join(storage)] if storage else said
+
+
+def longest_wait(wait: Mapping[str, JSON]) -> str:
+    """An entry of ``stats()["longest_waits"]`` in words."""
+    causes = sorted(wait["causes"].items(), key=lambda item: -item[1])
+    said = ", ".join(f"{cause} {number(seconds)} s" for cause, seconds in causes)
+    last = "" if wait["lane"] is None else f"; last came {wait['key']!r} of lane {wait['lane']}"
+    return f"longest wait {number(wait['seconds'])} s, for batch {wait['batch']}: {said}{last}"
 
 
 def _progress(delivered: int, expected: int | None) -> str:
