@@ -288,7 +288,8 @@ class Engine(Batches):
         if not self.pump.faults:
             if self.pump.listen():
                 return
-            self._consumer_fds.arm()
+            if self._consumer_fds.any:
+                self._consumer_fds.arm()
             ready = self._poll.poll(max(0.0, 1e3 * (until - now)))
             if any(fd in self._minder.exit_fds for fd, _ in ready):
                 self._pump()
@@ -359,7 +360,8 @@ class Engine(Batches):
             words[ATTENTION] = PUMP
             self._links.board.fence()
             self._pump()  # what was reported before workers could see the flag
-        self._own_fds.arm()
+        if self._own_fds.any:
+            self._own_fds.arm()
 
     def _settle(self) -> None:
         """Do what deliveries have left to be done."""

@@ -18,6 +18,7 @@ class LaneWatch:
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
         self._lanes = [lane for lane in lanes if not lane.rings]
+        self.any = bool(self._lanes)  # read where a call would count
         self._epoll = select.epoll() if self._lanes else None
 
     def __bool__(self) -> bool:
@@ -27,6 +28,10 @@ class LaneWatch:
         """Readable once one of them has something to tell."""
         assert self._epoll is not None
         return self._epoll.fileno()
+
+    def spoke(self) -> bool:
+        """Whether any of them has something to tell; those are not watched any more."""
+        return self._epoll is not None and bool(self._epoll.poll(0))
 
     def arm(self, names: Iterable[str] | None = None) -> None:
         """Watch them again, or only those of the lanes ``names``; what has come meanwhile is noticed at once."""

@@ -167,10 +167,9 @@ class Run:
         if chunk.kind == "next" and spans:
             report, spans = self._advance(report, chunk.worker, spans[0])
         if report.done > report.first:
-            if self._parts.items:
-                self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
             self._log(lane, sent, spans, report, shown)
-        self._observe(lane, chunk, spans, report)
+        if self._estimates is not None:
+            observe(lane, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
             self._finished(report, spans)
         elif chunk.kind == "next":
@@ -188,14 +187,6 @@ class Run:
             nbytes = sum(item.nbytes for item in report.items if item is not None)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
 
-    def _observe(self, lane: Lane, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report) -> None:
-        if self._estimates is None:
-            return
-        if lane.on_host:
-            observe(lane.kind, chunk, spans, report, self._estimates, self._assembly)
-        elif chunk.kind == "run":  # its times are those of other cores
-            self._estimates.not_measured(spans)
-
     def recalled(self, chunk: int) -> None:
         """The lane gives back a chunk, of which it has done no more than it has reported."""
         self._give_back(self.sent.pop(chunk))
@@ -208,6 +199,8 @@ class Run:
     def _log(
         self, lane: Lane, sent: Sent, spans: tuple[m.TicketSpan, ...], report: Report, shown: Telemetry | None
     ) -> None:
+        if self._parts.items:
+            self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
         first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next")

@@ -56,7 +56,7 @@ class WorkerSupervisor:
         ready = [fd for fd, _ in poll.poll(wait)]
         if wake in ready:
             await_event(wake)
-        self.heard = bool(self._lanes) and self._lanes.fileno() in ready
+        self.heard = self._lanes.spoke()
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
 from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report
+from minato_gpu.lanes.contract import Lane
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.assembly import Assembly
 
 
 def observe(
-    lane: str, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report, to: Estimator, of: Assembly
+    lane: Lane, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report, to: Estimator, of: Assembly
 ) -> None:
-    """Samples ``spans`` of the chunk were prepared on lanes of this kind."""
+    """Samples ``spans`` of the chunk were prepared in this lane; times that are those of other cores teach nothing."""
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return
+    if not lane.on_host:
+        to.not_measured(spans)
+        return
     to.took(count, report.seconds)
-    if lane == m.CPU and report.parts is None and chunk.stop < 0:
+    if lane.kind == m.CPU and report.parts is None and chunk.stop < 0:
         if report.times is None:
             to.not_measured(spans)
         else:
             serials = [*m.tickets(spans)] if to.by_serial else []
-            to.measured(lane, Observed(of.window.keys(spans), serials, report.times, report.seconds))
+            to.measured(lane.kind, Observed(of.window.keys(spans), serials, report.times, report.seconds))
         return
     items = report.items or [None] * count
     serials = [*m.tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
         to.cannot(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing
-    ran = [at for at, item in enumerate(items) if lane == m.CPU or not isinstance(item, Failure)]
+    ran = [at for at, item in enumerate(items) if lane.kind == m.CPU or not isinstance(item, Failure)]
     times, parts = report.times, report.parts
     if times is None or not ran:
         to.not_measured(spans)
@@ -42,7 +46,7 @@ def observe(
         parts=None if parts is None else [parts[at] for at in ran],
         handed=[item.nbytes if isinstance(item, Handed) else -1 for item in (items[at] for at in ran)],
     )
-    to.measured(lane, seen)
+    to.measured(lane.kind, seen)
 
 
 def inspected(

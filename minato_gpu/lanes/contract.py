@@ -12,6 +12,7 @@ What a lane promises:
   not at all: then the revocation came too late, or the lane cannot take samples back.
 - An ``Exit`` comes after all that the worker had told. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
+- Times are those of this host's monotonic clock: a lane elsewhere puts right what its workers say.
 - A lane of which ``Opened`` has not been told takes tasks, but may do nothing with them for long.
 """
 

@@ -108,7 +108,6 @@ class Case:
     context: str = "fork"  # how worker processes start
     most: int | None = None  # max_workers
     start: str = "plain"  # what worker_init_fn does
-    pace: str = "even"  # "uneven": processes pause between statements (pauses.py)
     lanes: str = "cpu"
     collate: str = "usual"  # "own" stacks tensors as a user would; "draws" draws numbers for each batch
     cache: str = "none"  # where the bytes of "files" and "urls" are kept
@@ -338,14 +337,6 @@ KNOWN: tuple[Case, ...] = (
     Case(fault="start kills", epochs=1),
     Case(stay="persistent", interruption="forked"),
     Case(stay="persistent", fault="killed once"),  # in each epoch
-    Case(workers=3, pace="uneven", batch=1),
-    Case(data="mapping", lateness=8, workers=3, pace="uneven", fault="killed once"),
-    Case(data="objects", lateness=1, workers=3, pace="uneven", fault="killed twice", epochs=1),
-    Case(data="uneven", lateness=8, workers=3, pace="uneven", budget=40_000),
-    Case(data="pipeline", lateness=8, workers=3, pace="uneven", lanes="both"),
-    Case(data="ragged", workers=3, stay="persistent", pace="uneven", collate="draws", interruption="left"),
-    Case(data="files", sampler="repeats", stay="persistent", pace="uneven", cache="little"),
-    Case(workers=1, lateness=1, stay="epochs", most=4, pace="uneven", fault="killed once"),
     Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
@@ -361,13 +352,7 @@ def promised_by_pytorch(case: Case) -> bool:
     by a RuntimeError, or by what reading from it raises.)"""
     happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
     goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
-    theirs = (
-        case.pace == "even"
-        and case.lateness == 0
-        and case.kind == "process"
-        and case.stay != "epochs"
-        and case.data != "pipeline"
-    )
+    theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
     return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 

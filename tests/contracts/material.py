@@ -9,7 +9,6 @@ import functools
 import os
 import random
 import signal
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from minato_gpu import Source, read_bytes
 from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, STARTS, STREAM_OF, STREAMS, Case
 from tests.contracts.far import url_of
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample
-from tests.contracts.pauses import pause
 
 BROKEN = f"sample {BAD} is broken"
 NO_START = "no disk for this worker"
@@ -293,14 +291,7 @@ def _refuses(case: Case, collate: Any, samples: list[Any]) -> Any:
 
 def start_of(case: Case) -> Any:
     """The case's ``worker_init_fn``."""
-    start = {"start raises": _cannot, "start kills": _dies}.get(case.fault, _seeds if case.start == "seeds" else None)
-    return functools.partial(_paused, case, start) if case.pace == "uneven" else start
-
-
-def _paused(case: Case, start: Any, worker: int) -> None:
-    pause(zlib.crc32(f"{worker} {case}".encode()))
-    if start is not None:
-        start(worker)
+    return {"start raises": _cannot, "start kills": _dies}.get(case.fault, _seeds if case.start == "seeds" else None)
 
 
 def _dies(worker: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import json
@@ -11,7 +10,6 @@ import random
 import re
 import time
 import warnings
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from tests.contracts.cases import ALLOWED, FILES, HANG_S, STARTS, Case, Step, el
 from tests.contracts.kinds import PIPELINE, Sample
 from tests.contracts.material import collate_of, counted, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
-from tests.contracts.pauses import pauses
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
 _LITTLE = 10 * 4096  # a cache for ten files
@@ -94,8 +91,7 @@ def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> 
     _seed()
     data = data_of(case, folder / "files")
     loaders = loaders_of(case, data, folder, outcome, loader_class)
-    uneven = pauses(zlib.crc32(f"{case}".encode())) if case.pace == "uneven" else contextlib.nullcontext()
-    with warnings.catch_warnings(record=True) as caught, uneven:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         left = steps(case)
         places = [folder, folder.parent]  # relative paths lead to the same files from both

@@ -211,6 +211,7 @@ class LaneContract:
             assert at.claim.started == 3 and site.reports()[-1].done == 2
         site.trace.gate.set()
         assert site.done() == 4
+        assert all(before <= report.begin <= report.end <= perf_counter() for report in site.reports())
         assert wait_until(lambda: not site.progress())
 
     def test_some_tasks_alone_can_be_asked_for(self, site: Site) -> None:

@@ -10,7 +10,7 @@ FAULTS = (
     Fault(
         "a lane without the workers' bell is heard only while the consumer waits",
         "engine/engine.py",
-        "        self._own_fds.arm()\n",
+        "        if self._own_fds.any:\n            self._own_fds.arm()\n",
         "",
         ENGINE,
     ),
