@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from minato_gpu.device.output import Issued
-from minato_gpu.lanes.base import Handed, Item, Local, Piece, Report, Task
+from minato_gpu.lanes.base import Handed, Item, Piece, Report, Task
 
 
 class Part(NamedTuple):
@@ -85,7 +85,6 @@ class DeviceRun:
             begin=begin,
             end=end,
             final=True,
-            nbytes=sum(item.nbytes for item in self.items if isinstance(item, Local)),
             items=self.items if any(item is not None for item in self.items) else None,
             times=self.times if usual else None,
             parts=[(split, (each,)) for split, each in pairs] if usual and tells_parts else None,

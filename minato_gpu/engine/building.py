@@ -297,8 +297,6 @@ def build_engine(
             plan.workers,
             addressed=plan.iterable,
             arenas=not options.threads,
-            # in blocks of each size
-            window=plan.policy.window * (2 * plan.widest - 1) + plan.more_batches * plan.batch,
             fetched=fetched,
             active=loader.num_workers,
             fields=fields,

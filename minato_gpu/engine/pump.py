@@ -16,7 +16,7 @@ from minato_gpu.engine.abandoned import AbandonedRuns
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
-from minato_gpu.lanes.base import Features, Handed, Report, Yielded
+from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.scheduling import messages as m
@@ -51,7 +51,9 @@ class Pump:
         ended.revoke_all()
         for lane in self.lanes.values():
             lane.recall()
-        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, *self.assembly.clear())
+        marks, memory = self.assembly.clear()
+        marks += [sent.mark for sent in ended.sent.values() if sent.mark >= 0]
+        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, marks, memory)
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._parts)
@@ -109,7 +111,7 @@ class Pump:
             self.reads.say()
 
     def _take_in(self, lane: Lane, told: Iterable[c.Message]) -> None:
-        self._arrived.extend((lane, message) for message in told)
+        self._arrived += [(lane, message) for message in told]
         while self._arrived:
             sender, message = self._arrived.popleft()
             if not isinstance(message, Report):
@@ -191,15 +193,13 @@ class Pump:
         """The marks among which it is to be looked for what is awaited."""
         lo, hi = awaited.span
         record = self.assembly.window.at(lo)
-        if awaited.exactly and record.marks >= 0 and record.first == lo and record.rows == hi - lo:
+        if awaited.exactly and record.first == lo and record.rows == hi - lo:
             return record.marks, record.marks + record.rows
         return self.completions.ready_anywhere
 
     def _take_awaited(self) -> None:
         """Take in what is finished of leases that are under way, if that completes the next batch."""
         awaited = self._awaited = self.run.scheduler.awaited
-        if awaited is not None and awaited.exactly and self.assembly.window.at(awaited.span[0]).marks < 0:
-            awaited = self._awaited = None  # messages tell, and wake by themselves
         if awaited is None:
             return
         ready, taken = self.completions.ready(*self._marks(awaited)), False
@@ -207,8 +207,8 @@ class Pump:
             return
         lo, hi = awaited.span
         sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind in ("run", "next")]
-        wanted = [chunk for chunk in sent if any(a < hi and lo < b for a, b in chunk.spans)]
-        for chunk in wanted:
+        wanted = {chunk.number: chunk for chunk in sent for a, b in chunk.spans if a < hi and lo < b}
+        for chunk in wanted.values():
             lane = self.lanes[chunk.lane]
             told = lane.receive([(self.run.number, chunk.number)])
             taken = taken or bool(told)
@@ -227,8 +227,7 @@ class Pump:
         if report.layout is not None:
             self.assembly.samples.learn(report.layout)
         for item in report.items or ():
-            item = item.item if isinstance(item, Yielded) else item
-            self.assembly.holdings.release(item.fields if isinstance(item, (Features, Handed)) else item)
+            self.assembly.holdings.release(item)
         if report.final:
             self._abandoned.through(report.run, report.chunk)
 

@@ -14,7 +14,7 @@ from typing import cast
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Blob, Failure, Handed, Item, Piece, Report, Task, Unshippable, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, Unshippable, Yielded
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
@@ -31,14 +31,15 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 
 class Sent:
     """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
-    from ``stop`` on were taken back."""
+    from ``stop`` on were taken back. ``mark``: of a job, for its batch."""
 
-    __slots__ = ("chunk", "done", "epoch", "sent", "stop")
+    __slots__ = ("chunk", "done", "epoch", "mark", "sent", "stop")
 
-    def __init__(self, chunk: m.Chunk, epoch: int, sent: float) -> None:
+    def __init__(self, chunk: m.Chunk, epoch: int, sent: float, mark: int = -1) -> None:
         self.chunk = chunk
         self.epoch = epoch
         self.sent = sent
+        self.mark = mark
         self.done = 0
         self.stop = chunk.size
 
@@ -111,11 +112,12 @@ class Run:
             self._admit(chunk)
         if chunk.kind == "collate":
             task = self._jobs.task(chunk, self.number, self.seeds, self.logs)
-            self.sent[chunk.number] = Sent(chunk, task.epoch, now)
-            self._jobs.send(lane, task, self.logs[task.epoch])
+            mark = self._parts.links.completions.reserve(1)
+            self.sent[chunk.number] = Sent(chunk, task.epoch, now, mark)
+            self._jobs.send(lane, task._replace(mark=mark), self.logs[task.epoch])
             return
         if assembly.samples.unshippable and chunk.kind == "run":
-            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size, 0)
+            assembly.samples.arrived(chunk.spans, [Unshippable()] * chunk.size)
             self._release(chunk.spans)
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
@@ -154,17 +156,15 @@ class Run:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
-            if report.done == report.first and not report.final:  # marks tell of the samples, and may have come first
-                return
         sent = self.sent[report.chunk]
         chunk = sent.chunk
         sent.done = report.done
         if report.final:
-            del self.sent[report.chunk]
+            self._ended_with(chunk.number)
             if chunk.credit:
                 self._ended[lane.name][report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
-        if chunk.kind == "next":
+        if chunk.kind == "next" and spans:
             report, spans = self._advance(report, chunk.worker, spans[0])
         if report.done > report.first:
             self._log(lane, sent, spans, report, shown)
@@ -184,7 +184,8 @@ class Run:
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
             self._release(spans)
-            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, report.nbytes, between))
+            nbytes = sum(item.nbytes for item in report.items if item is not None)
+            self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
 
     def recalled(self, chunk: int) -> None:
         """The lane gives back a chunk, of which it has done no more than it has reported."""
@@ -216,7 +217,7 @@ class Run:
 
     def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...], ended: int = 0) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
-        found = self._assembly.samples.arrived(spans, report.items, report.nbytes)
+        found = self._assembly.samples.arrived(spans, report.items)
         self._release(spans)
         failed = tuple(report.first + at for at in found.failed)
         handed = tuple((report.first + at, stage) for at, stage in found.handed)
@@ -237,7 +238,7 @@ class Run:
             if self.streams is not None:
                 self.streams.advance(ticket, worker, state, item)
             if item is not None:
-                items.append(Blob(item.worker, item.blocks, True) if isinstance(item, Blob) else item)
+                items.append(item)
         end = TicketId(lo + len(items))
         self._assembly.taken(((end, hi),))
         return report._replace(items=items), (((lo, end),) if items else ())
@@ -261,7 +262,7 @@ class Run:
     def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
         """A worker of the lane has ended; all that it had reported is received. Others do what else it had taken."""
         claim = exit_.claim
-        sent = self.sent.pop(claim.chunk, None) if claim.run == self.number else None
+        sent = self._ended_with(claim.chunk) if claim.run == self.number else None
         if sent is None:
             self.handle(m.Lost(perf_counter(), lane.name))
         elif sent.chunk.kind == "collate":
@@ -274,10 +275,17 @@ class Run:
             log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
             settled, items = self._deaths.judge(exit_, claim, sent.chunk, sent.done, sent.stop, self._assembly)
             spans = cut(sent.chunk.spans, *settled)
-            found = self._assembly.samples.arrived(spans, items, 0)
+            found = self._assembly.samples.arrived(spans, items)
             self._release(spans)
             offsets = tuple(settled[0] + at for at in found.failed)
             self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, found.nbytes))
+
+    def _ended_with(self, chunk: int) -> Sent | None:
+        """Nobody is at this chunk any more."""
+        sent = self.sent.pop(chunk, None)
+        if sent is not None and sent.mark >= 0:
+            self._parts.links.completions.give_back(sent.mark)
+        return sent
 
     def told_of(self, claim: Claim, lane: str) -> str:
         """What a worker of the lane is at, in words."""

@@ -1,4 +1,4 @@
-"""Tasks out, reports back: plain tuples of plain data. All else that lanes are told, and tell, is in contract.py.
+"""Tasks out, reports back: plain tuples of plain data. All other commands and messages of lanes are in contract.py.
 
 A lane takes ``Task``s (one per chunk that the scheduler dispatches) and answers with ``Report``s. Where a prepared
 sample lies is a *reference*: None for a row of its place's slab, or one of the small classes below.
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     worker may collate it. ``occurrences`` are None when all are 0. ``sources`` are references to what the host read
     left, for tickets that were inspected before (None: this one was not). ``positions`` where they are not neighbours
     (a replayed order).
-    ``marks``: the first ticket's mark, and those of the others follow (-1: none; see memory/completions.py).
+    ``marks``: the first ticket's mark, and those of the others follow (see memory/completions.py).
     ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
     """
 
@@ -67,7 +67,7 @@ class Task(NamedTuple):
 
     ``kind``: run, inspect, collate (``items``: references to the samples of the batch; None: prepare them first) or
     next (the next batches of the worker's own stream, of ``samples`` each; ``start`` comes with the first: where it
-    begins).
+    begins). ``mark``: of the batch that collate makes; the others mark each ticket.
     ``shared_seed``: of a data pipe's order in this epoch, for workers that have begun an earlier one.
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
@@ -91,10 +91,19 @@ class Task(NamedTuple):
     credit: int = 0
     samples: int = 0
     ended: dict[int, int] | None = None
+    mark: int = -1
+
+    def find(self, number: int) -> tuple[Piece, int]:
+        """The piece that ticket ``number`` of the task is in, and its offset there."""
+        for piece in self.pieces:
+            if number < len(piece.keys):
+                return piece, number
+            number -= len(piece.keys)
+        raise IndexError(number)
 
     def elsewhere(self) -> Task:
         """The task for a lane that does not share this host's memory, and puts what comes of it where this one says."""
-        return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces))
+        return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces), mark=-1)
 
 
 class Report(NamedTuple):
@@ -103,9 +112,7 @@ class Report(NamedTuple):
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
-    somebody knows. ``layout`` comes with the first sample that a worker prepared without one. ``repeated``: how many of
-    the samples were prepared a second time. ``parts``: for each sample of a pipeline that can be cut, the stage it came
-    with and the seconds of each part from there on (None: not known).
+    somebody knows. ``layout``, ``repeated``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     """
 
     run: int
@@ -117,13 +124,25 @@ class Report(NamedTuple):
     begin: float
     end: float
     final: bool
-    nbytes: int = 0
     items: list[Item] | None = None
     times: list[float] | None = None
+    ends: list[float] | None = None
     layout: bytes | None = None
     repeated: int = 0
     parts: list[Part | None] | None = None
-    ends: list[float] | None = None
+
+
+class TicketOutcome(NamedTuple):
+    """What a worker says of one ticket that is more than where its sample lies.
+
+    ``part``: of a pipeline that can be cut, the stage the sample came with and the seconds of each part from there on.
+    ``layout``: of the first sample that the worker prepared without one. ``repeated``: samples prepared a second time.
+    """
+
+    item: Item
+    part: Part | None = None
+    layout: bytes | None = None
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

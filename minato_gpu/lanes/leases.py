@@ -1,4 +1,4 @@
-"""The leases that workers have: how far they are, told by the marks of their tickets and by messages."""
+"""The leases that workers have: how far they are, as the marks of their tickets tell."""
 
 from __future__ import annotations
 
@@ -7,43 +7,49 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
+from time import perf_counter
 from typing import Any
 
-from minato_gpu.lanes.base import Blob, Item, Part, Report, Task
+from minato_gpu.lanes.base import Blob, Item, Part, Report, Task, TicketOutcome
 from minato_gpu.lanes.contract import Number
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import BLOB, IN_ROW, LOCAL, PICKLED, READY, ROW, Lying
+from minato_gpu.memory.completions import BATCH, BLOB, LOCAL, PICKLED, READY, RETURNED, ROW, Lying
+
+_PLAIN = TicketOutcome(None)
 
 
-def lay_down(item: Item, part: Part | None, mark: int, store: Store, links: WorkerChannels) -> Lying:
-    """In the worker: where the parent finds the reference of a finished sample, and what its ``part`` took.
-
-    Raises what pickling them does.
-    """
-    if item is None and part is None:
-        return IN_ROW
+def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Lying:
+    """In the worker: where the parent finds what is to be said of a finished ticket. Raises what pickling that does."""
+    item = outcome.item
     if store.handover is None:
-        links.completions.local[mark] = item, part
+        links.completions.local[mark] = outcome
         return LOCAL, 0, 0
-    if isinstance(item, Blob) and len(item.blocks) == 1 and part is None:
-        return BLOB, *item.blocks[0]
-    return PICKLED, *store.lay_down(ForkingPickler.dumps((item, part)))
+    if isinstance(item, Blob) and len(item.blocks) == 1 and outcome[1:] == _PLAIN[1:]:
+        return BATCH if item.collated else BLOB, *item.blocks[0]
+    return PICKLED, *store.lay_down(ForkingPickler.dumps(tuple(outcome)))
 
 
 class Lease:
     """The tickets of one task: runs of marks, and how many of the first are reported."""
 
-    __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "size")
+    __slots__ = ("begin", "cut", "last", "number", "reported", "runs", "singly", "size", "watched", "worker")
 
     def __init__(self, task: Task) -> None:
         self.number = task.run, task.chunk
-        self.runs = [(piece.marks, piece.marks + len(piece.keys)) for piece in task.pieces]
+        self.singly = task.kind in ("run", "next")  # samples are reported, and taken back, without waiting for all
+        if task.mark >= 0:
+            self.runs = [(task.mark, task.mark + 1)]
+        else:
+            self.runs = [(piece.marks, piece.marks + len(piece.keys)) for piece in task.pieces]
         self.size = sum(end - begin for begin, end in self.runs)
         self.last = self.runs[-1][1] - 1
-        self.cut = False  # some were taken back: a message tells when the worker is through
+        # the last mark does not tell that there is something: it may end earlier, or is to describe its first sample
+        self.watched = task.credit > 0 or task.layout == b""
+        self.cut = False  # some were taken back: the board says where the worker has stopped
         self.reported = 0
+        self.worker = -1  # who has it, once that is known
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
     def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
@@ -68,23 +74,18 @@ class Leases:
         self._links = links
         self._completions = links.completions
         self._leases: dict[Number, Lease] = {}
-        self._by_message: set[Number] = set()  # tasks that only messages tell of
         self._read: deque[tuple[int, int]] = deque()  # worker and offset of what has been read, to be given back
 
     def add(self, task: Task) -> None:
         """A task goes to the lane."""
-        if task.kind in ("run", "next") and all(piece.marks >= 0 for piece in task.pieces):
-            self._leases[task.run, task.chunk] = Lease(task)
-        else:
-            self._by_message.add((task.run, task.chunk))
+        self._leases[task.run, task.chunk] = Lease(task)
 
     def __contains__(self, number: Number) -> bool:
         """Whether the lane has this task, and has not told its end."""
-        return number in self._leases or number in self._by_message
+        return number in self._leases
 
     def drop(self, run: int, chunk: int) -> None:
         """Nobody is at this task, and what was not reported of it is to be prepared again."""
-        self._by_message.discard((run, chunk))
         lease = self._leases.pop((run, chunk), None)
         for begin, end in () if lease is None else lease.between(lease.reported, lease.size):
             self._completions.clear(begin, end)
@@ -99,23 +100,11 @@ class Leases:
         while self._read and self._links.board.give_back(*self._read[0]):
             self._read.popleft()
 
-    def reports(self, messages: Iterable[Report], *, unfinished: bool) -> list[Report]:
-        """What messages and marks tell, each sample once; see ``Lane.receive``."""
-        reports: list[Report] = []
-        for message in messages:
-            lease = self._leases.get((message.run, message.chunk))
-            if lease is not None:
-                if message.first > lease.reported:
-                    reports.append(self._take(lease, message.first))
-                lease.reported = max(lease.reported, message.done)  # marks may have told more than what is described
-                if message.final:
-                    del self._leases[lease.number]
-            elif message.final:
-                self._by_message.discard((message.run, message.chunk))
-            reports.append(message)
+    def reports(self, *, unfinished: bool) -> list[Report]:
+        """What is finished, each sample once; see ``Lane.receive``."""
         status = self._completions.status
-        leases = [each for each in self._leases.values() if unfinished or (status[each.last] in READY and not each.cut)]
-        return reports + [report for report in map(self._told, leases) if report is not None] if leases else reports
+        leases = [each for each in self._leases.values() if unfinished or each.watched or status[each.last] in READY]
+        return [report for report in map(self._told, leases) if report is not None] if leases else []
 
     def low(self, slots: int) -> int:
         """The number of the lease at whose end half of what waits for ``slots`` workers will have been taken; 0 where
@@ -125,11 +114,21 @@ class Leases:
             return 0
         return next(islice(self._leases, half, None))[1]
 
-    def revoked(self, run: int, chunk: int, keep: int) -> None:
-        """Samples of the task from number ``keep`` on are another worker's now."""
+    def revoked(self, run: int, chunk: int, keep: int, worker: int) -> None:
+        """Samples of the task from number ``keep`` on are not this worker's any more."""
         lease = self._leases.get((run, chunk))
-        if lease is not None and keep < lease.size:
-            lease.size, lease.cut = keep, True
+        if lease is not None and lease.singly:
+            lease.size, lease.watched, lease.worker, lease.cut = min(keep, lease.size), True, worker, True
+
+    def settle(self, worker: int) -> None:
+        """Find out where tasks were ended that have been taken back from this worker: another is about to be."""
+        for lease in self._leases.values():
+            if lease.cut and lease.worker == worker:
+                self._settle(lease)
+
+    def _settle(self, lease: Lease) -> None:
+        stopped = self._links.board.stopped(lease.worker, *lease.number)
+        lease.size = lease.size if stopped is None else min(stopped, lease.size)
 
     def report(self, run: int, chunk: int) -> Report | None:
         """What marks tell of one lease."""
@@ -137,52 +136,63 @@ class Leases:
         return None if lease is None else self._told(lease)
 
     def _told(self, lease: Lease) -> Report | None:
+        if lease.cut:
+            self._settle(lease)
         done = lease.reported
         for begin, end in lease.between(done, lease.size):
             leading = self._completions.leading(begin, end)
             done += leading
             if leading < end - begin:
                 break
-        return self._take(lease, done) if done > lease.reported else None
+        if done < lease.size and (done == lease.reported or not lease.singly):
+            return None
+        return self._take(lease, done)
 
     def _take(self, lease: Lease, done: int) -> Report:
-        first, times, ends, seconds = lease.reported, list[float](), list[float](), 0.0
-        found: list[tuple[Item, Part | None]] = []
-        worker = -1
+        first, worker, times, ends, seconds = lease.reported, lease.worker, list[float](), list[float](), 0.0
+        others: dict[int, TicketOutcome] = {}  # by offset, of what is no plain row
         for begin, stop in lease.between(first, done):
             took, elapsed, ended, worker, lying = self._completions.take(begin, stop)
-            if lying is not None:
-                found += [(None, None)] * (len(times) - len(found))
-                found += [self._found(begin + at, worker, *where) for at, where in enumerate(lying)]
+            for at, (kind, offset, nbytes) in enumerate(lying or ()):
+                if kind == RETURNED:
+                    done = lease.size = first + len(times) + at
+                elif kind != ROW:
+                    others[len(times) + at] = self._found(begin + at, worker, kind, offset, nbytes)
             times += took
             ends += ended
             seconds += elapsed
-        lease.reported = done
-        final = done == lease.size and not lease.cut
-        if final:
-            del self._leases[lease.number]
+        end = ends[-1] if ends else perf_counter()
+        del times[done - first :], ends[done - first :]
+        lease.reported, lease.worker = done, worker
         if lease.begin is None:
-            lease.begin = ends[-1] - seconds
-        known: dict[str, Any] = {}
-        if max(times) > COSTLY_S:
+            lease.begin = end - seconds
+        if done == lease.size:
+            del self._leases[lease.number]
+        costly = bool(times) and max(times) > COSTLY_S
+        known = _beside(others, done - first, costly=costly) if others else {}
+        if costly:
             known.update(times=times, ends=ends)
-        if found:  # what is no plain row, and what comes before it
-            found += [(None, None)] * (len(times) - len(found))
-            items, parts = [item for item, _ in found], [part for _, part in found]
-            known.update(items=items, nbytes=sum(item.nbytes for item in items if item is not None))
-            known["parts"] = parts if known.get("times") and any(parts) else None
-        return Report(*lease.number, worker, first, done, seconds, lease.begin, ends[-1], final, **known)
+        return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
-    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> tuple[Item, Part | None]:
+    def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:
         """What ``lay_down`` has laid down."""
-        if kind == ROW:
-            return None, None
-        if kind == BLOB:
-            return Blob(worker, ((offset, nbytes),)), None
+        if kind in (BLOB, BATCH):
+            return TicketOutcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
         if kind == LOCAL:
-            local: tuple[Item, Part | None] = self._completions.local.pop(mark)
+            local: TicketOutcome = self._completions.local.pop(mark)
             return local
         data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
         self.give_back(worker, offset)
-        found: tuple[Item, Part | None] = pickle.loads(data)
-        return found
+        return TicketOutcome(*pickle.loads(data))
+
+
+def _beside(others: dict[int, TicketOutcome], count: int, *, costly: bool) -> dict[str, Any]:
+    """What a report of so many samples says of those that are no plain rows: outcomes by offset."""
+    repeated = 0
+    layout: bytes | None = None
+    items: list[Item] = [None] * count
+    parts: list[Part | None] = [None] * count
+    for at, (item, part, described, again) in others.items():
+        items[at], parts[at], repeated = item, part, repeated + again
+        layout = layout if described is None else described
+    return {"items": items, "layout": layout, "repeated": repeated, "parts": parts if costly and any(parts) else None}

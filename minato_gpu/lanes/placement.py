@@ -8,7 +8,22 @@ from dataclasses import replace
 
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Extra, Failure, Item, Joined, Laid, NoSample, Piece, Task, Unshippable, failure
+from minato_gpu.lanes.base import (
+    Extra,
+    Failure,
+    Features,
+    Handed,
+    Item,
+    Joined,
+    Laid,
+    NoSample,
+    Piece,
+    Task,
+    TicketOutcome,
+    Unshippable,
+    Yielded,
+    failure,
+)
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import Progress
 from minato_gpu.lanes.seeding import Seeder
@@ -76,37 +91,46 @@ class Placement:
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane=self._job.lane)
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
+    def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
+        """What is said in the place of an outcome that could not be sent: of sample ``number`` of the task, or of a
+        batch. Text and bytes of a sample may be more than the worker has memory for."""
+        item = outcome.item
+        inner = item.item if isinstance(item, (Joined, Yielded)) else item
+        self._store.discard(item.fields if isinstance(item, (Features, Handed)) else inner)
+        if task.mark >= 0 or getattr(inner, "collated", False):
+            failed = self.batch_failure(error, "send", task.epoch, stage="send")
+        else:
+            failed = self._unsent(task, *task.find(number), error)
+        return outcome._replace(item=replace(item, item=failed) if isinstance(item, Yielded) else failed)
+
     def _learn(self, progress: Progress, sample: Value) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
         if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)
-            progress.layout = self._learned
+            progress.layout, progress.has_described = self._learned, True
 
-    def join(self, progress: Progress, piece: Piece, start: int, samples: list[Value]) -> None:
-        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short.
-
-        ``start``: where its references begin among those that are not reported.
-        """
+    def join(self, progress: Progress, piece: Piece, samples: list[Value]) -> None:
+        """Collate a batch whose samples were all prepared here; hand them over singly if it was cut short."""
         task, items = progress.task, progress.items
         empty = isinstance(piece.keys[0], NoSample)
-        prepared = [at for at, item in enumerate(items[start:]) if not isinstance(item, Failure)]
-        failed = len(prepared) < len(items) - start
-        if (failed and not self._job.skips) or not (samples or empty):
+        prepared = [at for at, item in enumerate(items) if not isinstance(item, Failure)]
+        failed = len(prepared) < len(items)
+        if not items or (failed and not self._job.skips) or not (samples or empty):
             return
         if empty:
-            items[start] = self.joined([], task, piece)
+            items[0] = self.joined([], task, piece)
             return
         by_offset, unsent = dict(zip(prepared, samples, strict=True)), dict[int, Failure]()
         if len(samples) == len(piece.keys):
             self._learn(progress, samples[0])
-            items[start] = item = self.joined(samples, task, piece)
+            items[0] = item = self.joined(samples, task, piece)
             unsent = self._unsent_of(task, piece, by_offset) if self._blames_samples(item) else {}
             if not unsent:
                 return
         # joined later: without those that failed, or together with the rest of a batch that was cut short
         for at, sample in by_offset.items():
-            items[start + at] = unsent[at] if at in unsent else self._shipped(task, piece, at, sample)
+            items[at] = unsent[at] if at in unsent else self._shipped(task, piece, at, sample)
 
     def alone(self, task: Task, samples: dict[int, Value], bad: list[Failure]) -> Laid | Joined | Failure | None:
         """A batch of samples that only this worker has, by their offsets; ``bad`` are those that failed.

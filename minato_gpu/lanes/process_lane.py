@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch.multiprocessing
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.base import Task
 from minato_gpu.lanes.contract import Message, Number
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
@@ -24,7 +23,6 @@ from minato_gpu.lanes.spawner import Context
 from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
-from minato_gpu.memory import blobs
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
@@ -48,8 +46,7 @@ class ProcessLane(WorkerLane):
         self._pool: Workers | None = pool
         self.pids = pool.pids
         self._watch = select.epoll()  # one question tells what there is to be read
-        self._reports = links.report_receiver.fileno()
-        for fd in (*self.fds(), *self.fault_fds(), self._reports):
+        for fd in (*self.fds(), *self.fault_fds()):
             self._watch.register(fd, select.EPOLLIN)
 
     def send(self, task: Task, worker: int = 0) -> None:
@@ -92,36 +89,17 @@ class ProcessLane(WorkerLane):
             self.links.engine_arena.free(self._large.pop(task))
         return messages
 
-    def _messages(self) -> list[Report]:
+    def _hear(self) -> None:
         if self._pool is None:
-            return []
-        told = False
+            return
         for fd, _ in self._watch.poll(0, 4):
             if fd == self.links.consumer_wake:
                 os.eventfd_read(fd)
-            elif fd == self._reports:
-                told = True
             else:
                 self._faults += self._pool.news()
         for number in self._waiting:
             if self._waiting[number]:
                 self._flush(number)
-        return self._read() if told or self._faults else []
-
-    def _read(self) -> list[Report]:
-        reports: list[Report] = []
-        receiver = self.links.report_receiver
-        while True:
-            try:
-                data = receiver.recv(BUFFER)
-            except BlockingIOError:
-                return reports
-            message = pickle.loads(data)
-            if len(message) == 3:
-                worker, offset, nbytes = message
-                message = blobs.load(np.ndarray((nbytes,), np.uint8, self.links.buffer(worker), offset).copy())
-                self.leases.give_back(worker, offset)
-            reports.append(Report(*message))
 
     def _stack_of(self, worker: int) -> str:
         return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])

@@ -86,7 +86,7 @@ def _work(number: int, job: Job, links: WorkerChannels) -> None:
     store = Store(number, links, links.arenas[number])
     if store.handover is not None:
         store.handover.serve()
-    Worker(number, job, SocketChannel(links, number), store, links).run()
+    Worker(number, job, SocketChannel(links, number).receive, store, links).run()
 
 
 def keep_freed_memory() -> None:

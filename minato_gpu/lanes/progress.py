@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter, thread_time
 
-from minato_gpu.lanes.base import Item, Part, Report, Task
+from minato_gpu.lanes.base import Item, Part, Task
 from minato_gpu.memory.completions import End
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
@@ -31,11 +31,11 @@ class Progress:
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is told once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
+        self.returned = False  # what is not begun, as the credit is used up
         self.repeated = 0  # samples that had been prepared before
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own
-        self.marks = False  # whether marks tell what is finished; else messages do
-        self.shift = 0  # from the number of a sample to its mark
+        self.shift = max(task.mark, 0)  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
         self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
@@ -89,16 +89,17 @@ class Progress:
         self.done = self.reported
         return items
 
-    def told(self, count: int) -> tuple[list[float], End, float]:
-        """The next ``count`` samples are told; returns what each took, when each was ready (a single time where that
+    def told(self) -> tuple[list[float], End, float]:
+        """The samples that are ready are told; returns what each took, when each was ready (a single time where that
         is about the same), and all seconds since those before them."""
-        times = self.times[:count]
+        times, count = self.times.copy(), len(self.times)
         ends: End = self.now
         if count > 1 and max(times) > COSTLY_S:
             ends = self._ends(times)
-        del self.items[:count], self.times[:count]
+        self.items.clear()  # in place: whoever appends to them holds them
+        self.times.clear()
         if self.parts is not None:
-            del self.parts[:count]
+            self.parts.clear()
         elapsed = sum(times) + self._waited
         self._waited = 0.0
         self.reported += count
@@ -116,35 +117,3 @@ class Progress:
                 together = end
         found.reverse()
         return found
-
-    def described(self, worker: int) -> Report:
-        """What the first sample looks like, and no sample."""
-        layout, self.layout, self.has_described = self.layout, None, True
-        number, now = (self.task.run, self.task.chunk), self.now
-        return Report(*number, worker, self.reported, self.reported, 0.0, self.begin, now, False, layout=layout)
-
-    def report(self, worker: int, *, final: bool) -> Report:
-        """All that is not reported yet."""
-        first, items, layout = self.reported, self.items.copy(), self.layout
-        parts = None if self.parts is None else self.parts.copy()
-        times, _, seconds = self.told(len(self.times))
-        telling = seconds > COSTLY_S and max(times, default=0.0) > COSTLY_S
-        plain = items.count(None) == len(items)
-        self.layout = None
-        return Report(
-            self.task.run,
-            self.task.chunk,
-            worker,
-            first,
-            self.reported,
-            seconds,
-            self.begin,
-            self.now,
-            final,
-            0 if plain else sum(item.nbytes for item in items if item is not None),
-            None if plain else items,
-            times if telling else None,
-            layout,
-            self.repeated,
-            parts=parts if telling else None,
-        )

@@ -14,15 +14,16 @@ from collections.abc import Callable
 from time import perf_counter
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.base import Report, Task
+from minato_gpu.lanes.base import Task
 from minato_gpu.lanes.contract import Exit, Number
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.wire import QueueChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
 from minato_gpu.threads import OwnThread
+
+_Queue = queue.SimpleQueue[Task | None]
 
 
 class ThreadLane(WorkerLane):
@@ -38,7 +39,7 @@ class ThreadLane(WorkerLane):
         super().__init__(links)
         self._enter = enter
         addressed = len(links.task_senders) > 1
-        self._channels = [QueueChannel(links) for _ in range(links.workers if addressed else 1)]
+        self._queues: list[_Queue] = [queue.SimpleQueue() for _ in range(links.workers if addressed else 1)]
         self._ended: deque[Exit] = deque()  # appended to by threads
         self._threads: list[threading.Thread] = []
         with contextlib.ExitStack() as undo:  # descriptors and threads may run out
@@ -50,19 +51,18 @@ class ThreadLane(WorkerLane):
                 self._watch.register(fd, select.EPOLLIN)
             undo.callback(self._dismiss, None)
             for number in range(links.workers):
-                channel = self._channels[number % len(self._channels)]
-                args = (number, job, channel, Store(number, links))
+                args = (number, job, self._queues[number % len(self._queues)], Store(number, links))
                 thread = OwnThread(target=self._main, args=args, name=f"minato-worker-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
             undo.pop_all()
 
-    def _main(self, number: int, job: Job, channel: QueueChannel, store: Store) -> None:
+    def _main(self, number: int, job: Job, tasks: _Queue, store: Store) -> None:
         """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
         is told, or the loader would wait for its samples for ever."""
         try:
             self._enter()
-            Worker(number, job, channel, store, self.links).run()
+            Worker(number, job, tasks.get, store, self.links).run()
         except BaseException as error:
             ended = Exit(number, os.getpid(), None, error=type(error).__name__, raised=traceback.format_exc())
             self._ended.append(ended)
@@ -71,25 +71,20 @@ class ThreadLane(WorkerLane):
     def send(self, task: Task, worker: int = 0) -> None:
         """See Lane."""
         self.leases.add(task)
-        self._channels[worker % len(self._channels)].tasks.put(task)
+        self._queues[worker % len(self._queues)].put(task)
 
     def _taken_back(self) -> list[Number]:
         tasks: list[Number] = []
-        for channel in self._channels:
+        for waiting in self._queues:
             with contextlib.suppress(queue.Empty):
-                while (task := channel.tasks.get_nowait()) is not None:
+                while (task := waiting.get_nowait()) is not None:
                     tasks.append((task.run, task.chunk))
         return tasks
 
-    def _messages(self) -> list[Report]:
+    def _hear(self) -> None:
         for fd, _ in self._watch.poll(0, 2) if self._bell >= 0 else ():
             os.eventfd_read(fd)
         self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
-        reports: list[Report] = []
-        for channel in self._channels:
-            while channel.reports:
-                reports.append(channel.reports.popleft())
-        return reports
 
     def _stack_of(self, worker: int) -> str:
         return stacks.of_thread(self._threads[worker])
@@ -118,7 +113,7 @@ class ThreadLane(WorkerLane):
         """Have every worker leave after its current sample; those that are still busy after ``timeout`` stay known."""
         self._begin_no_more()
         for number in range(self.links.workers):
-            self._channels[number % len(self._channels)].tasks.put(None)
+            self._queues[number % len(self._queues)].put(None)
         end = None if timeout is None else perf_counter() + timeout
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - perf_counter()))

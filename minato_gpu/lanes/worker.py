@@ -1,34 +1,32 @@
-"""What a CPU worker does with a task: prepare samples, put each where it belongs, report.
+"""What a CPU worker does with a task: prepare samples, put each where it belongs, mark it as finished.
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to
-others. Finished samples are told by their marks (see memory/completions.py): costly ones at once, cheap ones together,
-and those of a batch that waits for all of them together as well, every tenth of a second and at its end: telling takes
-some 200 µs where a sample has emptied the processor's caches.
-What concerns more than one sample is told by messages: batches that are joined, the layout, host reads, streams.
+others. All that it reports are marks (see memory/completions.py): of costly samples at once, of cheap ones together,
+and of those of a batch that waits for all of them together as well, every tenth of a second and at its end: marking
+takes some 200 µs where a sample has emptied the processor's caches. What is more than a row or one block of memory is
+a ``TicketOutcome`` beside the mark. A batch that is joined here lies at its first sample's mark.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.leases import lay_down
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
-from minato_gpu.lanes.report_sending import send
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream, StreamState, share_seed
-from minato_gpu.lanes.wire import Channel
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import Lying
+from minato_gpu.memory.completions import IN_ROW, RETURNED, Lying
 from minato_gpu.memory.status_board import (
     ACTIVE,
     BYTES,
@@ -47,6 +45,8 @@ from minato_gpu.memory.status_board import (
     SINCE_NS,
     STAGE,
     STARTED,
+    STOPPED,
+    base_of,
 )
 from minato_gpu.samples import Value, no_end
 from minato_gpu.sources.reading import AT_HAND
@@ -57,12 +57,14 @@ _SINCE_S = 50e-6  # the board says that precisely how long a sample has been run
 
 
 class Worker:
-    """Worker ``number``: ``run`` takes tasks until the channel ends."""
+    """Worker ``number``: ``run`` takes tasks until there will be none (``receive`` returns None)."""
 
-    def __init__(self, number: int, job: Job, channel: Channel, store: Store, links: WorkerChannels) -> None:
+    def __init__(
+        self, number: int, job: Job, receive: Callable[[], Task | None], store: Store, links: WorkerChannels
+    ) -> None:
         self._number = number
         self._job = job
-        self._channel = channel
+        self._receive = receive
         self._store = store
         self._links = links
         self._reads_ahead = links.fetched is not None
@@ -77,10 +79,11 @@ class Worker:
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
+        self._base = NO_LIMIT  # of the task, see ``status_board``
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
-        """Serve until the engine ends the channel."""
+        """Serve until there will be no other task."""
         AT_HAND.arena, AT_HAND.keeps_fields = self._links.fetched, self._producer.keeping is not None
         delay = RunQueueDelay()
         try:
@@ -94,7 +97,7 @@ class Worker:
         while (task := self._next_task()) is not None:
             progress = Progress(task, delay)
             words[row + HAND] = -1
-            words[row + LIMIT] = NO_LIMIT
+            self._base = base_of(task.run, task.chunk)
             words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
             words[row + SINCE_NS] = int(1e9 * progress.begin)
             words[row + RUN] = task.run
@@ -109,7 +112,7 @@ class Worker:
         """Wait for one; before that, while this worker is to rest."""
         while self._number >= self._words[ACTIVE]:
             os.eventfd_read(self._links.rests[self._number])
-        return self._channel.receive()
+        return self._receive()
 
     def _count_reads(self) -> None:
         """Note what has been read from storage itself."""
@@ -121,13 +124,8 @@ class Worker:
 
     def _prepare(self, task: Task, progress: Progress) -> None:
         """Samples of a map-style data set, with or without a pipeline."""
-        if task.credit:
-            progress.nbytes = self._owed(task)
-            if progress.nbytes >= task.credit:
-                return
         if self._job.cuts:
             progress.parts = []
-        progress.marks = all(piece.marks >= 0 and not self._joins(piece) for piece in task.pieces)
         items = not (self._job.auto_collation or task.pieces[0].whole)
         if items:  # what is delivered by itself does not wait for one that takes long
             progress.tell_each()
@@ -137,13 +135,26 @@ class Worker:
             progress.tell_every(TELL_ROWS_S)
         if not (items and self._placement.own_collate):  # which draws between samples
             progress.unseeded = self._producer.begin_unseeded(progress.size)
-        if not self._attempt(task, progress):
+        if task.credit:
+            progress.nbytes = self._owed(task)
+        if not 0 < task.credit <= progress.nbytes and not self._attempt(task, progress):
             for item in progress.rewind():
                 self._store.discard(item)
             progress.unseeded = False
             self._attempt(task, progress)
         if task.credit:
             self._overdrawn = task.run, task.chunk, progress.nbytes - task.credit
+            if progress.nbytes >= task.credit and progress.done < progress.size:
+                self._return_rest(progress)
+
+    def _return_rest(self, progress: Progress) -> None:
+        """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
+        self._show(progress.done + 1)
+        self._board.fence()
+        if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:
+            progress.returned = True
+            piece, at = progress.task.find(progress.done)
+            self._bell.publish(piece.marks + at, [0.0], progress.now, 0.0, self._number, [(RETURNED, 0, 0)])
 
     def _owed(self, task: Task) -> int:
         """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
@@ -155,6 +166,7 @@ class Worker:
     def _inspect(self, task: Task, progress: Progress) -> None:
         for piece in task.pieces:
             produce = self._producer.of(task, piece, False)
+            progress.shift = piece.marks - progress.done
             for at in range(len(piece.keys)):
                 self._show(progress.done + 1)
                 try:
@@ -162,6 +174,7 @@ class Worker:
                 except Exception as error:
                     item = self._producer.failure(task, piece, at, error)
                 progress.add(item)
+            self._mark(progress)
 
     def _collate(self, task: Task, progress: Progress) -> None:
         """Join samples that other workers prepared, or that could not be sent between processes."""
@@ -170,6 +183,7 @@ class Worker:
         if lying is not None:
             self._show(0, JOINING)
             progress.add(self._placement.joined(lying, task, piece))
+            self._mark(progress)
             return
         progress.repeated = 0 if task.items is None else len(piece.keys)
         produce, samples, bad = self._producer.of(task, piece, False), dict[int, Value](), list[Failure]()
@@ -181,6 +195,7 @@ class Worker:
                 bad.append(self._producer.failure(task, piece, at, error))
         self._show(len(piece.keys), JOINING)
         progress.add(self._placement.alone(task, samples, bad))
+        self._mark(progress)
 
     def _lying(self, task: Task) -> list[Item] | None:
         """The samples that others laid down; None where there are none, or one cannot be loaded: as with those that
@@ -195,7 +210,7 @@ class Worker:
     def _next(self, task: Task, progress: Progress) -> None:
         """The next batches of the worker's own stream."""
         piece = task.pieces[0]
-        progress.marks, progress.shift = piece.marks >= 0, piece.marks
+        progress.shift = piece.marks
         progress.tell_each()
         self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
 
@@ -232,7 +247,7 @@ class Worker:
     def _goes_on(self) -> bool:
         """One more sample of a stream that is read again: whether the parent still wants it."""
         self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
-        return bool(self._words[self._row + LIMIT] > 0)
+        return bool(self._words[self._row + LIMIT] != self._base)
 
     def _show_stage(self, number: int) -> None:
         self._words[self._row + STAGE] = number + 1
@@ -261,7 +276,6 @@ class Worker:
             if progress.unseeded:  # also after a batch has been joined
                 self._producer.begin_unseeded(progress.size)
             samples: list[Value] = []
-            start = len(progress.items)
             progress.shift, progress.share = piece.marks - begin, 0.0
             if fetches_many:
                 self._show(progress.done + 1, FETCHING)
@@ -276,23 +290,23 @@ class Worker:
                 put = _unless_handed(put)
             if not self._go_on(progress, piece, progress.done - begin, produce, put, to_end=whole):
                 return False
-            if whole and not self._join(progress, piece, start, samples):
+            if whole and not self._join(progress, piece, samples):
                 return False
             if progress.done < end or 0 < task.credit <= progress.nbytes:
-                break  # the rest was taken back, or is given back
+                break  # the rest was taken back, or is to be returned
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
-    def _join(self, progress: Progress, piece: Piece, start: int, samples: list[Value]) -> bool:
+    def _join(self, progress: Progress, piece: Piece, samples: list[Value]) -> bool:
         """Join a batch whose samples were all prepared here; False as of ``_attempt``."""
         words = self._words
         if progress.unseeded and self._placement.own_collate and self._producer.drew():
             return False  # the batch has seeds of its own: what samples have drawn would be seen no more
         self._show(progress.done, JOINING)
-        self._placement.join(progress, piece, start, samples)
-        progress.nbytes += sum(item.nbytes for item in progress.items[start:] if item is not None)
+        self._placement.join(progress, piece, samples)
+        progress.nbytes += sum(item.nbytes for item in progress.items if item is not None)
         words[self._row + BYTES] = progress.nbytes
         words[self._row + STAGE] = 0
-        return progress.now <= progress.report_at or self._publish(progress)
+        return self._publish(progress)
 
     def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
@@ -302,7 +316,7 @@ class Worker:
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
         ready, took, parts = progress.items.append, progress.times.append, progress.parts
-        credit, nbytes = progress.task.credit, self._row + BYTES
+        credit, nbytes, base = progress.task.credit, self._row + BYTES, self._base
         for at in range(first, len(piece.keys)):
             words[started] = done + 1
             if now > shown:
@@ -310,7 +324,7 @@ class Worker:
                 shown = now + _SINCE_S
             fence()
             unfence()
-            if done >= words[limit]:
+            if base <= words[limit] <= base + done:
                 break
             try:
                 item = put(at, produce(at))
@@ -335,60 +349,66 @@ class Worker:
                     break
             if now > progress.report_at and not to_end and not self._publish(progress):
                 return False
-        return not progress.marks or not progress.times or self._publish(progress)
+        return to_end or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
 
     def _publish(self, progress: Progress) -> bool:
-        """Tell what is finished so far; False where it must not be told, as it drew without seeds."""
+        """Mark what is finished so far; False where it must not be told, as it drew without seeds."""
         if progress.unseeded and self._producer.drew():
             return False
-        if progress.marks:
+        if progress.times:
             self._mark(progress)
-        if not progress.marks and progress.done < progress.size and progress.now > progress.report_at:
-            self._report(progress, final=False)
         return True
 
     def _mark(self, progress: Progress) -> None:
-        """Mark what is finished; if a mark cannot tell it, it and the rest are told by messages."""
-        items, first = progress.items, progress.reported + progress.shift
+        """Mark what is finished."""
+        items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
         lying: list[Lying] | None = None
-        if progress.layout is not None:
-            send(self._channel, progress.described(self._number), progress.task, self._store, self._producer.who)
-        if progress.parts is not None or items.count(None) < len(items):
-            lying = []
+        if progress.parts is not None or layout is not None or items.count(None) < len(items):
+            outcomes = self._outcomes(progress)
             self._show_stage(REPORTING - 1)
-            try:
-                for at, item in enumerate(items):
-                    part = None if progress.parts is None else progress.parts[at]
-                    lying.append(lay_down(item, part, first + at, self._store, self._links))
-            except Exception:
-                traceback.clear_frames(sys.exc_info()[2])  # they hold what was to be sent, perhaps most of the memory
-                progress.marks = False
+            lying = [
+                IN_ROW if each is None else self._lay_down(progress, each, first + at)
+                for at, each in enumerate(outcomes)
+            ]
             self._show_stage(-1)
-        count = len(items) if lying is None else len(lying)
-        if count:
-            times, ends, elapsed = progress.told(count)
-            self._bell.publish(first, times, ends, elapsed, self._number, lying)
+        self._bell.publish(first, *progress.told(), self._number, lying)
+        if layout is not None:
+            self._bell.ring()  # the next tasks should know it
+
+    @staticmethod
+    def _outcomes(progress: Progress) -> list[TicketOutcome | None]:
+        """What is to be said of each sample that is no plain row; with the first, what it was found out of all."""
+        parts = progress.parts or [None] * len(progress.items)
+        pairs = zip(progress.items, parts, strict=True)
+        found = [None if item is None and part is None else TicketOutcome(item, part) for item, part in pairs]
+        if progress.layout is not None or progress.repeated:
+            first = found[0] or TicketOutcome(None)
+            found[0] = first._replace(layout=progress.layout, repeated=progress.repeated)
+            progress.layout, progress.repeated = None, 0
+        return found
+
+    def _lay_down(self, progress: Progress, outcome: TicketOutcome, mark: int) -> Lying:
+        """Where the parent finds the outcome; where it cannot be sent, that is the outcome."""
+        try:
+            return lay_down(outcome, mark, self._store, self._links)
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was to be sent, perhaps most of the memory
+            failed = self._placement.unsent(progress.task, mark - progress.shift, outcome, error)
+        return lay_down(failed, mark, self._store, self._links)
 
     def _end(self, progress: Progress) -> None:
-        """The worker is through with its task: if every sample is marked, nothing is left to be said."""
-        if progress.marks and progress.reported == progress.size:
-            self._words[self._row + CHUNK] = -1
+        """The worker is through with its task."""
+        words, task = self._words, progress.task
+        singly = task.kind in ("run", "next")
+        if singly and progress.done < progress.size and not progress.returned:
+            words[self._row + STOPPED] = self._base + progress.done
             self._board.fence()
-            if progress.task.chunk >= self._words[RING_FROM]:
-                self._bell.ring()
-        else:
-            self._report(progress, final=True)
-
-    def _report(self, progress: Progress, *, final: bool) -> None:
-        words, row = self._words, self._row
-        words[row + STAGE] = REPORTING
-        if final:
-            words[row + CHUNK] = -1
-        report = progress.report(self._number, final=final)
-        send(self._channel, report, progress.task, self._store, self._producer.who)
-        words[row + STAGE] = 0
+        words[self._row + CHUNK] = -1
+        self._board.fence()
+        if not singly or task.chunk >= words[RING_FROM] or progress.reported < progress.size:
+            self._bell.ring()
 
 
 def _append_to(samples: list[Value]) -> Put:

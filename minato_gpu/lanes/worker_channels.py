@@ -1,10 +1,9 @@
-"""What connects the engine and its CPU workers: arenas, the board, completions, two sockets and two bells.
+"""What connects the engine and its CPU workers: arenas, the board, completions, a socket for tasks and two bells.
 
 Tasks go through one socket that all workers read: the kernel hands each message to exactly one of them, whole, so
 a free worker takes the next lease without asking, and a killed one takes at most its own lease along. A data set
-that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. Samples
-that lie in their rows, or in one piece of a worker's arena, are told by the completions alone (memory/completions.py);
-all else comes back through one socket that all workers write. Everything ends when the parent's ends are closed.
+that each worker iterates for itself needs addressed tasks, so there every worker has a socket of its own. What comes
+back is marked as finished in shared memory (memory/completions.py). Everything ends when the parent's ends are closed.
 
 Decision: SOCK_SEQPACKET instead of ``multiprocessing.Queue``: no feeder thread, no lock that a killed worker can
 take with it, and message boundaries are kept by the kernel.
@@ -28,9 +27,6 @@ from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
-_MARKS = 4  # for each ticket of the window: some of runs that were given up are still in use
-_LEAST_MARKS = 1 << 12
-
 _Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
@@ -46,27 +42,26 @@ class WorkerChannels:
         *,
         addressed: bool,
         arenas: bool,
-        window: int = 1024,
         fetched: Arena | None = None,
         active: int | None = None,
         fields: tuple[socket.socket, socket.socket] | None = None,
     ) -> None:
-        """``window``: tickets that are admitted and not delivered. ``fetched``: where a reader process lays down what
-        it has read; closed with all else. ``active``: workers that take tasks at first, if not all. ``fields``: the
-        ends of the reader process and of the workers where these send it what is to be kept."""
+        """``fetched``: where a reader process lays down what it has read; closed with all else. ``active``: workers
+        that take tasks at first, if not all. ``fields``: the ends of the reader process and of the workers where these
+        send it what is to be kept."""
         self.workers = workers
         self.loans = Loans()  # of all arenas
         self.fetched = fetched
         self.fields = fields
         active = workers if active is None else active
         with contextlib.ExitStack() as undo:
-            self._open(max(_LEAST_MARKS, _MARKS * window), arenas, workers - active, undo)
+            self._open(arenas, workers - active, undo)
             self._connect(addressed, arenas, undo)
             undo.pop_all()
         self.board.words[ACTIVE] = active
         _open_links.add(self)
 
-    def _open(self, marks: int, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
+    def _open(self, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
         """Memory and bells; ``undo`` is told how to close them."""
 
         def owned(memory: _Memory) -> _Memory:
@@ -83,7 +78,7 @@ class WorkerChannels:
         names = [f"worker-{number}" for number in range(self.workers)] if arenas else []
         self.arenas = [owned(Arena(name, each)) for name in names]
         self.board = owned(WorkerStatusBoard(self.workers))
-        self.completions = owned(Completions(marks))
+        self.completions = owned(Completions.open())
         self.wake = bell()
         self.consumer_wake = bell(os.EFD_NONBLOCK)
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
@@ -100,8 +95,6 @@ class WorkerChannels:
         pairs = [owned(_pair()) for _ in range(self.workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
         self.task_receivers = [pair[1] for pair in pairs]
-        self.report_receiver, self.report_sender = owned(_pair())
-        self.report_receiver.setblocking(False)
         for sender in self.task_senders:
             sender.setblocking(False)
         # process workers write their stacks there
@@ -109,7 +102,7 @@ class WorkerChannels:
         self.stack_readers = [pair[0] for pair in stacks]
         self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends = [*self.task_senders, self.report_receiver, *self.stack_readers]
+        self.parent_ends = [*self.task_senders, *self.stack_readers]
         self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
 
     def buffer(self, owner: int) -> memoryview:
@@ -141,7 +134,7 @@ class WorkerChannels:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
         ours = *self.parent_ends, *self.late_ends
-        for end in (*ours, *self.task_receivers, self.report_sender, *self.stack_writers, *(self.fields or ())):
+        for end in (*ours, *self.task_receivers, *self.stack_writers, *(self.fields or ())):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, self.consumer_wake, *self.rests.values()):
@@ -156,7 +149,7 @@ class WorkerChannels:
     def __getstate__(self) -> dict[str, Value]:
         nothing = dict.fromkeys(("parent_ends", "late_ends", "task_senders", "stack_readers"), ())
         fds = [reduction.DupFd(fd) for fd in (self.wake, self.consumer_wake, *self.rests.values())]
-        return {**self.__dict__, **nothing, "loans": None, "report_receiver": None, "bell": None, "fds": fds}
+        return {**self.__dict__, **nothing, "loans": None, "bell": None, "fds": fds}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
         fds = [fd.detach() for fd in state.pop("fds")]

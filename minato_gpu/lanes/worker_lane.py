@@ -1,4 +1,4 @@
-"""The CPU lane: what worker processes and threads have in common, which tell through a board in shared memory."""
+"""The CPU lane: what worker processes and threads have in common, the board and the marks in shared memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import os
 from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import ACTIVE, CHUNK, LIMIT, RING_FROM, RUN, SINCE_NS, STAGE, STARTED, Claim
+from minato_gpu.memory.status_board import (
+    ACTIVE,
+    CHUNK,
+    LIMIT,
+    RING_FROM,
+    RUN,
+    SINCE_NS,
+    STAGE,
+    STARTED,
+    Claim,
+    base_of,
+)
 from minato_gpu.scheduling.messages import CPU
 
 
@@ -64,16 +74,18 @@ class WorkerLane(Lane):
         self._taken_back()
         self.links.activate(self.links.workers)
         for worker in range(self.links.workers):
-            self.links.board.words[self.links.board.row(worker) + LIMIT] = 0
+            row, words = self.links.board.row(worker), self.links.board.words
+            words[row + LIMIT] = base_of(words[row + RUN], words[row + CHUNK])
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """See Lane."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return
-        kept = self.links.board.revoke(worker, chunk, keep)
+        self.leases.settle(worker)
+        kept = self.links.board.revoke(worker, run, chunk, keep)
         if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
-            self.leases.revoked(run, chunk, kept)
+            self.leases.revoked(run, chunk, kept, worker)
             self._answer(Revoked(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
@@ -94,8 +106,8 @@ class WorkerLane(Lane):
         """See Lane."""
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
-        messages = self._messages()  # and of the dead: all that they told is there by then
-        reports = self.leases.reports(messages, unfinished=self._looks or bool(self._faults))
+        self._hear()  # before marks are read: those of the dead are all there by then
+        reports = self.leases.reports(unfinished=self._looks or bool(self._faults))
         if not (self._answers or self._faults or self._looks):
             return reports
         out: list[Message] = [*self._answers, *reports]
@@ -105,8 +117,8 @@ class WorkerLane(Lane):
         self._answers, self._faults, self._looks = [], [], False
         return out
 
-    def _messages(self) -> list[Report]:
-        """What has come by messages; before that, workers that have ended or arrived go to ``_faults``."""
+    def _hear(self) -> None:
+        """Workers that have ended or arrived go to ``_faults``."""
         raise NotImplementedError
 
     def _buried(self, fault: Exit | Opened) -> Exit | Opened:

@@ -1,16 +1,18 @@
-"""What workers say of finished tickets, without a message: one status byte for each ticket, and a record beside it.
+"""Completion marks: how workers report finished tickets. One status byte for each ticket, and a record beside it.
 
-Every place of the sampler's order has a block of *marks*, one for each of its tickets. A ticket has one writer at a
-time, the worker whose lease it is in. That worker writes, in this order: the sample into its row; the record (when it
-was ready, what it took, who made it, and where it lies if not in its row); a fence; the byte; a fence. Then it looks
-whether somebody waits for this batch, counts its bytes, and rings if they are all there. The parent writes what it
-waits for, a fence, then counts them too: of the two at least one sees all bytes, so both may ring but never neither.
+Every place of the sampler's order has a block of *marks*, one for each of its tickets; so has a job, for its batch. A
+ticket has one writer at a time, the worker whose lease it is in. That worker writes, in this order: the sample into its
+row; the record (when it was ready, what it took, who made it, and where it lies if not in its row); a fence; the byte;
+a fence. Then it looks whether somebody waits for this batch, counts its bytes, and rings if they are all there. The
+parent writes what it waits for, a fence, then counts them too: of the two at least one sees all bytes, so both may ring
+but never neither.
 
 Why a worker may be killed at any moment: a byte that is set says that all that was written before it is whole, because
 both sides pass a fence between the two. One that is not set says nothing: the ticket is prepared again, by another
-worker and into the same row, once the death is confirmed; the bytes that a killed worker may have set behind one that
-it had not (it writes several at once) are cleared before. No lock is held over any of this, and no counter is shared by
-writers.
+worker and into the same row, once the death is confirmed. Of tickets that are finished together the last byte is set
+first: where the first is set all are, and what a killed worker has set behind one that is open is cleared before. So a
+batch that was joined by the worker that prepared it is there as a whole, or not at all. No lock is held over any of
+this, and no counter is shared by writers.
 
 The parent sets a byte to another value when it takes the ticket in, and clears it when the place gets its block.
 """
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from minato_gpu.memory import address_space
 from minato_gpu.memory.status_board import (
     ATTENTION,
     AWAITED_BEGIN,
@@ -53,10 +56,12 @@ _RECORD = np.dtype(
     ]
 )
 _SINGLE = struct.Struct("=dqqffii")
+_MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
 
-ROW, BLOB, PICKLED, LOCAL = range(4)
-"""What a ticket's sample is: a plain row; a blob in the worker's arena; anything else, whose reference is pickled
-there; or the same in this very process, in ``Completions.local``."""
+ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED = range(6)
+"""What has become of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
+anything else, whose ``TicketOutcome`` is pickled there; the same in this very process, in ``Completions.local``; or
+nothing: the worker returns this ticket and those of its lease that follow."""
 
 Lying = tuple[int, int, int]
 """What it is, and where it lies in the worker's arena: offset and bytes."""
@@ -79,7 +84,7 @@ class Taken(NamedTuple):
 
 
 class Completions:
-    """Marks for ``capacity`` tickets, shared by all processes of a loader."""
+    """Marks for ``capacity`` tickets, shared by all processes of a loader: sparse memory, as an arena's."""
 
     def __init__(self, capacity: int, fd: int | None = None) -> None:
         self.capacity = capacity
@@ -105,14 +110,14 @@ class Completions:
     # --- parent -------------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> int:
-        """The first mark of a block of ``count`` cleared ones; -1 when there is none: reports then come as messages."""
+        """The first mark of a block of ``count`` cleared ones. Raises MemoryError when there is none."""
         size = 1 << max(count - 1, 0).bit_length()
         if self._free[size]:
             first = self._free[size].pop()
         elif self._used + size <= self.capacity:
             first, self._used = self._used, self._used + size
         else:
-            return -1
+            raise MemoryError(f"no more than {self.capacity} samples can be under way")
         self._sizes[first] = size
         self._status[first : first + count] = bytes(count)
         return first
@@ -140,7 +145,7 @@ class Completions:
         """Take these tickets in, which are finished."""
         lying = None
         if _ELSEWHERE in bytes(self._status[begin:end]):
-            columns = (self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes"))
+            columns = [self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes")]
             lying = list(zip(*columns, strict=True))
         self._status[begin:end] = _TAKEN * (end - begin)
         elapsed = sum(self._elapsed[begin:end].tolist())
@@ -177,14 +182,20 @@ class Completions:
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """These tickets are finished, and recorded: between the two belongs a fence.
+        """These tickets are finished, and recorded: between the two belongs a fence. The first becomes ready last.
 
         Byte by byte, because each must be stored once: a copy of four bytes stores them twice, and a worker that is
         stopped in between has told the parent already, which may have given the block to other tickets meanwhile.
         """
         status, mark = self._status, (_IN_ROW if in_rows else _ELSEWHERE)[0]
-        for at in range(begin, end):
+        for at in range(end - 1, begin - 1, -1):
             status[at] = mark
+
+    @classmethod
+    def open(cls) -> Completions:
+        """Marks for more tickets than are ever under way, as far as address space is there."""
+        nbytes = min(address_space.share(_MOST), address_space.largest_file())
+        return cls(nbytes // (1 + _RECORD.itemsize))
 
     def close(self) -> None:
         """Drop the mapping; the memory goes with the last process that maps it."""
@@ -221,7 +232,7 @@ class Bell:
             os.eventfd_write(self._consumer, 1)
 
     def ring_pump(self) -> None:
-        """The same, of what wakes the consumer by itself."""
+        """Wake the pump thread, if it waits: the consumer wakes by itself."""
         if self._words[ATTENTION] == PUMP:
             os.eventfd_write(self._pump, 1)
 

@@ -4,7 +4,9 @@ One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; th
 samples back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another
 lane, after SPLITS, a mask of the stages before which: a wish, which needs no hand-shake. For LIMIT the hand-shake is
 Dekker's: a worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation
-between the two (a full fence on the processors that PyTorch supports) makes sure that at least one sees the other.
+between the two (a full fence on the processors that PyTorch supports) makes sure that at least one sees the other. Both
+may: then the worker does not begin what its parent takes for begun, or has ended the task before its parent looks. So
+it writes where it has STOPPED before it says that it is at no task (CHUNK).
 
 Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL,
 taken by the worker at HEAD.
@@ -27,15 +29,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES = range(13)
-"""Words of a row. DIRECT and DIRECT_NS: how often, and how long, its worker has read from storage itself, although the
-loader reads ahead. BYTES: what its task has come to so far, where that has a credit."""
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES, STOPPED = range(14)
+"""Words of a row. LIMIT and STOPPED count on from ``base_of`` a task, so that they are of no other. STOPPED: how many
+samples were begun of the last task that a limit has ended. DIRECT and DIRECT_NS: how often, and how long, its worker
+has read from storage itself, although the loader reads ahead. BYTES: what its task has come to so far, where that has a
+credit."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
-"""In STAGE: collating a batch, in __getitems__, sending the last report; else a pipeline's stage plus 1, or 0."""
+"""In STAGE: collating a batch, in __getitems__, laying down outcomes; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
-NO_LIMIT = 1 << 62
+NO_LIMIT = -1
+_LIMIT_BITS = 22
 _BITS = 63  # of a word that is no sign; later stages are never asked for
 ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(7)
 """Words of the header. ATTENTION: who is to be woken by what is reported; SAVES: states are asked for, so that streams
@@ -45,6 +50,11 @@ ACTIVE: workers of lower numbers than this take tasks, the others rest."""
 NOBODY, PUMP, CONSUMER = range(3)
 """In ATTENTION."""
 _HEADER = 8
+
+
+def base_of(run: int, chunk: int) -> int:
+    """What LIMIT is where the task is to begin no sample at all."""
+    return (run * 1_000_003 + chunk) % (1 << 40) << _LIMIT_BITS
 
 
 class Claim(NamedTuple):
@@ -109,16 +119,23 @@ class WorkerStatusBoard:
         """Whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""
         return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.words[ACTIVE]))
 
-    def revoke(self, worker: int, chunk: int, keep: int) -> int | None:
-        """Stop the worker before sample ``keep`` of the chunk; returns where it really stops, None if too late."""
+    def revoke(self, worker: int, run: int, chunk: int, keep: int) -> int | None:
+        """Stop the worker before sample ``keep`` of the chunk; returns where it stops at the latest, None if too late.
+        It may stop before a sample that it was just about to begin: see ``stopped``."""
         row = self.row(worker)
-        self.words[row + LIMIT] = keep
+        self.words[row + LIMIT] = base_of(run, chunk) + keep
         self.fence()
         started = self.words[row + STARTED]
         self.fence()
         if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then
-            return None
+            return self.stopped(worker, run, chunk)
         return max(keep, started)
+
+    def stopped(self, worker: int, run: int, chunk: int) -> int | None:
+        """How many samples of the task the worker has begun, where a limit has ended it; of its last such task."""
+        self.fence()
+        begun = self.words[self.row(worker) + STOPPED] - base_of(run, chunk)
+        return begun if 0 <= begun < 1 << _LIMIT_BITS else None
 
     def nbytes(self, worker: int) -> int:
         """What the worker's task has come to so far."""
@@ -142,10 +159,7 @@ class WorkerStatusBoard:
         """What a worker that has ended took last, whether it was through with it or not."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
-        shown = self.words[row + CHUNK]
-        if self.words[row + STAGE] == REPORTING and shown == -1:
-            shown = chunk
-        if (self.words[row + RUN], shown) != (run, chunk):
+        if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
             return Claim(run, chunk, 0, 0)
         return Claim(run, chunk, self.words[row + STARTED], self.words[row + STAGE])
 
@@ -153,6 +167,7 @@ class WorkerStatusBoard:
         """The worker has ended, or has not begun: it has taken nothing, and has nothing to free."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         self.words[row + CHUNK] = self.words[row + HAND] = self.words[inbox] = self.words[inbox + 1] = -1
+        self.words[row + LIMIT] = self.words[row + STOPPED] = NO_LIMIT
         self.words[row + STARTED] = self.words[row + STAGE] = 0
         self.words[row + HEAD] = self.words[row + TAIL]
 

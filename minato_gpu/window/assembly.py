@@ -100,7 +100,7 @@ class Assembly:
             (complete and self._joins_whole) or empty,
             sources,
             None if isinstance(positions, range) else positions,
-            -1 if record.marks < 0 else record.marks + a,
+            record.marks + a,
         )
 
     # --- batches -------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Assembly:
         which is free once nobody refers to it."""
         memory: list[object] = [self.holdings.lend(blob) for blob in self._blobs()]
         memory += [record.memory for record in self.window.records]
-        marks = [record.marks for record in self.window.records if record.marks >= 0]
+        marks = [record.marks for record in self.window.records]
         self.window.clear()
         if self.loading is not None:
             for batch in self._batches.values():
@@ -327,5 +327,4 @@ class Assembly:
             record.left -= hi - lo
             if record.left == 0:
                 self.window.remove(record)
-                if record.marks >= 0:
-                    self._completions.give_back(record.marks)
+                self._completions.give_back(record.marks)

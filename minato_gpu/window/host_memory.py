@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minato_gpu.lanes.base import Blob, Handed, Item, Joined, Laid, Local
+from minato_gpu.lanes.base import Blob, Features, Handed, Item, Joined, Laid, Local, Yielded
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.samples import Value
@@ -14,7 +14,7 @@ from minato_gpu.window.loading import Loading
 
 def lying(item: Item) -> Item:
     """The reference to what lies somewhere for a sample."""
-    return item.fields if isinstance(item, Handed) else item
+    return item.fields if isinstance(item, (Features, Handed)) else item
 
 
 class HostMemoryAccount:
@@ -34,7 +34,7 @@ class HostMemoryAccount:
 
     def release(self, item: Item) -> None:
         """Give the memory of a reference back to the worker that owns it."""
-        item = item.item if isinstance(item, Joined) else lying(item)
+        item = item.item if isinstance(item, (Joined, Yielded)) else lying(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)
 

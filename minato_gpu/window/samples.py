@@ -99,7 +99,7 @@ class Samples:
         assert self.layout is not None
         return self._links.loans.allocate(self._links.engine_arena, self.layout.offsets(rows)[1])
 
-    def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None, nbytes: int) -> Arrived:
+    def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None) -> Arrived:
         """Samples are ready, in this order; what was read for them has been used.
 
         Those that are handed over instead stay with what they have come to; their bytes do not count.
@@ -107,7 +107,7 @@ class Samples:
         self.used(spans)
         failed: list[int] = []
         handed: list[tuple[int, int]] = []
-        rows, held = count(spans), 0
+        rows, nbytes, held = count(spans), 0, 0
         pairs = () if items is None else zip(tickets(spans), items, strict=True)
         for offset, (serial, item) in enumerate(pairs):
             if isinstance(item, Handed):
@@ -117,11 +117,12 @@ class Samples:
                 self.inspected(serial, item)
             elif item is not None:
                 rows -= not isinstance(item, Extra)
+                nbytes += item.nbytes
                 self._window.at(serial).items[serial] = item
                 if isinstance(item, Failure):
                     failed.append(offset)
                 self.unshippable = self.unshippable or isinstance(item, Unshippable)
-        nbytes += rows * self.row_bytes - held
+        nbytes += rows * self.row_bytes
         self._holdings.count(nbytes)
         return Arrived(nbytes, failed, handed, held)
 

@@ -71,7 +71,7 @@ class Floor:
                 else:
                     value = {**sample(serial), "x": np.zeros(9)} if serial == odd else sample(serial)
                     items.append(self.worker.put(value))
-        self.assembly.samples.arrived([span(lo, hi)], items, sum(item.nbytes for item in items))
+        self.assembly.samples.arrived([span(lo, hi)], items)
 
     def batch(self, order: int, *parts: tuple[int, int], failed: tuple[int, ...] = ()) -> Any:
         """Compose a batch that needs no job, and take its value."""

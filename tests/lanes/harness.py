@@ -1,4 +1,4 @@
-"""One worker without processes: tasks from a list, reports into a list, real arenas and a real board."""
+"""One worker without processes: tasks from a list, real arenas, a real board and real marks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
+from minato_gpu.memory.status_board import CHUNK, RUN
 from minato_gpu.samples import Position
 
 
@@ -31,22 +32,6 @@ class Computed:
 
     def __getitem__(self, key: Any) -> Any:
         return self.make(key)
-
-
-class Listed:
-    """A channel: the tasks given, then the end."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = list(tasks)
-        self.reports: list[Report] = []
-
-    def receive(self) -> Task | None:
-        """The next task."""
-        return self.tasks.pop(0) if self.tasks else None
-
-    def send(self, report: Report) -> None:
-        """Keep the report."""
-        self.reports.append(report)
 
 
 @contextmanager
@@ -89,7 +74,9 @@ def task(*pieces: Piece, chunk: int = 1, kind: str = "run", layout: bytes | None
 
 
 def marked(links: WorkerChannels, sent: Task) -> Task:
-    """The same task, whose tickets have marks."""
+    """The task with marks."""
+    if sent.kind == "collate":
+        return sent._replace(mark=links.completions.reserve(1))
     marks = [links.completions.reserve(len(each.keys)) for each in sent.pieces]
     return sent._replace(pieces=tuple(p._replace(marks=at) for p, at in zip(sent.pieces, marks, strict=True)))
 
@@ -104,21 +91,20 @@ class Bench:
         arena = links.arenas[number] if links.arenas else None
         self.arena = arena
         self.store = Store(number, links, arena)
-        self.channel = Listed([])
+        self.tasks: list[Task] = []
         self.leases = Leases(links)
-        self.worker = Worker(number, what, self.channel, self.store, links)
+        self.worker = Worker(number, what, lambda: self.tasks.pop(0) if self.tasks else None, self.store, links)
 
     def give(self, *tasks: Task) -> None:
         """Let the worker find these tasks."""
         for each in tasks:
             sent = marked(self.links, each)
             self.leases.add(sent)
-            self.channel.tasks.append(sent)
+            self.tasks.append(sent)
 
     def told(self, *, unfinished: bool = False) -> list[Report]:
-        """What the worker has told since the last call, by marks and messages."""
-        messages, self.channel.reports = self.channel.reports, []
-        return self.leases.reports(messages, unfinished=unfinished)
+        """What the worker has told since the last call."""
+        return self.leases.reports(unfinished=unfinished)
 
     def run(self, *tasks: Task) -> list[Report]:
         """All reports of these tasks."""
@@ -143,9 +129,12 @@ class Bench:
         """A word of the worker's row on the board."""
         return int(self.links.board.words[self.links.board.row(self.number) + word])
 
-    def set_word(self, word: int, value: int) -> None:
-        """Write to the worker's row on the board."""
-        self.links.board.words[self.links.board.row(self.number) + word] = value
+    def revoke(self, keep: int) -> None:
+        """Take back what the worker is at, from sample ``keep`` on, which it has not started."""
+        task = self.word(RUN), self.word(CHUNK)
+        kept = self.links.board.revoke(self.number, *task, keep)
+        assert kept == keep
+        self.leases.revoked(*task, kept, self.number)
 
 
 class Slab:

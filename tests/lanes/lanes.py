@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.thread_lane import ThreadLane
-from tests.lanes.harness import items_of, job, open_links
+from tests.lanes.harness import items_of, job, marked, open_links
 from tests.support.waiting import wait_until
 
 Told = TypeVar("Told")
@@ -29,10 +29,12 @@ def open_lane(
     active: int | None = None,
     **changes: Any,
 ) -> Iterator[Any]:
-    """A lane of forked processes, or of threads; its ``links`` are an attribute."""
+    """A lane of forked processes, or of threads; its ``links`` are an attribute. What it is sent gets marks."""
     with open_links(workers, addressed=addressed, arenas=not threads, active=active) as links:
         what = job(dataset, num_workers=workers, seeds_samples=not threads, **changes)
         lane: Any = ThreadLane(links, what) if threads else ProcessLane(links, what, FORK)
+        send = lane.send
+        lane.send = lambda sent, worker=0: send(marked(links, sent), worker)
         try:
             yield lane
         finally:

@@ -297,7 +297,7 @@ class SocketLane(Lane):
         places = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))][report.first :]
         of_run = zip(places, items, blocks, strict=False) if task.kind == "run" else ()
         found = [self._put(task, *place, item, lies) for place, item, lies in of_run]
-        return report._replace(items=found, nbytes=sum(item.nbytes for item in found if item is not None))
+        return report._replace(items=found)
 
     def _put(self, task: Task, piece: Piece, at: int, item: Item, blocks: Blocks) -> Item:
         """Put a sample where this host wants it: into its row, or into blocks of the engine's arena."""

@@ -9,14 +9,24 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Extra, Report
+from minato_gpu.lanes.base import Extra, TicketOutcome
 from minato_gpu.lanes.contract import Opened, Revoked
 from minato_gpu.lanes.leases import Leases, lay_down
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.wire import LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import CHUNK, LIMIT, RING_FROM, RUN, STAGE, STARTED, WorkerStatusBoard
+from minato_gpu.memory.status_board import (
+    CHUNK,
+    LIMIT,
+    RING_FROM,
+    RUN,
+    STAGE,
+    STARTED,
+    STOPPED,
+    WorkerStatusBoard,
+    base_of,
+)
 from tests.lanes.contract import GATED, Trace
 from tests.lanes.harness import Bench, job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK, fetch, of_kind, open_lane, reports_of
@@ -73,7 +83,7 @@ def test_a_stuck_sample_at_the_end(threads: bool) -> None:
                 assert lane.close(0.0)
             return
         before, thread_lane = threading.enumerate(), ThreadLane(links, job(make, seeds_samples=False))
-        thread_lane.send(task(piece([5, 6]), chunk=1))
+        thread_lane.send(marked(links, task(piece([5, 6]), chunk=1)))
         assert wait_until(lambda: links.board.find(1, 1) is not None)
         with pytest.warns(RuntimeWarning, match="1 worker threads are still busy"):
             assert not thread_lane.close(0.01)
@@ -195,19 +205,19 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark = sent.pieces[0].marks
-    lying = [lay_down(Extra(["text"]), None, at, store, links) for at in (mark, mark + 1)]
+    lying = [lay_down(TicketOutcome(Extra(["text"])), at, store, links) for at in (mark, mark + 1)]
     while links.board.give_back(0, 0):
         pass  # it takes nothing back any more: what else is to be given back must wait
     links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, lying)
-    assert leases.reports([], unfinished=True)[0].final
+    assert leases.reports(unfinished=True)[0].final
     leases.bury(0)
     links.board.forget(0)
     other = marked(links, task(piece([3]), chunk=2))
     leases.add(other)
     successor = Store(1, links, links.arenas[1])
-    one = lay_down(Extra(["text"]), None, other.pieces[0].marks, successor, links)
+    one = lay_down(TicketOutcome(Extra(["text"])), other.pieces[0].marks, successor, links)
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
-    assert leases.reports([], unfinished=True)[0].final
+    assert leases.reports(unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
 
 
@@ -216,7 +226,7 @@ def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(li
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark, store = sent.pieces[0].marks, Store(0, links)
-    lay_down(Extra(["text"]), None, mark + 1, store, links)
+    lay_down(TicketOutcome(Extra(["text"])), mark + 1, store, links)
     assert list(links.completions.local) == [mark + 1]
     leases.drop(*sent[:2])
     assert not links.completions.local
@@ -230,23 +240,42 @@ def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, too
     mark = sent.pieces[0].marks
     links.bell.publish(mark, [took], 5.0, took, 0, None)
     links.bell.publish(mark + 1, [took] * 2, 7.0, 2 * took, 0, None)
-    (report,) = leases.reports([], unfinished=False)
+    (report,) = leases.reports(unfinished=False)
     assert report.end == 7.0
     assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)
 
 
-def test_what_is_described_late_takes_nothing_back(links: WorkerChannels) -> None:
-    """A worker describes its first sample before it marks it; the mark may be seen first, of a lease that goes on."""
-    leases = Leases(links)
-    sent = marked(links, task(piece([1, 2])))
-    leases.add(sent)
-    mark, described = sent.pieces[0].marks, Report(*sent[:2], 0, 0, 0, 0.0, 0.0, 0.0, False, layout=b"rows")
-    links.bell.publish(mark, [1e-3], 5.0, 1e-3, 0, None)
-    (first,) = leases.reports([], unfinished=True)
-    assert leases.reports([described], unfinished=True) == [described]
-    links.bell.publish(mark + 1, [1e-3], 7.0, 1e-3, 0, None)
-    (second,) = leases.reports([], unfinished=True)
-    assert [(each.first, each.done, each.final) for each in (first, second)] == [(0, 1, False), (1, 2, True)]
+@pytest.mark.parametrize("next_task", [False, True])
+def test_a_worker_may_stop_before_a_sample_that_it_had_said_it_begins(links: WorkerChannels, next_task: bool) -> None:
+    """It says so, then reads the limit: its parent takes the sample for begun, and learns where it has stopped."""
+    bench = Bench(links, job(lambda key: key))
+    sent, other = (marked(links, task(piece([1, 2, 3]), chunk=chunk)) for chunk in (1, 2))
+    words, row = links.board.words, links.board.row(0)
+    for each in (sent, other):
+        bench.leases.add(each)
+    words[row + RUN], words[row + CHUNK], words[row + STARTED] = 1, 1, 2
+    assert links.board.revoke(0, 1, 1, 1) == 2
+    bench.leases.revoked(1, 1, 2, 0)
+    links.bell.publish(sent.pieces[0].marks, [1e-3], 5.0, 1e-3, 0, None)
+    words[row + STOPPED], words[row + CHUNK] = base_of(1, 1) + 1, 2
+    if next_task:
+        bench.leases.settle(0)
+        words[row + STOPPED] = base_of(1, 2)
+    (report,) = bench.told(unfinished=False)
+    assert (report.chunk, report.done, report.final) == (1, 1, True)
+
+
+def test_what_was_taken_back_is_not_returned(links: WorkerChannels) -> None:
+    """Its mark is another worker's by then."""
+
+    def make(key: int) -> bytes:
+        bench.revoke(1)
+        return bytes(10)
+
+    bench: Bench = Bench(links, job(make))
+    (report,) = bench.run(task(piece([1, 2, 3]), credit=1))
+    assert (report.done, report.final) == (1, True)
+    assert links.completions.ready(*links.completions.ready_anywhere) == 0
 
 
 def _events(links: WorkerChannels) -> tuple[list[Event], WorkerStatusBoard]:

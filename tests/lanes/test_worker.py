@@ -14,7 +14,6 @@ import torch
 from minato_gpu import Field, Pipeline, Stage
 from minato_gpu.lanes.base import Blob, Failure, Handed, Row
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.status_board import LIMIT
 from minato_gpu.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
@@ -71,7 +70,7 @@ def test_no_many_are_asked_for_beyond_a_limit(links: WorkerChannels) -> None:
 
     class Many(_Many):
         def __getitems__(self, keys: list[int]) -> list[Any]:
-            bench.set_word(LIMIT, 3)
+            bench.revoke(3)
             return super().__getitems__(keys)
 
     dataset = Many()
@@ -212,7 +211,7 @@ def test_a_limit_stops_a_chunk_before_the_next_sample(links: WorkerChannels, pie
     def make(key: int) -> Any:
         calls.append(key)
         if key == 9:
-            bench.set_word(LIMIT, 10)
+            bench.revoke(10)
         return random.random() if draws_too else key
 
     bench = Bench(links, job(make))

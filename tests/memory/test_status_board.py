@@ -18,15 +18,15 @@ from minato_gpu.memory.status_board import (
     HAND,
     JOINING,
     LIMIT,
-    NO_LIMIT,
-    REPORTING,
     RUN,
     SPLITS,
     STAGE,
     STARTED,
+    STOPPED,
     TAIL,
     Claim,
     WorkerStatusBoard,
+    base_of,
 )
 from tests.memory.watched import Event, before, fenced, watch
 
@@ -43,7 +43,7 @@ def board() -> Iterator[WorkerStatusBoard]:
 def take(board: WorkerStatusBoard, worker: int, run: int, chunk: int) -> None:
     """What a worker writes when it takes a chunk."""
     row = board.row(worker)
-    for word, value in ((LIMIT, NO_LIMIT), (STARTED, 0), (RUN, run), (CHUNK, chunk)):
+    for word, value in ((STARTED, 0), (RUN, run), (CHUNK, chunk)):
         board.words[row + word] = value
 
 
@@ -57,10 +57,10 @@ def test_the_worker_at_a_chunk_is_found(board: WorkerStatusBoard) -> None:
 def test_what_has_not_started_is_taken_back(board: WorkerStatusBoard) -> None:
     take(board, 0, run=1, chunk=5)
     board.words[board.row(0) + STARTED] = 3
-    assert board.revoke(0, 5, keep=8) == 8
-    assert board.words[board.row(0) + LIMIT] == 8
-    assert board.revoke(0, 5, keep=1) == 3, "sample 2 runs already and is not taken back"
-    assert board.revoke(0, 6, keep=0) is None
+    assert board.revoke(0, 1, 5, keep=8) == 8
+    assert board.words[board.row(0) + LIMIT] == base_of(1, 5) + 8
+    assert board.revoke(0, 1, 5, keep=1) == 3, "sample 2 runs already and is not taken back"
+    assert board.revoke(0, 1, 6, keep=0) is None
 
 
 def _serve(board: WorkerStatusBoard, size: int, done: Any) -> None:
@@ -70,11 +70,13 @@ def _serve(board: WorkerStatusBoard, size: int, done: Any) -> None:
     while not words[board.row(1) + STARTED]:
         chunk += 1
         take(board, 0, 1, chunk)
-        number = 0
+        number, base = 0, base_of(1, chunk)
         while number < size:
             words[row + STARTED] = number + 1
             board.fence()
-            if number >= words[row + LIMIT]:
+            if base <= words[row + LIMIT] <= base + number:
+                words[row + STOPPED] = base + number
+                board.fence()
                 break
             number += 1
         words[row + CHUNK] = -1
@@ -93,7 +95,7 @@ def test_both_sides_agree_where_a_chunk_stops() -> None:
     while len(answers) < 100:
         chunk = board.words[board.row(0) + CHUNK]
         if chunk > 0 and chunk not in answers:
-            answer = board.revoke(0, chunk, keep=50 + chunk % 1000)
+            answer = board.revoke(0, 1, chunk, keep=50 + chunk % 1000)
             if answer is not None:
                 answers[chunk] = answer
         while receiver.poll():
@@ -110,6 +112,8 @@ def test_both_sides_agree_where_a_chunk_stops() -> None:
     for chunk, answer in answers.items():
         assert finished[chunk] <= answer, "a sample was begun that the parent believes to have taken back"
         assert finished[chunk] >= 50, "fewer samples than any answer left to the worker"
+    unfinished = {chunk for chunk, done in finished.items() if done < size}
+    assert unfinished <= {*answers}, "a worker has stopped, and its parent does not know"
 
 
 @settings(deadline=None, max_examples=50)
@@ -153,11 +157,8 @@ def test_what_a_dead_worker_had_taken(board: WorkerStatusBoard) -> None:
     board.words[board.row(1) + STARTED] = 4
     board.words[board.row(1) + STAGE] = JOINING
     assert board.claim(1) == Claim(3, 7, 4, JOINING)
-    board.words[board.row(1) + STAGE] = REPORTING
     board.words[board.row(1) + CHUNK] = -1
-    assert board.claim(1) == Claim(3, 7, 4, REPORTING), "it is through with the samples, and tells of them"
-    board.words[board.row(1) + STAGE] = 0
-    assert board.claim(1) == Claim(3, 7, 0, 0)
+    assert board.claim(1) == Claim(3, 7, 0, 0), "it is through"
     assert board.claim(0) == board.claim(2) == Claim(-1, -1, 0, 0)
     assert board.give_back(1, 4096)
     board.forget(1)
@@ -178,7 +179,7 @@ def test_samples_are_limited_before_it_is_read_which_have_started(
     board: WorkerStatusBoard, events: list[Event]
 ) -> None:
     """Dekker's: the worker says what it starts, then reads the limit."""
-    assert board.revoke(1, 5, keep=3) == 3
+    assert board.revoke(1, 1, 5, keep=3) == 3
     row = board.row(1)
     assert fenced(events, ("write", row + LIMIT), ("read", row + STARTED))
     assert fenced(events, ("read", row + STARTED), ("read", row + CHUNK))
@@ -199,8 +200,8 @@ class _Moving:
 
     def __getitem__(self, at: int) -> int:
         if self._left == 0:
-            assert self._words[self._row + LIMIT] < 7, "it stops after the sample that it is at"
-            for word, value in ((CHUNK, -1), (LIMIT, NO_LIMIT), (STARTED, 0), (CHUNK, 6)):
+            assert self._words[self._row + LIMIT] < base_of(1, 5) + 7, "it stops after the sample that it is at"
+            for word, value in ((STOPPED, base_of(1, 5) + 7), (CHUNK, -1), (STARTED, 0), (CHUNK, 6)):
                 self._words[self._row + word] = value
         self._left -= 1
         return int(self._words[at])
@@ -220,8 +221,9 @@ def test_no_sample_is_taken_back_that_was_begun_before_the_worker_went_on_to_its
     """It was prepared twice else, the second time into a row that had been delivered and was another sample's."""
     take(board, 1, run=1, chunk=5)
     board.words = words = _Moving(board, moment)  # type: ignore[assignment]
-    assert board.revoke(1, 5, keep=3) is None, "too late: what it was through with it tells by itself"
+    assert board.revoke(1, 1, 5, keep=3) == 7, "where it has stopped"
     assert words.moved
+    assert board.stopped(1, 1, 6) is None and board.stopped(1, 2, 5) is None, "that is of no other task"
 
 
 def test_a_worker_that_is_asked_to_hand_over_can_see_where(board: WorkerStatusBoard, events: list[Event]) -> None:

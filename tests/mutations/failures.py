@@ -94,22 +94,6 @@ FAULTS = (
         "6a64706",
     ),
     Fault(
-        "a layout that comes after its samples ends the loop",
-        "engine/run.py",
-        "            if report.done == report.first and not report.final:"
-        "  # marks tell of the samples, and may have come first\n                return\n",
-        "",
-        ("engine/test_engine.py", "torch_semantics/test_map_style.py"),
-        "fe6fabd",
-    ),
-    Fault(
-        "a layout that comes after some marks of its lease takes back what they have told",
-        "lanes/leases.py",
-        "lease.reported = max(lease.reported, message.done)",
-        "lease.reported = message.done",
-        ("lanes/test_cpu.py",),
-    ),
-    Fault(
         "lease numbers of a run that was given up silence ends of the next",
         "lanes/leases.py",
         "if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:",

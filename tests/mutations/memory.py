@@ -58,8 +58,8 @@ FAULTS = (
     Fault(
         "a used place keeps its marks",
         "window/assembly.py",
-        "                    self._completions.give_back(record.marks)\n",
-        "                    pass\n",
+        "                self._completions.give_back(record.marks)\n",
+        "                pass\n",
         ("engine/test_assembly.py", "contracts/test_memory.py"),
     ),
     Fault(

@@ -7,15 +7,16 @@ from tests.mutations.fault import Fault
 _FENCE = "        self._fence()\n        self._unfence()\n"
 _RECORD = "        completions.record(begin, took, end, elapsed, worker, lying)\n"
 _STATUS = "        completions.set_ready(begin, stop, in_rows=lying is None)\n"
+_STORES = "        for at in range(end - 1, begin - 1, -1):\n            status[at] = mark\n"
 _SPLITS = (
     "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"
 )
 _HAND = "            self.words[self.row(worker) + HAND] = chunk\n"
-_LIMIT = "        self.words[row + LIMIT] = keep\n        self.fence()\n"
+_LIMIT = "        self.words[row + LIMIT] = base_of(run, chunk) + keep\n        self.fence()\n"
 _STARTED = "        started = self.words[row + STARTED]\n"
 _SAME = (
     "        if self.words[row + CHUNK] != chunk:  # last: what it has started may be its next task's by then\n"
-    "            return None\n"
+    "            return self.stopped(worker, run, chunk)\n"
 )
 _COMPLETIONS = ("memory/test_completions.py",)
 _BOARD = ("memory/test_status_board.py",)
@@ -66,9 +67,23 @@ FAULTS = (
     Fault(
         "status bytes are stored by a copy, which stores some twice",
         "memory/completions.py",
-        "        for at in range(begin, end):\n            status[at] = mark\n",
+        _STORES,
         "        status[begin:end] = bytes([mark]) * (end - begin)\n",
         _COMPLETIONS,
+    ),
+    Fault(
+        "a batch that is joined by its worker is told before all of it is marked",
+        "memory/completions.py",
+        _STORES,
+        _STORES.replace("range(end - 1, begin - 1, -1)", "range(begin, end)"),
+        _COMPLETIONS,
+    ),
+    Fault(
+        "a worker returns what was taken back from it",
+        "lanes/worker.py",
+        "if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:",
+        "if True:",
+        ("lanes/test_cpu.py",),
     ),
     Fault(
         "a block of marks begins with those of its last place",
@@ -87,8 +102,22 @@ FAULTS = (
     Fault(
         "a worker reads the limit before it says what it starts",
         "lanes/worker.py",
-        "            fence()\n            unfence()\n            if done >= words[limit]:\n",
-        "            if done >= words[limit]:\n",
+        "            fence()\n            unfence()\n            if base <= words[limit] <= base + done:\n",
+        "            if base <= words[limit] <= base + done:\n",
+        ("lanes/test_cpu.py",),
+    ),
+    Fault(
+        "a worker that stops just before its parent looks has not said where",
+        "memory/status_board.py",
+        "            return self.stopped(worker, run, chunk)\n",
+        "            return None\n",
+        _BOARD,
+    ),
+    Fault(
+        "a worker that stops before a sample that its parent takes for begun is waited for",
+        "lanes/leases.py",
+        "        if lease.cut:\n            self._settle(lease)\n",
+        "",
         ("lanes/test_cpu.py",),
     ),
     Fault(
@@ -129,8 +158,8 @@ FAULTS = (
     Fault(
         "a worker rings and has not said that it is through",
         "lanes/worker.py",
-        "            self._words[self._row + CHUNK] = -1\n            self._board.fence()\n",
-        "            self._board.fence()\n",
+        "        words[self._row + CHUNK] = -1\n        self._board.fence()\n",
+        "        self._board.fence()\n",
         ("lanes/test_cpu.py",),
     ),
     Fault(

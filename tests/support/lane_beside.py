@@ -77,7 +77,7 @@ class LaneBeside(Lane):
         self.tasks.remove(task)
         took, end = [self._costs_s] * len(items), perf_counter()
         head = task.run, task.chunk, 0, 0, len(items), sum(took), end - sum(took), end, True
-        ended = Report(*head, 8 * len(items), [*items], took)
+        ended = Report(*head, [*items], took)
         layout = pickle.dumps(Layout.of(items[0].value)) if items and task.layout == b"" else None
         self.tell(ended._replace(layout=layout) if items else ended._replace(items=None))
 

@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.engine import engine
-from minato_gpu.lanes import cpu_time, thread_lane, wire, worker
+from minato_gpu.lanes import cpu_time, thread_lane, worker
 from minato_gpu.threads import OwnThread, await_event
 
 CONSUMER, PUMP, WORKERS = "consumer", "pump", "workers"
@@ -82,8 +82,13 @@ class Lockstep:
         for name, own in (("await_event", self._await), ("OwnThread", self._beside)):  # where workers have watchers
             patch.setattr(worker, name, own, raising=False)
         patch.setattr(cpu_time.RunQueueDelay, "__call__", lambda _: 0.0)
-        receive, send = wire.QueueChannel.receive, thread_lane.ThreadLane.send
-        patch.setattr(wire.QueueChannel, "receive", lambda channel: self._receive(channel, receive))
+        send, lockstep = thread_lane.ThreadLane.send, self
+
+        class Tasks(queue.SimpleQueue[Any]):
+            def get(self, *how: Any) -> Any:
+                return lockstep._receive(self, super().get)
+
+        patch.setattr(thread_lane, "queue", SimpleNamespace(SimpleQueue=Tasks, Empty=queue.Empty))
 
         def counted(lane: thread_lane.ThreadLane, task: Any, *rest: Any) -> None:
             if self.counting:
@@ -123,15 +128,15 @@ class Lockstep:
         heapq.heappush(self._sleepers, (self.now + seconds, self._numbers, thread))
         self._stop(thread, None)
 
-    def _receive(self, channel: Any, receive: Any) -> Any:
+    def _receive(self, tasks: Any, receive: Any) -> Any:
         while not self._free:
-            self._stop(self._this(), lambda: not channel.tasks.empty())
+            self._stop(self._this(), lambda: not tasks.empty())
             if not self._free:
                 try:
-                    return channel.tasks.get_nowait()
+                    return tasks.get_nowait()
                 except queue.Empty:
                     continue
-        return receive(channel)
+        return receive()
 
     def _await(self, event: int) -> None:
         """In the pump thread, and in one beside a worker."""
