@@ -128,8 +128,7 @@ class ItemRun:
             value = lent()
         except Exception as error:
             log.lost(1, size - 1)
-            where = "" if self._streams is not None else f", position {positions[0][0]}"
-            place = f"epoch {self.epoch}, batch {number}{where}"
+            place = f"epoch {self.epoch}, batch {number}"
             reraise(failure(error, f"while a batch was handed over ({place})", collated=True).error)
         now = perf_counter()
         log.delivered(now, number, size, now - asked, (0,), positions=positions)

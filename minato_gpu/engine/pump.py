@@ -111,7 +111,7 @@ class Pump:
             self.reads.say()
 
     def _take_in(self, lane: Lane, told: Iterable[c.Message]) -> None:
-        self._arrived.extend((lane, message) for message in told)
+        self._arrived += [(lane, message) for message in told]
         while self._arrived:
             sender, message = self._arrived.popleft()
             if not isinstance(message, Report):
@@ -207,8 +207,8 @@ class Pump:
             return
         lo, hi = awaited.span
         sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind in ("run", "next")]
-        wanted = [chunk for chunk in sent if any(a < hi and lo < b for a, b in chunk.spans)]
-        for chunk in wanted:
+        wanted = {chunk.number: chunk for chunk in sent for a, b in chunk.spans if a < hi and lo < b}
+        for chunk in wanted.values():
             lane = self.lanes[chunk.lane]
             told = lane.receive([(self.run.number, chunk.number)])
             taken = taken or bool(told)

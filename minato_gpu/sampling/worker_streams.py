@@ -57,12 +57,13 @@ class WorkerStreams:
             self._kept -= self._recent.popleft()[1].nbytes
         self.batches += 1
         state = before.state if told.since else told.state
-        failed = tuple((before.batches + at, took) for at, took in told.failed)
-        failed = before.failed + failed if state is None else ()
+        failed = before.failed if state is None else ()
+        if told.failed:
+            failed += tuple((before.batches + at, took) for at, took in told.failed)
         stands = state, told.ended, told.error, told.since, told.over, before.batches + 1, failed, told.size
         self._at[number] = StreamState(*stands)  # half of what ``_replace`` takes
         self.turn = (number + 1) % len(self._at)
-        if not self.saves_come:
+        if self.batches == self._saved + EVERY * len(self._at):  # none has come for so long
             self.on_saves(False)
 
     @property

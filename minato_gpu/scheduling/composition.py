@@ -65,12 +65,10 @@ class FixedComposition(Composition):
         self._complete: list[tuple[SourceBatch, Place]] = []
 
     def admit(self, place: Place, batch: int) -> None:
-        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
         if batch:
             self._epochs.append(place.epoch)
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
-        """``span``, of one epoch, is ready, and with it the places ``complete``."""
         for place in complete:
             heappush(self._complete, (place.number, place))
 
@@ -111,13 +109,11 @@ class ItemComposition(Composition):
         self._runs: deque[Compose] = deque()
 
     def admit(self, place: Place, batch: int) -> None:
-        """A place was admitted; they come in the sampler's order."""
         self._shift = place.number - place.first
         if place.first < place.end:
             self._ends.append(place.end)
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
-        """``span``, of one epoch, is ready, ``failed`` of it as errors."""
         ends, (lo, hi) = self._ends, span
         cuts = {*ends[bisect_right(ends, lo) : bisect_right(ends, hi)], hi, *failed, *(s + 1 for s in failed)}
         for end in sorted(cuts - {lo}):
@@ -128,7 +124,6 @@ class ItemComposition(Composition):
             del ends[: bisect_right(ends, oldest.first)]
 
     def compose(self, eager: bool) -> Compose | None:
-        """The next run, or None."""
         return self._runs.popleft() if self._runs else None
 
 
@@ -146,12 +141,10 @@ class FreeComposition(Composition):
         self._in_place_of: dict[TicketId, TicketId] = {}  # ready serials that have changed places, each with the other
 
     def admit(self, place: Place, batch: int) -> None:
-        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
         if batch:
             self._due.append((place.epoch, batch))
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
-        """``span``, of one epoch, is ready, ``failed`` of it as errors."""
         self._failed.update(failed)
         ready, (lo, hi) = self._ready[epoch], span
         self._counts[epoch] += hi - lo
@@ -163,7 +156,6 @@ class FreeComposition(Composition):
         insort(ready, (lo, hi))
 
     def compose(self, eager: bool) -> Compose | None:
-        """The next batch, or None."""
         if not self._due:
             return None
         epoch, size = self._due[0]

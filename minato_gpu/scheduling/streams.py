@@ -60,9 +60,9 @@ class Streams(Composition):
         worker = min(self._open, key=lambda each: (self._ahead(each), (each - self._turn) % self._workers))
         room = min(allowed, self._prefetch * len(self._open) * self.lease - undelivered)
         comes = self._lateness or undelivered > self._outstanding or self._ahead(worker)
-        if room <= 0 and undelivered and comes:
+        if room < self.lease and undelivered and comes:
             return None
-        first, size = self._next_ticket, max(1, min(self.lease, room))
+        first, size = self._next_ticket, self.lease if room >= self.lease else 1
         self._next_ticket = TicketId(first + size)
         if self._lateness:
             self._turn = (worker + 1) % self._workers
