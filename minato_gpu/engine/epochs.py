@@ -230,6 +230,8 @@ class Epochs:
         """Draw for a prefetched epoch. What raises is not drawn from again before it begins."""
         try:
             self.draw()
+            if self._ends_in_error:
+                raise self._ahead.pop()[0]  # type: ignore[misc]  # it is an exception, as the property says
         except BaseException:
             self._drawing.clear()
             raise

@@ -69,7 +69,8 @@ def test_as_many_hits_as_simulated(folder: Path, owns: bool, persistent: bool) -
         torch.manual_seed(11)
         generator = torch.Generator().manual_seed(5) if owns else None
         sampler = weighted(generator, _SAMPLES)
-        loader = loader_of(Files(folder, _SAMPLES), cache, sampler=sampler, persistent_workers=persistent)
+        more = {"persistent_workers": persistent, "prefetch_factor": 2}  # in a longer window more bytes are shared
+        loader = loader_of(Files(folder, _SAMPLES), cache, sampler=sampler, **more)
         for _ in range(_EPOCHS):
             found.append((rows(loader), generator and generator.get_state().tolist(), torch.get_rng_state().tolist()))
             if cache is not None:
