@@ -183,7 +183,8 @@ def test_what_workers_may_use_has_no_other() -> None:
     found = {
         file for file in rooms if re.search(r"^from functools import .*cached_property", file.read_text(), re.MULTILINE)
     }
-    assert found == {PACKAGE / "lab" / "simulation" / "work.py"}, "no loader imports it, and it imports nothing but decisions"
+    only = PACKAGE / "lab" / "simulation" / "work.py"  # no loader imports it, and it imports nothing but decisions
+    assert found == {only}
 
 
 # --- snapshots of states ----------------------------------------------------------------------------------------------
