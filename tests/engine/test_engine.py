@@ -115,7 +115,7 @@ def memory_in_use(of: Any) -> int:
 def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], kind: str) -> None:
     """A batch that lay ready is taken; what follows happens without another call. The workers are idle by then."""
     dataset = Slow()
-    batches = iter(loader(dataset, mode, kind))
+    batches = iter(loader(dataset, mode, kind, prefetch_factor=2))  # else the window may grow
     for taken in range(1, 6):
         next(batches)
         assert wait_until(lambda taken=taken: dataset.begun.value == 4 * (taken + 4))  # type: ignore[misc]
@@ -125,7 +125,7 @@ def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], ki
 def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
     """The batch is taken while every worker is at a sample: the first that reports wakes the pump."""
     dataset = Slow(gated=frozenset({10, 11}))
-    batches = iter(loader(dataset, {}, kind))
+    batches = iter(loader(dataset, {}, kind, prefetch_factor=2))  # else the window may grow
     next(batches)
     assert wait_until(lambda: dataset.begun.value >= 12)
     next(batches)
