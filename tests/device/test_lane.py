@@ -108,15 +108,17 @@ class _Gated(FakeDevice):
 
 def test_a_device_has_two_micro_batches_in_flight() -> None:
     """The second is issued while the first is waited for; a third is not; no second of the device counts twice."""
-    device, begun = _Gated(), list[int]()
+    device, begun, all_sent = _Gated(), list[int](), threading.Event()
 
     def note(fields: Any, params: Any) -> Any:
+        assert all_sent.wait(20)  # else the lane may wait for the first before there is a second
         begun.append(int(fields["x"][0]))
         return add(fields, params)
 
     with bench(device, pipeline(note)) as one:
         for chunk in range(3):
             one.send(20 + 2 * chunk, 21 + 2 * chunk, chunk=chunk)
+        all_sent.set()
         assert wait_until(lambda: len(begun) == 4)
         assert one.lane.receive() == [Opened(1)] and begun == [20, 21, 22, 23]
         device.gate.set()
