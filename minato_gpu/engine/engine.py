@@ -63,7 +63,7 @@ class Engine(Batches):
         self.on_close: Callable[[], None] = lambda: None
         self._poll = select.poll()
         self._consumer_fds = LaneWatch(pump.lanes.values())
-        if self._consumer_fds:
+        if self._consumer_fds.any:
             self._poll.register(self._consumer_fds.fileno(), select.POLLIN)
         rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
         lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))

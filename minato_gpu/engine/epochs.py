@@ -62,9 +62,8 @@ class Epochs:
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
-        self._together = (
-            1  # batches of the sampler in a place, where each is one sample; the window is as many times as long
-        )
+        # batches of the sampler in a place, where each is one sample; the window is as many times as long
+        self._together = 1
         self._forget()
 
     def _forget(self) -> None:

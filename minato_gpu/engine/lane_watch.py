@@ -21,9 +21,6 @@ class LaneWatch:
         self.any = bool(self._lanes)  # read where a call would count
         self._epoll = select.epoll() if self._lanes else None
 
-    def __bool__(self) -> bool:
-        return self._epoll is not None
-
     def fileno(self) -> int:
         """Readable once one of them has something to tell."""
         assert self._epoll is not None

@@ -30,7 +30,7 @@ class WorkerSupervisor:
     @property
     def watches(self) -> bool:
         """Whether there is something to do while the consumer is away."""
-        return self._replaces or self._watchdog is not None or bool(self._lanes)
+        return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:
         """Raise what was found while the consumer was away: now it must wait."""
@@ -48,7 +48,7 @@ class WorkerSupervisor:
         poll = select.poll()
         for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
             poll.register(fd, select.POLLIN)
-        if self._lanes:
+        if self._lanes.any:
             poll.register(self._lanes, select.POLLIN)
         now = perf_counter()
         looks = (until, self.next_look(now) if self.broken is None else None)
