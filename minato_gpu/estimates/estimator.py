@@ -11,6 +11,7 @@ from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.history import Array, plain
 from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.scheduling.plans import Plan
 
@@ -74,12 +75,17 @@ class Estimator:
         And the plans between, for each sample that can be cut (here none is).
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
-        features = [values or (np.nan,) * self.model.features for values in given]
         out: list[list[float]] = []
+        rows, known_keys = self._rows(given), plain(keys)
         for lane in self._lanes:
-            costs = self.model.predict(lane, features, keys)
+            costs = self.model.predict(lane, rows, known_keys)
             out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
         return out[0], out[1] if len(out) > 1 else None, None
+
+    def _rows(self, given: Sequence[Features | None]) -> Array:
+        """Cost features as the model takes them; nan where none are known."""
+        unknown = (np.nan,) * self.model.features
+        return np.array([values or unknown for values in given], dtype=np.float64)
 
     @property
     def by_serial(self) -> bool:

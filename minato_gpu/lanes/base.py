@@ -197,6 +197,8 @@ class Blob:
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
+        if len(self.blocks) == 1:
+            return self.blocks[0][1]
         return sum(nbytes for _, nbytes in self.blocks)
 
     @property

@@ -88,6 +88,13 @@ class LaneModel:
         mixed = np.where(np.isnan(base), past, base + share * (past - base))
         return np.where(known, mixed, base), known
 
+    def means(self, rows: Array, keys: Keys | None) -> Array:
+        """Mean costs in seconds."""
+        if keys is None or not self.history.recorded or not np.count_nonzero(self.history.codes(keys)):
+            return np.exp(self._base(rows) + self.learned.smear)
+        logs, known = self.predict(rows, keys)
+        return np.exp(logs + np.where(known, self.recalled.smear, self.learned.smear))
+
     def flush(self) -> None:
         """Take in what was observed: first judge the predictions, then learn, then record."""
         if not self._keys:
@@ -132,8 +139,11 @@ class LaneModel:
 
     def _base(self, rows: Array) -> Array:
         """Log costs by the models alone; nan where nothing is known."""
+        learned = self.model is not self.plain and self.model.count > 0
+        if learned and (total := np.add.reduce(rows, axis=None)) == total:  # none is nan
+            return self.model.predict(rows)
         logs = np.full(len(rows), self.plain.level if self.plain.count else np.nan)
-        if self.model is self.plain or not self.model.count:
+        if not learned:
             return logs
         given = _given(rows)
         if given.any():
@@ -173,8 +183,7 @@ class CostModel:
         count = len(keys) if keys is not None else 1 if features is None else len(np.asarray(features))
         with self._lock:
             model.refresh()
-            logs, known = model.predict(self._matrix(features, count), keys)
-            return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
+            return model.means(self._matrix(features, count), keys)
 
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
         """What samples took on a slot of ``lane``: keys (n,) or None, features (n, features) or None, seconds (n,)."""
