@@ -140,9 +140,10 @@ class CutEstimator(Estimator):
                 found.setdefault(f"{lane}:{stage}", []).append((key, row, value))
         for name, entries in found.items():
             observed, rows, costs = map(list, zip(*entries, strict=True))
+            given = np.array(rows, dtype=np.float64)
             if lane != self._lanes[0] and len(costs) > 1:
-                costs = self._as_predicted(name, observed, rows, costs)
-            self.model.observe_many(name, observed, rows if self.model.features else None, costs)
+                costs = self._as_predicted(name, plain(observed), given, costs)
+            self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def cannot(self, split: int, samples: int) -> None:
         """See Estimator. A split point from which samples cannot be sent is no longer offered."""

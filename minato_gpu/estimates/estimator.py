@@ -11,7 +11,7 @@ from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.history import Array, plain
+from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.scheduling.plans import Plan
 
@@ -101,22 +101,24 @@ class Estimator:
         """What samples cost on a lane of this kind."""
         self._slowed(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
-        given, seconds = features if features and all(features) else None, seen.seconds
+        given = self._rows(features) if features and all(features) else None
+        keys, seconds = plain(seen.keys), seen.seconds
         if lane != self._lanes[0] and given is not None and len(seconds) > 1:
-            seconds = self._as_predicted(lane, seen.keys, given, seconds)
-        self.model.observe_many(lane, seen.keys, given, seconds)
+            seconds = self._as_predicted(lane, keys, given, seconds)
+        self.model.observe_many(lane, keys, given, seconds)
 
     def _slowed(self, lane: str, seen: Observed) -> None:
         """Samples took longer together, or not so long, than they cost."""
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
-    def _as_predicted(self, name: str, keys: list[Key], rows: list[Features], seconds: list[float]) -> list[float]:
+    def _as_predicted(self, name: str, keys: Keys, rows: Array, seconds: list[float]) -> list[float]:
         """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""
         predicted = self.model.predict(name, rows, keys)
-        if np.isnan(predicted).any():
+        total = float(np.add.reduce(predicted))
+        if total != total:  # nothing is known of some
             return seconds
-        shares: list[float] = (predicted * (sum(seconds) / predicted.sum())).tolist()
+        shares: list[float] = (predicted * (sum(seconds) / total)).tolist()
         return shares
 
     def cannot(self, split: int, samples: int) -> None:

@@ -194,6 +194,9 @@ class Blob:
     blocks: tuple[tuple[int, int], ...]
     collated: bool = False
 
+    def __reduce__(self) -> tuple[object, ...]:  # a third of the time of a dataclass's own
+        return Blob, (self.worker, self.blocks, self.collated)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
@@ -253,6 +256,9 @@ class Handed(_Fields):
     """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
 
     stage: int
+
+    def __reduce__(self) -> tuple[object, ...]:  # see Blob
+        return Handed, (self.fields, self.stage)
 
 
 @dataclass(frozen=True, slots=True)

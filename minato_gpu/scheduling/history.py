@@ -50,7 +50,7 @@ class History:
 
     def read(self, keys: Keys) -> Array:
         """Log costs of the keys, shape (n,); nan where none is recorded."""
-        codes = self.codes(keys).astype(np.float64)
+        codes = self._read(keys).astype(np.float64)
         return np.where(codes > 0, _LOWEST + (codes - 1) * _STEP, np.nan)
 
     def write(self, keys: Keys, logs: Array) -> None:
@@ -71,8 +71,7 @@ class History:
         least, most = np.minimum.reduce(found), np.maximum.reduce(found)
         return found.astype(np.intp, copy=False) if least >= 0 and most < len(self._codes) else None
 
-    def codes(self, keys: Keys) -> NDArray[np.uint16]:
-        """What is recorded of the keys, in steps; 0 where nothing is."""
+    def _read(self, keys: Keys) -> NDArray[np.uint16]:
         indices = self._indices(keys)
         if indices is not None:
             return self._codes[indices]

@@ -54,7 +54,9 @@ class Pace:
         """``samples`` with these predicted costs were admitted."""
         self._seen += samples
         self._recent.extend([(cpu, cpu if device is None else device)] * min(samples, _MEMORY))
-        self._learn(samples)
+        self._fresh += samples
+        if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
+            self.measure()
 
     def expect_each(self, costs: Sequence[tuple[float, float | None, Sequence[Step] | None]]) -> None:
         """Samples with these predicted costs on the CPU and on a device were admitted; with steps: that can be cut."""
@@ -63,10 +65,7 @@ class Pace:
                 self._cuttable.append((self._seen, steps))
             self._seen += 1
             self._recent.append((cpu, cpu if device is None else device))
-        self._learn(len(costs))
-
-    def _learn(self, samples: int) -> None:
-        self._fresh += samples
+        self._fresh += len(costs)
         if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
             self.measure()
 
