@@ -42,7 +42,7 @@ import psutil
 import torch
 
 from benchmarks import report
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.report import progress
 from benchmarks.session import checks, gpu_tests, harm, parts, probe
 from benchmarks.session.about import default_path, described, differences
@@ -87,7 +87,7 @@ def _checked(request: Request, module: str) -> Row:
         found = request.isolated(150.0, parity.run_check, f"pipelines.{module}", None, request.settings.device)
     except MeasurementError as error:
         progress(f"parity of {module} failed:\n{error}")
-        return {"name": module, "passed": False, "error": parts.short(error)}
+        return {"name": module, "passed": False, "error": excerpt(str(error))}
     worst = [row["stage"] for row in found.rows if not row["passed"]]
     return {"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows}
 
@@ -159,7 +159,7 @@ def _part(name: str, settings: Settings, rows: Rows, record: Record, limit_s: fl
         )
     except MeasurementError as error:
         progress(f"{name} failed:\n{error}")
-        return {"complete": False, "error": parts.short(error)}
+        return {"complete": False, "error": excerpt(str(error))}
     return {"complete": not unanswered(record.lines()[known:])}
 
 
