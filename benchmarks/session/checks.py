@@ -136,6 +136,7 @@ CHECKS = (
         "an error that comes late is told",
         questions.late_errors_are_told,
         "nothing to do",
+        "where it was ended by SIGABRT, see said: PyTorch aborts where it frees memory after such an error; else, "
         "without told, batches came that were never made: see DeviceWork._settle; or see what threads_left wait for",
     ),
     Check(
