@@ -58,7 +58,7 @@ _COLUMNS = (
     *("case", "name", "passed", "holds", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
     *("device_share", "gpu_busy", "jpeg_engine_busy", "gpu_bytes", "device_bytes_peak"),
     *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s", "next_p99_s", "pause_p99_s"),
-    *("max_levels", "content_ok", "missing", "error"),
+    *("max_levels", "content_ok", "rough", "missing", "error"),
 )
 _TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck", "why")
 _LINE = 100  # characters of an error in a table
