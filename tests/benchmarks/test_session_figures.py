@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.isolate import MeasurementError
-from benchmarks.session import measure, parts, probe, questions, steps, waits, work
+from benchmarks.session import loaders, measure, parts, probe, questions, steps, waits, work
 from benchmarks.session.harm import priced_rows
 from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes
 from benchmarks.session.probe import CAREFUL, Way
@@ -180,6 +180,36 @@ def test_a_run_takes_no_longer_for_a_slow_loader(
 
 def test_a_rate_of_a_few_batches_says_so() -> None:
     assert summary([run(), run()])["rough"] == "only 2 timed batches in a run"
+
+
+@pytest.mark.parametrize(("opening_s", "batch_s"), [(4.0, 0.17), (4.0, 0.01), (1.0, 3.0), (9.0, 0.1)])
+def test_pauses_are_looked_for_in_a_bounded_time(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, opening_s: float, batch_s: float
+) -> None:
+    passed = [0.0]
+
+    def batches() -> Iterator[None]:
+        passed[0] += opening_s
+        yield
+        while True:
+            passed[0] += batch_s
+            yield
+
+    def gap(seconds: float) -> float:
+        passed[0] += seconds
+        return 5e-4
+
+    stats = {"samples_repeated": 0, "samples_delivered": 100, "device_lane": {"retired": False}}
+    loader = type("Loader", (), {"__iter__": lambda _: batches(), "stats": lambda _: stats})
+    ours = SimpleNamespace(make=lambda *_: loader())
+    monkeypatch.setattr(loaders, "ours", lambda workers: [None, ours, None])
+    monkeypatch.setattr(waits, "job", lambda *_: None)
+    monkeypatch.setattr(waits, "perf_counter", lambda: passed[0])
+    monkeypatch.setattr(waits, "longest_gap", gap)
+    holds, figures = waits.pauses_are_short(replace(Settings.usual("cpu", photographs, quick=True), quick=False))
+    assert holds and figures["pause_p99_s"] == 5e-4 and figures["pauses"] >= 1
+    assert passed[0] <= max(opening_s, 8.0) + 2 * batch_s + 0.1
+    assert figures["pauses"] >= {0.17: 80, 0.01: 100}.get(batch_s, 1)
 
 
 # --- the probe ---------------------------------------------------------------------------------------------------
