@@ -150,6 +150,12 @@ class LaneState:
         return min(max(self._least_ahead, ahead), 4 * self.slots)
 
     @property
+    def is_busy_device(self) -> bool:
+        """Whether it is a device that is at work while its host prepares the next dispatch: that should be large, for a
+        micro-batch takes a GPU some time whatever is in it."""
+        return self._least_ahead > 1 and self._chunks > 0
+
+    @property
     def load(self) -> tuple[int, float]:
         """What it holds: chunks, and their predicted seconds."""
         return self._chunks, self.seconds
