@@ -168,9 +168,9 @@ class Dispatcher:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
-        if lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2:
-            if lane.load[0] or not self.consumer_starves:
-                return False  # until there is more for it, or it is idle while the consumer waits
+        few = lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2
+        if few and (lane.load[0] or not self.consumer_starves):
+            return False  # until there is more for it, or it is idle while the consumer waits
         picked = self._pick(lane)
         return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
 
