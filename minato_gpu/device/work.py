@@ -52,7 +52,7 @@ class Unreported(BaseException):
 
 
 class DeviceWork:
-    """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
+    """For one thread. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
     there is no memory for even one sample that the CPU can prepare; ``useless``: told, with the last error, where the
     device fails all that it is given and the CPU can prepare it; ``trim``: frees what pools of the device's memory hold
@@ -80,7 +80,6 @@ class DeviceWork:
         self._store = store
         self._outlet = outlet
         self._depth = depth
-        self._counts_cores = counts_cores
         self._ahead = ahead
         self._no_memory = no_memory
         self._useless = useless
@@ -93,13 +92,9 @@ class DeviceWork:
         self._failing = 0  # micro-batches in a row of which the device made nothing, and the CPU something
         self._why = ""  # the device's last error
         self._looked = 0  # graphs built when their threads were last looked for
-        self._cores: CoreTime | None = None
+        self._cores = CoreTime("DALI") if counts_cores else None
         self._slices = Slices()
         at.between = self._between
-
-    def open(self) -> None:
-        """The calling thread is the one."""
-        self._cores = CoreTime("DALI", wanted=self._counts_cores)
 
     def close(self) -> None:
         """All is reported."""

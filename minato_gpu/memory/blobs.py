@@ -29,6 +29,7 @@ from minato_gpu.samples import Value
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64
+_NUMBERS = "biuf"  # kinds of NumPy's types that buffers and Python's numbers know as they are
 
 
 class _Pickler(ForkingPickler):
@@ -39,8 +40,14 @@ class _Pickler(ForkingPickler):
         self._base_ids: set[int] = set()
 
     def reducer_override(self, obj: Value) -> Value:
-        if type(obj) is np.ndarray and not obj.flags.writeable:
-            return obj.copy(order="K").__reduce_ex__(5)  # as its buffer, what is loaded could not be written to either
+        if type(obj) is np.ndarray:
+            if not obj.flags.writeable:
+                obj = obj.copy(order="K")  # as its buffer, what is loaded could not be written to either
+            if obj.dtype.kind in _NUMBERS and obj.flags.c_contiguous:  # loaded in a third of the time
+                return np.ndarray, (obj.shape, obj.dtype.str, pickle.PickleBuffer(obj))
+            return obj.__reduce_ex__(5)
+        if isinstance(obj, np.generic) and obj.dtype.kind in _NUMBERS and obj.itemsize <= 8:
+            return type(obj), (obj.item(),)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             # the bytes themselves; torch's own reducer would share a file descriptor
             flat = torch.empty(0, dtype=torch.uint8).set_(obj)
