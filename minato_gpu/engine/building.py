@@ -30,6 +30,7 @@ from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
+from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
@@ -58,14 +59,16 @@ from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
 _MICRO_BATCH = 16
-MOST_ON_GPU = 64  # of large batches: what is issued for a micro-batch of whatever size costs a GPU a millisecond
+MOST_ON_GPU = (
+    128  # of large batches: a micro-batch takes a GPU's JPEG engine as long as its largest photograph at least
+)
 _HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 MOST_ITEMS = 64  # delivered one by one, in a place: what a place costs the training process is then less than they do
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 _MOST_PREFETCH = 16  # batches for each worker, where the window may grow
 _WINDOW_BYTES = 64 << 20  # that the window may grow to hold
-_ALONE_S = 0.1  # a micro-batch of a device that works alone: as many samples as keep all its threads busy
+_LONG_S = 0.1  # a micro-batch of a GPU, or of a device that works alone: as many samples as keep all of it busy
 
 
 class Records(NamedTuple):
@@ -121,7 +124,7 @@ class Plan:
         none may hold more than its share of the window."""
         most = _MICRO_BATCH
         if self.options.device.type != "cpu":
-            most = min(MOST_ON_GPU, max(_MICRO_BATCH, self.batch // 4))
+            most = min(MOST_ON_GPU, max(_MICRO_BATCH, self.batch))
         if self.devices == 1 or (self.batched and self.loader.batch_size is None):
             return most
         share: int = self.window * self.batch // (self.devices * _HELD)
@@ -194,7 +197,8 @@ class Plan:
             more_batches=self.more_batches,
             window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
         )
-        return policy if policy.cpu_runs else replace(policy, device_s=_ALONE_S)
+        few = policy.cpu_runs and options.device.type == "cpu"
+        return policy if few else replace(policy, device_s=_LONG_S)
 
     def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
         """One device's, whose batches go there by ``transfers``."""
@@ -254,9 +258,10 @@ class Plan:
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
         pipeline = self.loader.pipeline
+        micro_batches = MicroBatchCost(self.micro_batch) if self.options.device.type != "cpu" else None
         if pipeline is None or not self.cuts:
-            return Estimator(self._costs(kinds), kinds)
-        return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices)
+            return Estimator(self._costs(kinds), kinds, micro_batches)
+        return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices, micro_batches)
 
     def _costs(self, lanes: tuple[str, ...]) -> CostModel:
         features = 0 if self.loader.pipeline is None else len(self.loader.pipeline.feature_names)
