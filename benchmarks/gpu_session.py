@@ -42,7 +42,7 @@ import psutil
 import torch
 
 from benchmarks import report
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.report import progress
 from benchmarks.session import checks, gpu_tests, harm, parts, probe
 from benchmarks.session.about import default_path, described, differences
@@ -58,7 +58,7 @@ _COLUMNS = (
     *("case", "name", "passed", "holds", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
     *("device_share", "gpu_busy", "jpeg_engine_busy", "gpu_bytes", "device_bytes_peak"),
     *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s", "next_p99_s", "pause_p99_s"),
-    *("max_levels", "content_ok", "missing", "error"),
+    *("max_levels", "content_ok", "rough", "missing", "error"),
 )
 _TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck", "why")
 _LINE = 100  # characters of an error in a table
@@ -87,7 +87,7 @@ def _checked(request: Request, module: str) -> Row:
         found = request.isolated(150.0, parity.run_check, f"pipelines.{module}", None, request.settings.device)
     except MeasurementError as error:
         progress(f"parity of {module} failed:\n{error}")
-        return {"name": module, "passed": False, "error": parts.short(error)}
+        return {"name": module, "passed": False, "error": excerpt(str(error))}
     worst = [row["stage"] for row in found.rows if not row["passed"]]
     return {"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows}
 
@@ -159,7 +159,7 @@ def _part(name: str, settings: Settings, rows: Rows, record: Record, limit_s: fl
         )
     except MeasurementError as error:
         progress(f"{name} failed:\n{error}")
-        return {"complete": False, "error": parts.short(error)}
+        return {"complete": False, "error": excerpt(str(error))}
     return {"complete": not unanswered(record.lines()[known:])}
 
 

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import tempfile
@@ -26,6 +27,8 @@ import psutil
 Result = TypeVar("Result")
 
 _ENDING_S = 10.0  # from when a dying process has closed its pipe; it may write a core file
+_HEAD, _TAIL = 1500, 2500  # characters of an error that are kept
+_MODULES = re.compile(r"^Extension modules: .*(?:\n|\Z)", re.MULTILINE)  # by faulthandler, thousands of characters
 _SETTLE_S = 0.5  # after a measurement, so that the kernel is through with what it left before the next one begins
 
 
@@ -59,13 +62,25 @@ def isolated(
             return _received(ours, timeout_s, process)  # type: ignore[no-any-return]
         except MeasurementError as error:
             complaints.seek(0)
-            raise MeasurementError(f"{complaints.read()[-2000:]}\n{error}".strip()) from None  # its last line says why
+            # The last line says how it ended, what went before it why.
+            raise MeasurementError(f"{excerpt(complaints.read())}\n{error}".strip()) from None
         finally:
             if grace_s:  # also where this process is asked to end
                 process.terminate()
                 wait([process.sentinel], grace_s)  # does not reap it: see _end
             _end(process, settle_s)
             ours.close()
+
+
+def excerpt(text: str, tail: int = _TAIL) -> str:
+    """The beginning of an error's text, and ``tail`` characters of its end.
+
+    Of a process that aborted, what was thrown comes first and the stacks of its threads last. The list of extension
+    modules, which faulthandler writes behind them, is left out.
+    """
+    text = _MODULES.sub("", text)
+    left = len(text) - _HEAD - tail
+    return text if left <= 0 else f"{text[:_HEAD]}\n[{left} characters left out]\n{text[-tail:]}"
 
 
 def tree_peak_rss_bytes() -> int:

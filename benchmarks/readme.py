@@ -4,8 +4,8 @@
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
 --part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, trace_cost.json, and a
-compare_WORKLOAD.json for each workload.
-The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session; its tables are in
+``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks import report
+from benchmarks import gpu_page, report
 from benchmarks.compare.summary import FAMILIES, summary
 from minato_gpu.lab.simulation.comparison import OURS
 
@@ -250,23 +250,43 @@ def described(document: Row) -> str:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--session", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A GPU session's document."
+)
 @click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path())
-def main(folder: Path, root: Path) -> None:
-    """Put the tables of FOLDER into the pages of the checkout ROOT."""
-    for page, names in PAGES.items():
+def main(folder: Path | None, session: Path | None, root: Path) -> None:
+    """Put the tables of FOLDER, and those of a GPU session, into the pages of the checkout ROOT."""
+    if folder is not None:
+        _fill(root, PAGES, lambda name: block(name, recorded(folder, name)))
+    if session is not None:
+        document = json.loads(session.read_text(encoding="utf-8"))
+        _fill(root, gpu_page.PAGES, lambda name: gpu_block(name, document))
+
+
+def block(name: str, document: Row) -> str:
+    """What stands between the marks of a table."""
+    return f"{described(document)}\n\n{markdown(name, document['rows'])}"
+
+
+def gpu_block(name: str, document: Row) -> str:
+    """What stands between the marks of a table of a GPU session."""
+    return f"{gpu_page.described(document)}\n\n{gpu_page.table(name, document)}"
+
+
+def _fill(root: Path, pages: Mapping[str, Sequence[str]], made: Callable[[str], str]) -> None:
+    for page, names in pages.items():
         text = (root / page).read_text(encoding="utf-8")
         for name in names:
-            text = _filled(text, name, recorded(folder, name), page)
+            text = _filled(text, name, made(name), page)
         (root / page).write_text(text, encoding="utf-8")
 
 
-def _filled(text: str, name: str, document: Row, page: str) -> str:
-    block = f"{described(document)}\n\n{markdown(name, document['rows'])}"
+def _filled(text: str, name: str, content: str, page: str) -> str:
     place = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
     if place is None:
         raise click.ClickException(f"{page} has no place marked <!-- {name} -->")
-    return text[: place.start(1)] + block + text[place.end(1) :]
+    return text[: place.start(1)] + content + text[place.end(1) :]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """The stages that all pipelines of photographs share, whole: how to read, decode and normalise, and how exactly.
 
 Limits are in grey levels. On the CPU both lanes decode with libjpeg-turbo; where ``pipelines.decoding`` must do with
-OpenCV, CMYK and 16-bit files are rounded in different places. nvJPEG transforms with other arithmetic: its limits have
-yet to be measured on a GPU.
+OpenCV, CMYK and 16-bit files are rounded in different places. nvJPEG transforms with other arithmetic: on an H200 it
+was off by 3.1 at most, and by 0.3 on the average of a photograph. Its limits are two and a half times as much. They do
+not let another way of decoding pass: libjpeg-turbo without smooth upsampling of chroma is off by up to 67 on such
+photographs, with its fast transform by up to 18, and by 1.0 on the average.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training photographs, channels red
 STD = (0.229, 0.224, 0.225)
 
 GEOMETRIC = Tolerance(2, 0.25)
-NVJPEG = Tolerance(32, 2)
+NVJPEG = Tolerance(8, 0.75)
 _ROUNDING = Tolerance(0.001, 0.001)
 
 READ = Stage(

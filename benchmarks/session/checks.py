@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from benchmarks.isolate import MeasurementError
+from benchmarks.isolate import MeasurementError, excerpt
 from benchmarks.report import progress
 from benchmarks.session import questions, waits
-from benchmarks.session.parts import short
 from benchmarks.session.questions import Answer
 from benchmarks.session.record import NO_TIME, Row
 from benchmarks.session.request import Request
@@ -116,7 +115,8 @@ CHECKS = (
         "building a lane's graphs stops training for less than a tenth of a second",
         waits.opening_stops_nobody,
         "nothing to do",
-        "where DALI is imported first, training has begun by then: let it wait as well, in DeviceLane.await_graphs",
+        "see in which part: a context was there before. Where DALI is imported first, training has begun by then: let "
+        "it wait as well, in DeviceLane.await_graphs",
         anywhere=True,
     ),
     Check(
@@ -137,6 +137,7 @@ CHECKS = (
         "an error that comes late is told",
         questions.late_errors_are_told,
         "nothing to do",
+        "where it was ended by SIGABRT, see said: PyTorch aborts where it frees memory after such an error; else, "
         "without told, batches came that were never made: see DeviceWork._settle; or see what threads_left wait for",
     ),
     Check(
@@ -179,7 +180,7 @@ def _row(request: Request, check: Check) -> Row:
         holds, figures = request.isolated(_EACH_S, check.ask, request.settings)
     except MeasurementError as error:
         progress(f"{check.name} could not be asked:\n{error}")
-        return {**row, "error": short(error)}
+        return {**row, "error": excerpt(str(error))}
     means = check.if_so if holds else check.if_not
     progress(f"{check.name}: {'yes' if holds else 'NO'}; {means} {figures}")
     return {**row, "holds": holds, "means": means, **figures}

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from time import perf_counter
 
+from benchmarks.isolate import excerpt
 from benchmarks.report import progress
 from benchmarks.session.about import ROOT
 from benchmarks.session.record import NO_TIME, Row
@@ -27,7 +28,7 @@ _MARK = "mark.gpu"
 _AT_ONCE = 3
 _EACH_S = 60.0
 _NO_TESTS = 5  # pytest's status where none was selected
-_KEPT = 6000  # characters of what a file that failed has said
+_KEPT = 6000  # characters of the end of what a file that failed has said
 
 
 def first(request: Request) -> Iterator[Row]:
@@ -72,7 +73,7 @@ def _row(request: Request, name: str) -> Row:
     if row["passed"]:
         return row
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {**row, "failed": failed, "error": f"{told[-_KEPT:]}\n{ended(status)}"}
+    return {**row, "failed": failed, "error": f"{excerpt(told, _KEPT)}\n{ended(status)}"}
 
 
 def ended(status: int | None) -> str:

@@ -100,8 +100,9 @@ def memory(settings: Settings, contender: Contender, which: str) -> Run:
 
 
 def loaded(settings: Settings, contender: Contender, which: str, step: steps.Step, timed_s: float) -> Run:
-    """Take the step on the loader's batches: first until it has settled, then for ``timed_s`` seconds.
+    """Take the step on the loader's batches: for ``warm_s`` from the first one on, then for ``timed_s`` seconds.
 
+    Each of the two may take a batch longer, and no more: a slow loader takes no time of others.
     A device lane must have made some of them where nothing but the loader takes time: beside steps the loader may spare
     the device.
     """
@@ -109,13 +110,14 @@ def loaded(settings: Settings, contender: Contender, which: str, step: steps.Ste
     asked = job(settings, which)
     made = contender.make(asked, settings.device)
     _left.append(made)
-    batches, taken, least = iter(made), Taken(), settings.least_batches
-    _for(settings.warm_s, least, batches, steps.Stopwatch(settings.device), step, taken)
+    batches, taken, warming = iter(made), Taken(), steps.Stopwatch(settings.device)
+    _for(0.0, batches, warming, step, taken)
+    _for(settings.warm_s, batches, warming, step, taken)
     steps.synchronise(settings.device)
     watch, before, cpu_s = steps.Stopwatch(settings.device), _stats(made), tree_cpu_s()
     with watched_gpu(settings.device) as readings:
         clock = perf_counter()
-        nexts, samples = _for(timed_s, min(3, least), batches, watch, step, taken)
+        nexts, samples = _for(timed_s, batches, watch, step, taken)
         steps.synchronise(settings.device)
         elapsed = perf_counter() - clock
     cpu_s, stats = tree_cpu_s() - cpu_s, _stats(made)
@@ -184,12 +186,12 @@ def _lane(stats: Mapping[str, Any], name: str) -> int:
 
 
 def _for(
-    seconds: float, least: int, batches: Iterator[Any], watch: steps.Stopwatch, step: steps.Step, taken: Taken
+    seconds: float, batches: Iterator[Any], watch: steps.Stopwatch, step: steps.Step, taken: Taken
 ) -> tuple[list[float], int]:
-    """Take steps for so long, and on no fewer than ``least`` batches: what each ``next`` took, and how many samples."""
+    """Take steps for so long, and at least one: what each ``next`` took, and how many samples."""
     nexts: list[float] = []
     samples, end = 0, perf_counter() + seconds
-    while perf_counter() < end or len(nexts) < least:
+    while not nexts or perf_counter() < end:
         asked = perf_counter()
         batch: Mapping[str, Any] | None = next(batches, None)
         nexts.append(perf_counter() - asked)

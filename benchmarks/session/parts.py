@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import report
-from benchmarks.isolate import MeasurementError
+from benchmarks.isolate import MeasurementError, excerpt
 from benchmarks.session import loaders, measure, steps
 from benchmarks.session.loaders import Contender, Ours
 from benchmarks.session.measure import Run
@@ -84,7 +84,7 @@ class _Tuned:
         try:
             row["samples_per_s"] = run(contender).samples_per_s
         except MeasurementError as error:
-            row["error"] = short(error)
+            row["error"] = excerpt(str(error))
             report.progress(f"tune, {contender} failed:\n{error}")
             return
         report.progress(f"tune, {contender}: {row['samples_per_s']:.0f} samples/s")
@@ -257,7 +257,7 @@ def _take(turn: _Turn, one: Callable[[Contender], Run], where: str) -> None:
     try:
         turn.runs.append(one(turn.contender))
     except MeasurementError as error:
-        turn.error = short(error)
+        turn.error = excerpt(str(error))
         report.progress(f"{where} failed:\n{error}")
     else:
         found = turn.runs[-1]
@@ -286,8 +286,3 @@ def _tries(request: Request, name: str) -> int:
 
 def _missing(contender: Contender) -> Row:
     return {"name": contender.name, "missing": f"{contender.package} is not installed"}
-
-
-def short(error: object) -> str:
-    """The end of an error, where its last line says what was wrong."""
-    return str(error)[-2000:]

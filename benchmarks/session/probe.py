@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.isolate import MeasurementError
+from benchmarks.isolate import MeasurementError, excerpt
 from benchmarks.report import progress
 from benchmarks.session import measure, steps
-from benchmarks.session.parts import short
 from benchmarks.session.questions import executor_of, made, photographs
 from benchmarks.session.record import NO_TIME, Row
 from benchmarks.session.request import Request
@@ -110,7 +109,7 @@ def _row(request: Request, way: Way) -> Row:
         figures = request.isolated(_EACH_S, _tried, settings, way)
     except MeasurementError as error:
         progress(f"probe, {way.name} failed:\n{error}")
-        return {"name": way.name, "passed": False, "error": short(error)}
+        return {"name": way.name, "passed": False, "error": excerpt(str(error))}
     progress(f"probe, {way.name}: {figures}")
     return {"name": way.name, **figures}
 

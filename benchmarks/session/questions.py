@@ -7,9 +7,12 @@ import ctypes
 import importlib
 import math
 import multiprocessing
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from time import process_time
 from typing import Any
 from unittest import mock
@@ -17,7 +20,9 @@ from unittest import mock
 import numpy as np
 import torch
 
+from benchmarks.isolate import excerpt
 from benchmarks.session import loaders, steps
+from benchmarks.session.gpu_tests import ended
 from benchmarks.session.measure import MOST_REPEATED
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, job
@@ -30,6 +35,8 @@ from minato_gpu.samples import StageError
 from pipelines import decoding, image_classification
 
 Answer = tuple[bool, dict[str, Any]]
+
+_LATE_S = 20.0
 
 
 # --- decoding ----------------------------------------------------------------------------------------------------
@@ -197,20 +204,50 @@ def _fill_pool(nbytes: int) -> None:
 
 
 def late_errors_are_told(settings: Settings) -> Answer:
-    """A stage's kernel fails after the stage has returned: whether the consumer is told, and nothing is left then."""
+    """A stage's kernel fails after the stage has returned: whether the consumer is told, and nothing is left then.
+
+    From then on PyTorch ends the process (SIGABRT) where it frees pinned memory, or memory that several streams have
+    used: an error of CUDA's in a destructor. So all of it happens in a child, which sends what it knows at once.
+    ``ended`` is how that went on; ``said``, where it went wrong, what was written to its standard error.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    figures: dict[str, Any] = {"told": "", "threads_left": None}
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        child = context.Process(target=_meet_late_error, args=(theirs, complaints.fileno()))
+        child.start()
+        theirs.close()
+        end = time.monotonic() + _LATE_S
+        with suppress(EOFError):
+            while ours.poll(end - time.monotonic()):
+                figures |= ours.recv()
+        child.join(max(0.0, end - time.monotonic()))
+        figures["ended"] = ended(child.exitcode)
+        child.kill()
+        child.join()
+        if figures["ended"] != ended(0):
+            complaints.seek(0)
+            figures["said"] = excerpt(complaints.read())
+    return "assert" in figures["told"] and figures["threads_left"] == [], figures
+
+
+def _meet_late_error(connection: Any, complaints: int) -> None:
+    """Sends what the consumer was told, then the threads that are left."""
+    os.dup2(complaints, 2)
     field = Field(np.float32, (4,))
     read = Stage("read", ("n",), {"x": field}, cpu=_read)
     later = Stage("later", ("x",), {"x": field}, cpu=_as_it_is, device=TorchFunction(_fails_later))
     pipeline = Pipeline((read, later), outputs=("x",), name="late")
     source: Any = [{"n": number} for number in range(64)]
-    told, before = "", set(threading.enumerate())  # those of another loader may be there
+    before = set(threading.enumerate())  # those of another loader may be there
     try:
         for _ in DataLoader(source, 8, num_workers=1, device="cuda", pipeline=pipeline, lanes=["device"]):
             pass
     except Exception as error:
-        told = str(error).strip().splitlines()[-1]
+        connection.send({"told": str(error).strip().splitlines()[-1]})  # before anything is freed
     left = [thread.name for thread in {*threading.enumerate()} - before if thread.name.startswith("minato-")]
-    return "assert" in told and not left, {"told": told, "threads_left": left}
+    connection.send({"threads_left": left})
+    connection.close()
 
 
 def _read(fields: Any, params: Any) -> Any:

@@ -10,10 +10,14 @@ import numpy as np
 from benchmarks import report
 from benchmarks.session.measure import Run
 
+ENOUGH_BATCHES = 3
+"""Fewer batches of a run are no rate: what was prepared before the clock began counts for too much."""
+
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """Medians and spread over the runs; ``samples_per_s_each``, ``cores_busy_each`` and ``step_slowdown_each`` by run,
-    for pairing; percentiles of all steps together. Empty where there is no run."""
+    for pairing; percentiles of all steps together. Empty where there is no run. ``rough`` says why a rate is not to be
+    trusted."""
     if not runs:
         return {}
     row: dict[str, Any] = {
@@ -30,7 +34,13 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
         "repeated_share": sum(each.repeated for each in runs) / sum(each.samples for each in runs),
         "stats": runs[-1].stats,
     }
-    return row | _resident(runs) | _device(runs) | _content(runs)
+    return row | _rough(runs) | _resident(runs) | _device(runs) | _content(runs)
+
+
+def _rough(runs: Sequence[Run]) -> dict[str, str]:
+    """Whether a run was so slow that its rate says little."""
+    fewest = min(len(each.nexts_s) for each in runs)
+    return {"rough": f"only {fewest} timed batches in a run"} if fewest < ENOUGH_BATCHES else {}
 
 
 def _resident(runs: Sequence[Run]) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from minato_gpu.threads import usable_cores
 class Settings:
     """``device``: "cuda" or "cpu" (the stand-ins). ``quick``: toy size. ``folder``: class folders of photographs.
 
-    A run of a loader takes ``resident_s`` for steps on resident batches (where there are steps), at least ``warm_s``
-    and ``least_batches`` until it has settled, and ``timed_s`` that count; a try of a setting is timed for ``tried_s``.
-    ``settle_s``: the pause between two runs. ``cores``: how many of this machine's a run may use; 0: all.
+    A run of a loader takes ``resident_s`` for steps on resident batches (where there are steps), then ``warm_s`` from
+    its first batch on, until it has settled, and ``timed_s`` that count, however slow it is; a try of a setting is
+    timed for ``tried_s``. ``settle_s``: the pause between two runs. ``cores``: how many of this machine's a run may
+    use; 0: all.
     """
 
     device: str
@@ -32,7 +33,6 @@ class Settings:
     timed_s: float
     tried_s: float
     settle_s: float
-    least_batches: int
     cores: int = 0
 
     @classmethod
@@ -54,7 +54,6 @@ class Settings:
                 timed_s=0.04,
                 tried_s=0.02,
                 settle_s=0.0,
-                least_batches=3,
             )
         return cls(
             device,
@@ -71,7 +70,6 @@ class Settings:
             timed_s=3.0,
             tried_s=2.0,
             settle_s=0.3,
-            least_batches=24,
         )
 
     def on_cores(self, count: int) -> Settings:

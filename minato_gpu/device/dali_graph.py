@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Stream, await_stream
@@ -37,6 +38,7 @@ from minato_gpu.samples import Value
 from minato_gpu.stages import DaliFragment, Stage
 
 _DECODERS = (b"decoders__Image", b"ImageDecoder")  # in a graph's definition, today's and the former
+_STACKED = 1024  # bytes of an input up to which those of a micro-batch are copied into one block
 _SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
 
 
@@ -103,12 +105,13 @@ class DaliGraph(Segment):
                 columns = [on_device(output, self._device, self.stream) for output in outputs]
             finally:
                 self._keep(outputs, fed)
-        return [dict(zip(self.writes, row, strict=True)) for row in self.at.each(zip(*columns, strict=True))]
+        self.at.pause()
+        return [dict(zip(self.writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
 
-    def _run(self, fed: Mapping[str, list[object]]) -> Sequence[Output]:
+    def _run(self, fed: Mapping[str, Sequence[object]]) -> Sequence[Output]:
         self.runs += 1
         try:
             assert self._graph is not None
@@ -177,20 +180,34 @@ class DaliGraph(Segment):
         self._graph = None
         self._kept.close()
 
-    def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, list[Value]]:
-        tensor = importlib.import_module("nvidia.dali.tensors").TensorCPU
-        feed = {}
+    def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, Sequence[object]]:
+        feed: dict[str, Sequence[object]] = {}
         for n, name in enumerate(self._reads):
-            if name in self._resident:
-                made = self.at.each(batch)  # DALI takes nothing strided
-                feed[f"field{n}"] = [as_tensor(fields[name], self._device).contiguous() for fields in made]
-                continue
-            declared = np.dtype(self._known[name].dtype)
-            dtype = None if declared == np.dtype(object) else declared
-            feed[f"field{n}"] = [tensor(plain(fields[name], dtype)) for fields in self.at.each(batch)]
+            source = f"field{n}"
+            if source in self._inputs:
+                feed[source] = self._field(name, [fields[name] for fields in batch])
         for source, (number, key) in self._sources.items():
-            feed[source] = [tensor(plain(params[number][key])) for params in self.at.each(drawn)]
-        return {source: values for source, values in feed.items() if source in self._inputs}
+            if source in self._inputs:
+                feed[source] = self._listed([plain(params[number][key]) for params in drawn])
+        return feed
+
+    def _field(self, name: str, values: list[Value]) -> Sequence[object]:
+        if name in self._resident:  # DALI takes nothing strided
+            return [as_tensor(value, self._device).contiguous() for value in self.at.each(values)]
+        declared = self._known[name]
+        dtype = None if declared.dtype == np.dtype(object) else np.dtype(declared.dtype)
+        return self._listed([plain(value, dtype) for value in self.at.each(values)])
+
+    def _listed(self, arrays: Sequence[npt.NDArray[Value]]) -> Sequence[object]:
+        """DALI's list of these, which keeps their memory: of one block where they are small and alike."""
+        tensors = importlib.import_module("nvidia.dali.tensors")
+        found: Sequence[object]
+        first = arrays[0]
+        if first.nbytes <= _STACKED and all(a.shape == first.shape and a.dtype == first.dtype for a in arrays):
+            found = tensors.TensorListCPU(np.array(arrays, first.dtype))
+        else:
+            found = tensors.TensorListCPU([tensors.TensorCPU(array) for array in self.at.each(arrays)], None, False)
+        return found
 
     def _build(self) -> Graph:
         self._sources = {}

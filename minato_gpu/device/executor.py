@@ -21,7 +21,8 @@ from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.micro_batches import MicroBatches, Samples
 from minato_gpu.device.segments import Segment
-from minato_gpu.device.values import Result, device_number
+from minato_gpu.device.values import Given, Result, device_number
+from minato_gpu.lanes.base import Draws
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.samples import StageError, Value
 from minato_gpu.stages import DaliFragment
@@ -81,8 +82,12 @@ class DeviceExecutor:
         """Whether the next run builds no graph."""
         return all(segment.built for segment in self._segments)
 
-    def draws(self, fields: Fields, seed: int) -> dict[int, Mapping[str, Value]]:
-        """The parameters of the sample for ``build``; of ``fields`` only what the host read made is looked at."""
+    def draws(self, sample: Given) -> Draws:
+        """The parameters of the sample for ``build``; of its fields only what the host read made is looked at. Raises
+        an error where they are not known."""
+        fields, seed = sample
+        if not isinstance(seed, int):
+            return {number: seed[number] for number in self._stages}
         return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
@@ -98,10 +103,10 @@ class DeviceExecutor:
         """
         return self._first_runs + sum(segment.builds for segment in self._segments)
 
-    def run(self, items: Sequence[tuple[Fields, int]], stream: Stream | None = None) -> list[Result]:
-        """Prepare (fields, seed) pairs; the same length and order, a StageError in the place of a bad sample.
+    def run(self, items: Sequence[Given], stream: Stream | None = None) -> list[Result]:
+        """Prepare samples; the same length and order, a StageError in the place of a bad one.
 
-        ``fields`` are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
+        Their fields are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
         A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
         where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
         wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
@@ -133,8 +138,11 @@ class DeviceExecutor:
         for segment in self._segments:
             segment.close()
 
-    def _run_batch(self, items: Sequence[tuple[Fields, int]], first: int) -> list[Result]:
-        drawn = [self._prepare(fields, seed, first + n) for n, (fields, seed) in enumerate(items)]
+    def _run_batch(self, items: Sequence[Given], first: int) -> list[Result]:
+        drawn = [
+            self._prepare(fields, seed, first + n) if isinstance(seed, int) else seed
+            for n, (fields, seed) in enumerate(items)
+        ]
         self.at.prepared(drawn, first)
         ready = [(fields, p) for (fields, _), p in zip(items, drawn, strict=True) if not isinstance(p, StageError)]
         found = iter(self.batches.run(ready))
@@ -146,7 +154,7 @@ class DeviceExecutor:
         known = any(at in s.stages and (len(s.stages) == 1 or not isinstance(s, DaliGraph)) for s in self._segments)
         return _failed(self.pipeline.stages[at].name if known else None, fields, error)
 
-    def _prepare(self, fields: Fields, seed: int, sample: int) -> dict[int, Value] | StageError:
+    def _prepare(self, fields: Fields, seed: int, sample: int) -> Draws | StageError:
         """The sample's drawn values by stage number, or what is wrong with what it brings."""
         params: dict[int, Value] = {}
         for number in self._stages:
@@ -164,12 +172,15 @@ class DeviceExecutor:
         return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
 
     def _through(self, samples: Samples) -> list[Result]:
-        known, params = [dict(fields) for fields, _ in samples], [drawn for _, drawn in samples]
+        known: list[Fields] = [fields for fields, _ in samples]
+        params = [drawn for _, drawn in samples]
         for segment in self._segments:
-            for fields, written in self.at.each(zip(known, segment.run(known, params), strict=True)):
-                if self.device == "cpu":
-                    check_written(segment.writes, written)
-                fields.update(written)
+            written = segment.run(known, params)
+            if self.device == "cpu":
+                for one in self.at.each(written):
+                    check_written(segment.writes, one)
+            self.at.pause()
+            known = [{**fields, **one} for fields, one in zip(known, written, strict=True)]
         return [{name: fields[name] for name in self.makes} for fields in known]
 
 

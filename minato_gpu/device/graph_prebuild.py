@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from minato_gpu.device.executor import DeviceExecutor, Fields
+from minato_gpu.device.executor import DeviceExecutor
+from minato_gpu.device.values import Given
 from minato_gpu.notices import LOGGER
 
 
@@ -29,11 +30,11 @@ class BuildAhead:
             else:
                 del self._missing[split]
 
-    def start(self, samples: Sequence[tuple[Fields, int]]) -> None:
+    def start(self, samples: Sequence[Given]) -> None:
         """Build the others, with the draws of the first of these samples for which nothing raises, if there is one."""
-        for fields, seed in samples if self._missing else ():
+        for sample in samples if self._missing else ():
             try:
-                draws = {split: executor.draws(fields, seed) for split, executor in self._missing.items()}
+                draws = {split: executor.draws(sample) for split, executor in self._missing.items()}
             except Exception:  # noqa: S112 - its own business: it fails by itself where it is prepared
                 continue
             for split, params in draws.items():

@@ -238,7 +238,6 @@ class DeviceLane(Lane):
         lane there is."""
         if self._transfers is not None:
             self._transfers.accelerator.enter()
-        self._work.open()
         try:
             for executor in self._executors.values():
                 executor.load()

@@ -8,11 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from minato_gpu.lanes.base import Draws
 from minato_gpu.samples import StageError, Value
 
+Given = tuple[Mapping[str, Value], int | Draws]
+"""Fields of a sample, and its seed; or, in its place, what was drawn with it, where the fields have been checked."""
 Batch = Sequence[Mapping[str, Value]]  # fields of samples
 Result = dict[str, Value] | StageError  # of a sample: what its stages have written
-Drawn = Sequence[Mapping[int, Mapping[str, Value]]]  # what was drawn for each, by stage
+Drawn = Sequence[Draws]  # what was drawn for each
 
 
 def to_numpy(value: Value) -> Value:

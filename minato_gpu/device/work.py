@@ -20,7 +20,7 @@ told to ``useless``, with the last error.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 
 from minato_gpu.device.accelerator import is_out_of_memory
@@ -29,8 +29,8 @@ from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.graph_prebuild import BuildAhead
 from minato_gpu.device.output import DeviceOutput, Issued
 from minato_gpu.device.run import DeviceRun, Part
-from minato_gpu.device.values import Result
-from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, failure
+from minato_gpu.device.values import Given, Result
+from minato_gpu.lanes.base import Begun, Failure, Handed, Item, Piece, Report, Task, failure
 from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
@@ -52,7 +52,7 @@ class Unreported(BaseException):
 
 
 class DeviceWork:
-    """For one thread, which calls ``open`` first. ``executors`` by split point, which show in ``at`` what they do;
+    """For one thread. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
     there is no memory for even one sample that the CPU can prepare; ``useless``: told, with the last error, where the
     device fails all that it is given and the CPU can prepare it; ``trim``: frees what pools of the device's memory hold
@@ -80,7 +80,6 @@ class DeviceWork:
         self._store = store
         self._outlet = outlet
         self._depth = depth
-        self._counts_cores = counts_cores
         self._ahead = ahead
         self._no_memory = no_memory
         self._useless = useless
@@ -93,13 +92,9 @@ class DeviceWork:
         self._failing = 0  # micro-batches in a row of which the device made nothing, and the CPU something
         self._why = ""  # the device's last error
         self._looked = 0  # graphs built when their threads were last looked for
-        self._cores: CoreTime | None = None
+        self._cores = CoreTime("DALI") if counts_cores else None
         self._slices = Slices()
         at.between = self._between
-
-    def open(self) -> None:
-        """The calling thread is the one."""
-        self._cores = CoreTime("DALI", wanted=self._counts_cores)
 
     def close(self) -> None:
         """All is reported."""
@@ -242,7 +237,7 @@ class DeviceWork:
         self._current = run
         run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
         pairs = zip(numbers, found, strict=True)
-        return [one if isinstance(one, Failure) else self._repeat(run, split, n, *one) for n, one in pairs]
+        return [one if isinstance(one, Failure) else self._repeat(run, split, n, one[0]) for n, one in pairs]
 
     def _settle(self, run: DeviceRun, part: Part) -> None:
         """Wait until the device is through with the part."""
@@ -272,37 +267,42 @@ class DeviceWork:
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         executor, task = self._executors[split], run.task
-        found = [self._fields(*run.tickets[number], task) for number in numbers]
-        items: list[Item] = [one if isinstance(one, Failure) else None for one in found]
-        ready = [at for at, item in enumerate(items) if item is None]
-        fields = [one for one in found if not isinstance(one, Failure)]
+        items: list[Item] = [None] * len(numbers)
+        ready: list[int] = []
+        given: list[Given] = []
+        for at, number in enumerate(numbers):
+            one = self._fields(*run.tickets[number], task)
+            if isinstance(one, Failure):
+                items[at] = one
+            else:
+                ready.append(at)
+                given.append(one)
         run.given = [numbers[at] for at in ready]
-        self._ahead.start(fields)
+        self._ahead.start(given)
         with self._outlet.working():
-            results = executor.run(fields, self._outlet.stream)
-            for sample, (at, given, result) in enumerate(zip(ready, fields, results, strict=True)):
-                self._at.enter(sample=sample)
-                items[at] = self._take(run, split, numbers[at], given, result)
+            results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
+            for at, one, result in self._at.each(zip(ready, given, results, strict=True)):
+                items[at] = self._take(run, split, numbers[at], one[0], result)
+            self._at.pause()
             return self._outlet.issued(items)
 
-    def _fields(self, piece: Piece, at: int, task: Task) -> tuple[dict[str, Value], int] | Failure:
-        """What the host read of a sample has left and the sample's seed, or why there is nothing to go on with."""
+    def _fields(self, piece: Piece, at: int, task: Task) -> Given | Failure:
+        """What the host read of a sample has left, or why there is nothing to go on with."""
         source = None if piece.sources is None else piece.sources[at]
         assert source is not None
         self._slices.between()
-        occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
         if isinstance(source, Failure):  # it could not even be read
             return source
         lying = source.fields if isinstance(source, Handed) else source
         try:
-            return self._store.get(lying), sample_seed(task.seed, 0, piece.keys[at], occurrence)
+            begun: Begun = self._store.get(lying)
+            fields, drawn = begun
+            return fields, _seed(task, piece, at) if drawn is None else drawn
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
             return self._failure(task, piece, at, error, "device")
 
-    def _take(
-        self, run: DeviceRun, split: int, number: int, given: tuple[dict[str, Value], int], result: Result
-    ) -> Item:
+    def _take(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value], result: Result) -> Item:
         """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
         if isinstance(result, StageError):
             self._why = str(result)
@@ -313,13 +313,14 @@ class DeviceWork:
                 if is_out_of_memory(error):
                     raise
                 self._why = str(error)
-        return self._repeat(run, split, number, *given)
+        return self._repeat(run, split, number, fields)
 
-    def _repeat(self, run: DeviceRun, split: int, number: int, fields: dict[str, Value], seed: int) -> Item:
+    def _repeat(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value]) -> Item:
         """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
         run.repeated += 1
         sample, (piece, at) = run.given.index(number), run.tickets[number]
         try:
+            seed = _seed(run.task, piece, at)
             result = self._pipeline.run(
                 fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
             )
@@ -344,3 +345,8 @@ class DeviceWork:
             self._looked = builds
             if self._cores is not None:
                 self._cores.look()
+
+
+def _seed(task: Task, piece: Piece, at: int) -> int:
+    occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
+    return sample_seed(task.seed, 0, piece.keys[at], occurrence)

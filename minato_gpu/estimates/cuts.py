@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minato_gpu.estimates.estimator import Estimator, Features, Observed
+from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, TicketId
@@ -52,8 +53,15 @@ class CutEstimator(Estimator):
     """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``; a sample costs the same on
     each of ``devices``, lanes by name."""
 
-    def __init__(self, model: CostModel, lanes: tuple[str, ...], pipeline: Pipeline, devices: Sequence[str]) -> None:
-        super().__init__(model, lanes)
+    def __init__(
+        self,
+        model: CostModel,
+        lanes: tuple[str, ...],
+        pipeline: Pipeline,
+        devices: Sequence[str],
+        micro_batches: MicroBatchCost | None = None,
+    ) -> None:
+        super().__init__(model, lanes, micro_batches)
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
         self._devices = dict.fromkeys(devices, Offers(frozenset()))  # but for those that have retired
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
@@ -118,6 +126,8 @@ class CutEstimator(Estimator):
             self.not_measured(singles(seen.serials))
             return
         self._slowed(lane, seen)
+        seen = self._as_in_a_full_one(lane, seen)
+        assert seen.parts is not None and seen.handed is not None
         unknown = (np.nan,) * self.model.features
         found: dict[str, list[tuple[Key, Features, float]]] = {}
         for key, serial, spent, part, nbytes in zip(

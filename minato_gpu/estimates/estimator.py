@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
@@ -43,8 +44,10 @@ class Estimator:
     the hundred, whatever they cost.
     """
 
-    def __init__(self, model: CostModel, lanes: tuple[str, ...]) -> None:
+    def __init__(self, model: CostModel, lanes: tuple[str, ...], micro_batches: MicroBatchCost | None = None) -> None:
+        """``micro_batches``: where a device takes some time for each, whatever is in it."""
         self.model = model
+        self._micro_batches = micro_batches
         self._lanes = lanes
         self._features: dict[TicketId, Features] = {}
         self._slowdown = dict.fromkeys(lanes, 1.0)  # seconds of a slot for each second that a sample costs
@@ -100,6 +103,7 @@ class Estimator:
     def measured(self, lane: str, seen: Observed) -> None:
         """What samples cost on a lane of this kind."""
         self._slowed(lane, seen)
+        seen = self._as_in_a_full_one(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
         given = self._rows(features) if features and all(features) else None
         keys, seconds = plain(seen.keys), seen.seconds
@@ -111,6 +115,15 @@ class Estimator:
         """Samples took longer together, or not so long, than they cost."""
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
+
+    def _as_in_a_full_one(self, lane: str, seen: Observed) -> Observed:
+        """What samples of a micro-batch would have cost in a full one."""
+        if self._micro_batches is None or lane == self._lanes[0]:
+            return seen
+        total = max(sum(seen.seconds), 1e-9)
+        share = self._micro_batches.of_samples(len(seen.seconds), total) / total
+        parts = seen.parts and [part and (part[0], tuple(share * each for each in part[1])) for part in seen.parts]
+        return seen._replace(seconds=[share * each for each in seen.seconds], parts=parts)
 
     def _as_predicted(self, name: str, keys: Keys, rows: Array, seconds: list[float]) -> list[float]:
         """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""

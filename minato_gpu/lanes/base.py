@@ -283,6 +283,11 @@ class Failure:
 
 Laid = Blob | Local
 """Where an object was laid down."""
+Draws = Mapping[int, Mapping[str, Value]]
+"""What was drawn for a sample, by number of the stage and by name."""
+Begun = tuple[dict[str, Value], Draws | None]
+"""What is laid down of a sample that goes on elsewhere: its fields, checked, and what was drawn for all stages that
+follow; None where nothing was (whoever goes on draws, and meets the error that there may be)."""
 Item = Extra | Blob | Local | Yielded | Features | Handed | Failure | None
 """A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it.
 

@@ -31,20 +31,17 @@ class RunQueueDelay:
 class CoreTime:
     """Seconds that the calling thread and a library's threads have run: those named ``[LIBRARY]...`` in this process.
 
-    A reading takes two microseconds for each thread, and ten times that where cores are busy: where it is not
-    ``wanted``, only the caller counts. Its own seconds are those of its clock: what the kernel lists of a thread that
-    runs may be a tick old. The others wait by then; they do not count where the kernel does not tell.
+    A reading takes two microseconds for each thread, and ten times that where cores are busy. The caller's own seconds
+    are those of its clock: what the kernel lists of a thread that runs may be a tick old. The others wait by then; they
+    do not count where the kernel does not tell.
     """
 
-    def __init__(self, library: str, *, wanted: bool = True) -> None:
+    def __init__(self, library: str) -> None:
         self._prefix = f"[{library}]"
-        self._wanted = wanted
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
 
     def look(self) -> None:
         """Find out which threads there are now; those that come later are not counted."""
-        if not self._wanted:
-            return
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():

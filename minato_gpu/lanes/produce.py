@@ -13,7 +13,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, default_convert
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.lanes.base import Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
+from minato_gpu.lanes.base import Begun, Draws, Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
@@ -175,17 +175,28 @@ class Producer:
         assert pipeline is not None
         fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
         try:
-            reference = self._put(fields, pipeline.host_prefix)
+            reference = self._put(fields, pipeline.host_prefix, seed)
         except Exception as error:
             path = str(fields["path"]) if "path" in fields else None
             raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
         return Features(reference, pipeline.features(fields))
 
-    def _put(self, fields: Value, cut: int) -> Laid:
-        """What the stages from ``cut`` on need, laid down for them."""
+    def _put(self, fields: Value, cut: int, seed: int) -> Laid:
+        """What the stages from ``cut`` on need, laid down for them: a device's thread has no time to draw."""
         wanted = self._wanted[cut]
         assert self._store is not None, "only lanes hand over parts of samples"
-        return self._store.put({name: value for name, value in fields.items() if name in wanted})
+        begun: Begun = {name: value for name, value in fields.items() if name in wanted}, self._drawn(fields, cut, seed)
+        return self._store.put(begun)
+
+    def _drawn(self, fields: Value, cut: int, seed: int) -> Draws | None:
+        """What the stages from ``cut`` on draw; None where one cannot, or draws what might not be sent."""
+        pipeline = self._job.pipeline
+        assert pipeline is not None
+        try:
+            drawn = {stage: pipeline.draw(stage, fields, seed) for stage in range(cut, len(pipeline.stages))}
+        except Exception:  # of the sample: raised again where that stage is at work
+            return None
+        return None if any(value.dtype.hasobject for one in drawn.values() for value in one.values()) else drawn
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
         """The error of one sample, with its origin, ready to be raised in the training process."""
@@ -224,7 +235,8 @@ class Producer:
                 raise KnownFailure(left)
             if isinstance(left, Handed):
                 start = left.stage
-            fields = self._store.get(left.fields if isinstance(left, Handed) else left)
+            begun: Begun = self._store.get(left.fields if isinstance(left, Handed) else left)
+            fields, _ = begun
             if self._job.retries or self._job.repeats:  # a stage that works in place must not see what a first try left
                 fields = copy.deepcopy(fields)
             if self._job.cuts:
@@ -249,7 +261,7 @@ class Producer:
             before = now
             if cut < end and (cut == stop or self.handing_over(cut)):
                 with suppress(Exception):  # what keeps it here (pickling runs the values' own code) is no error of it
-                    fields = Handed(self._put(fields, cut), cut)
+                    fields = Handed(self._put(fields, cut, seed), cut)
                     break
         self._part = first, tuple(seconds)
         return fields

@@ -102,8 +102,10 @@ class Store:
             return copy.deepcopy(value) if lasting else value
         assert isinstance(item, Blob)
         buffer = self._links.buffer(item.worker)
-        block, *parts = (np.ndarray((nbytes,), np.uint8, buffer, offset) for offset, nbytes in item.blocks)
-        return blobs.load(block.copy(), [part.copy() for part in parts]) if lasting else blobs.load(block, parts)
+        block, *parts = (buffer[offset : offset + nbytes] for offset, nbytes in item.blocks)
+        if lasting:
+            return blobs.load(np.array(block), [np.array(part) for part in parts])
+        return blobs.load(block, parts)
 
 
 def approximate_bytes(value: Value) -> int:

@@ -29,6 +29,7 @@ from minato_gpu.samples import Value
 
 _HEAD = struct.Struct("<qq")
 _ALIGN = 64
+_NUMBERS = "biuf"  # kinds of NumPy's types that buffers and Python's numbers know as they are
 
 
 class _Pickler(ForkingPickler):
@@ -39,8 +40,10 @@ class _Pickler(ForkingPickler):
         self._base_ids: set[int] = set()
 
     def reducer_override(self, obj: Value) -> Value:
-        if type(obj) is np.ndarray and not obj.flags.writeable:
-            return obj.copy(order="K").__reduce_ex__(5)  # as its buffer, what is loaded could not be written to either
+        if type(obj) is np.ndarray:
+            return _reduce_array(obj)
+        if isinstance(obj, np.generic):
+            return _reduce_scalar(obj)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
             # the bytes themselves; torch's own reducer would share a file descriptor
             flat = torch.empty(0, dtype=torch.uint8).set_(obj)
@@ -108,6 +111,21 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return ()
+
+
+def _reduce_array(obj: NDArray[Value]) -> object:
+    """One of plain numbers loads in a third of the time that NumPy's own reduction takes."""
+    if not obj.flags.writeable:
+        obj = obj.copy(order="K")  # as its buffer, what is loaded could not be written to either
+    if obj.dtype.kind in _NUMBERS and obj.flags.c_contiguous:
+        return np.ndarray, (obj.shape, obj.dtype.str, pickle.PickleBuffer(obj.data))
+    return obj.__reduce_ex__(5)
+
+
+def _reduce_scalar(obj: np.generic) -> object:
+    """As for arrays."""
+    plain = type(obj) is obj.dtype.type and obj.dtype.kind in _NUMBERS and obj.itemsize <= 8
+    return (type(obj), (obj.item(),)) if plain else NotImplemented
 
 
 def _reduce_sparse(obj: torch.Tensor) -> object:
@@ -222,8 +240,9 @@ def pieces(dumped: Dump) -> list[memoryview]:
     return found
 
 
-def load(source: Value, parts: Iterable[NDArray[np.uint8]] = (), *, copies_small: bool = False) -> Value:
-    """The value laid into ``source`` (a uint8 array); its arrays and tensors are views that keep it alive.
+def load(source: Value, parts: Iterable[Value] = (), *, copies_small: bool = False) -> Value:
+    """The value laid into ``source`` (bytes in memory; an array of uint8 where ``copies_small``); its arrays and
+    tensors are views that keep it alive.
 
     ``parts``: arrays of its parts, in their order. ``copies_small``: what is small against ``source`` is copied.
     """

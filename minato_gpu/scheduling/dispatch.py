@@ -168,6 +168,9 @@ class Dispatcher:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
+        few = lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2
+        if few and (lane.load[0] or not self.consumer_starves):
+            return False  # until there is more for it, or it is idle while the consumer waits
         picked = self._pick(lane)
         return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
 
@@ -349,6 +352,8 @@ class Dispatcher:
         A chunk has one epoch, and with it one seed.
         """
         following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
+        if self.policy.inspect and not lane.is_device and (following is None or following.side != m.CPU):
+            following = self._first(lane)  # a device has the neighbours
         if following is None or entry.place.epoch != following.place.epoch:
             return None
         if lane.is_device:

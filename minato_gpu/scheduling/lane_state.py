@@ -29,7 +29,8 @@ class LaneState:
     Seconds are the lane's own, but where it is said that they are its kind's.
 
     ``kind``: CPU or DEVICE. ``home``: the side that is meant for it (see ``waiting``); ``side``: where what it takes
-    waits, which is the CPU's for every lane where nothing is routed. ``helps``: it reads for others, and joins batches.
+    waits, which is the CPU's for every lane where nothing is routed. ``wants_many``: a GPU, which takes some time for a
+    dispatch, whatever is in it. ``helps``: it reads for others, and joins batches.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LaneState:
         self.seconds = 0.0
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
+        self.wants_many = self._least_ahead > 1
         self._chunks = 0
         self.slow: set[int] = set()  # chunks of one predicted-slow sample
         known = known or LaneCosts(0, 0.0, 0.0)

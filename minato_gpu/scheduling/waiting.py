@@ -180,6 +180,7 @@ class Waiting:
         self._oldest: list[TicketId] = []
         self.unread = 0  # tickets whose costs must be read from their headers first
         self._seconds = dict.fromkeys(self._sides, 0.0)
+        self._samples = dict.fromkeys(self._sides, 0)
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
 
     def add(self, entry: Entry) -> None:
@@ -216,6 +217,7 @@ class Waiting:
         heapify(heap)
 
     def _account(self, entry: Entry, sign: int) -> None:
+        self._samples[entry.side] += sign * (entry.hi - entry.lo)
         cost = entry.cpu if entry.side == CPU else entry.device
         if entry.steps is not None and entry.side == CPU:
             if sign > 0:
@@ -299,6 +301,7 @@ class Waiting:
         for heap in (*self._fast.values(), *self._slow.values(), *self._near.values()):
             heap.clear()
         self._seconds = dict.fromkeys(self._sides, 0.0)
+        self._samples = dict.fromkeys(self._sides, 0)
         for entry in entries:
             rank(entry)
             self._push(entry, 1)
@@ -306,6 +309,10 @@ class Waiting:
     def seconds(self, side: str) -> float:
         """Predicted seconds of what waits on the side; entries of unknown cost are left out."""
         return self._seconds[side]
+
+    def samples(self, side: str) -> int:
+        """How many samples wait on the side."""
+        return self._samples[side]
 
     def costed(self) -> Iterator[Entry]:
         """Entries whose costs are known for both kinds of lane, or that can be cut."""

@@ -131,7 +131,7 @@ class Samples:
         source = lying(self._window.at(serial).sources.get(serial))
         if not isinstance(source, (Blob, Local)):
             return None
-        fields = self._store.get(source)
+        fields, _ = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
 
     def inspected(self, serial: TicketId, item: Source) -> None:

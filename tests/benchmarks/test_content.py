@@ -20,7 +20,7 @@ from benchmarks import datasets
 from benchmarks.cases import bursts, kits19, rare, scattered
 from benchmarks.content import Consumer, ContentError, reference
 from benchmarks.datasets import Costly, Trivial, WorkLog
-from benchmarks.isolate import MeasurementError, isolated
+from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.overhead import measure
 from benchmarks.peers import Job
 from benchmarks.peers.pytorch import PyTorch
@@ -167,6 +167,29 @@ def _exit() -> None:
 def _crash() -> None:
     faulthandler.disable()
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _abort() -> None:
+    """As C++ and faulthandler do it; SciPy alone has a hundred modules."""
+    modules = ", ".join(f"scipy.special._module{number}" for number in range(200))
+    thrown = "terminate called after throwing an instance of 'c10::AcceleratorError'"
+    stack = "Fatal Python error: Aborted\n\n  File 'a.py', line 3 in late"
+    os.write(2, f"{thrown}\n{stack}\n\nExtension modules: {modules} (total: 200)\n".encode())
+    _crash()
+
+
+def test_a_measurement_that_aborts_says_what_was_thrown() -> None:
+    with pytest.raises(MeasurementError) as caught:
+        isolated(_abort)
+    told = str(caught.value)
+    assert told.startswith("terminate called") and "AcceleratorError" in told and "line 3 in late" in told
+    assert "scipy" not in told and told.endswith("was ended by SIGSEGV without a result")
+
+
+def test_of_a_long_error_the_middle_goes() -> None:
+    assert excerpt("short\n") == "short\n"
+    told = excerpt("why\n" + 5000 * "x" + "\nhow")
+    assert told.startswith("why\n") and told.endswith("\nhow") and "[1008 characters left out]" in told
 
 
 def test_a_measurement_that_fails_says_why() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -142,7 +144,35 @@ def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(questions, "assert_later", later)
     holds, figures = questions.late_errors_are_told(settings(tmp_path))
-    assert holds is fails and ("device-side assert" in figures["told"]) is fails and figures["threads_left"] == []
+    assert holds is fails and ("device-side assert" in figures["told"]) is fails
+    assert (figures["threads_left"], figures["ended"]) == ([], "status 0") and "said" not in figures
+
+
+class Aborts:
+    """Ends its process where it is let go of, as memory of PyTorch's does after an error of CUDA's."""
+
+    def __str__(self) -> str:
+        return "device-side assert triggered"
+
+    def __del__(self) -> None:
+        faulthandler.disable()
+        os.write(2, b"terminate called: device-side assert triggered\n")
+        os.abort()
+
+
+@pytest.mark.parametrize("when", ["before it is told", "after"])
+def test_a_late_error_that_ends_the_process_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        if when == "after":
+            raise RuntimeError(Aborts())
+        Aborts()
+
+    monkeypatch.setattr(questions, "DataLoader", load)
+    holds, figures = questions.late_errors_are_told(settings(tmp_path))
+    assert not holds and figures["threads_left"] is None and figures["ended"] == "ended by SIGABRT"
+    assert ("assert" in figures["told"]) is (when == "after") and figures["said"].startswith("terminate called")
 
 
 def test_nothing_is_given_more_time_than_its_part_has(tmp_path: Path) -> None:

@@ -8,19 +8,52 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import accuracy_page
+from benchmarks import accuracy_page, gpu_page
 from benchmarks.compare import plot
-from benchmarks.readme import COLUMNS, PAGES, described, main, markdown, recorded
+from benchmarks.readme import COLUMNS, PAGES, block, gpu_block, main, recorded
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
+SESSION = ROOT / "benchmarks" / "results" / "nvidia-h200" / "2026-11-27.json"
 
 
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in PAGES.items() for name in names])
 def test_pages_show_the_recorded_results(page: str, name: str) -> None:
     document = recorded(RESULTS, name)
     text = (ROOT / page).read_text(encoding="utf-8")
-    assert f"<!-- {name} -->\n{described(document)}\n\n{markdown(name, document['rows'])}\n<!-- /{name} -->" in text
+    assert f"<!-- {name} -->\n{block(name, document)}\n<!-- /{name} -->" in text
+
+
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in gpu_page.PAGES.items() for name in names])
+def test_pages_show_the_recorded_gpu_session(page: str, name: str) -> None:
+    document = json.loads(SESSION.read_text(encoding="utf-8"))
+    assert f"<!-- {name} -->\n{gpu_block(name, document)}\n<!-- /{name} -->" in (ROOT / page).read_text(
+        encoding="utf-8"
+    )
+
+
+def test_a_session_fills_its_tables_alone(tmp_path: Path) -> None:
+    for page, names in gpu_page.PAGES.items():
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in names))
+    result = CliRunner().invoke(main, ["--session", str(SESSION), "--root", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    filled = (tmp_path / "benchmarks" / "MEASUREMENTS.md").read_text()
+    assert "\nold\n" not in filled and "H200" in filled and "| this loader, CPU lane | " in filled
+
+
+def test_a_check_without_an_answer_says_why() -> None:
+    rows = [
+        {"case": "checks", "name": "a", "holds": True, "means": "nothing to do", "figure_s": 0.0123, "seen": False},
+        {"case": "checks", "name": "b", "error": "one\nended by SIGABRT"},
+        {"case": "checks", "name": "c", "missing": "no time left"},
+    ]
+    lines = gpu_page.table("gpu_checks", {"rows": rows}).splitlines()
+    assert lines[2:] == [
+        "| a | yes | figure_s 0.012, seen no |",
+        "| b | not known: ended by SIGABRT |  |",
+        "| c | not known: no time left |  |",
+    ]
 
 
 def test_every_table_has_a_page() -> None:

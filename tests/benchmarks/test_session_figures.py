@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.isolate import MeasurementError
-from benchmarks.session import measure, parts, probe, questions, steps, waits
+from benchmarks.session import loaders, measure, parts, probe, questions, steps, waits, work
 from benchmarks.session.harm import priced_rows
 from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes
 from benchmarks.session.probe import CAREFUL, Way
@@ -68,8 +68,9 @@ def test_a_lane_that_is_spared_is_no_substitute() -> None:
 def test_a_question_is_not_answered_by_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failing takes no cores either."""
     assert questions.made([{"image": 1}]) == [{"image": 1}]
+    nothing: Any = lambda *_: None  # noqa: E731
     broken = SimpleNamespace(
-        run=lambda *_: [StageError("error 8", Origin())], close=lambda: None, build=lambda _: None, built=False
+        run=lambda *_: [StageError("error 8", Origin())], close=nothing, load=nothing, build=nothing, built=False
     )
     settings = Settings.usual("cpu", tmp_path, quick=True)
     monkeypatch.setattr(questions, "executor_of", lambda *_: broken)
@@ -79,6 +80,7 @@ def test_a_question_is_not_answered_by_errors(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(RuntimeError, match=r"could not make a sample: .*error 8"):
             ask(settings)
     monkeypatch.setattr(waits, "photographs", lambda *_: (SimpleNamespace(), 0, []))
+    monkeypatch.setattr(measure, "begin", nothing)
     with pytest.raises(RuntimeError, match="could not be built"):
         waits.opening_stops_nobody(settings)
 
@@ -139,6 +141,106 @@ def test_a_run_uses_no_more_cores_than_it_is_given(tmp_path: Path, monkeypatch: 
     for size in (settings.on_cores(1), replace(settings, workers=5)):
         measure.run(size, anybody(size), "mixed", steps.EMPTY, 1.0)
     assert seen == [1, 1, 5], "no affinity where all cores are used"
+
+
+class Slow:
+    """A loader each of whose batches takes so many seconds of a clock that stands still otherwise."""
+
+    name, ordered, own_draws = "slow", True, True
+
+    def __init__(self, batch_s: float, passed: list[float]) -> None:
+        self._batch_s, self._passed = batch_s, passed
+
+    def make(self, *_: Any) -> Any:
+        while True:
+            self._passed[0] += self._batch_s
+            yield {"image": torch.zeros(4, 3, 2, 2), "label": torch.zeros(4, dtype=torch.int64)}
+
+    def tolerance(self, *_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("batch_s", "timed", "rough"), [(0.1, 30, False), (1.4, 3, False), (2.0, 2, True), (9.0, 1, True)]
+)
+def test_a_run_takes_no_longer_for_a_slow_loader(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, batch_s: float, timed: int, rough: bool
+) -> None:
+    """It takes its start, ``warm_s``, ``timed_s``, and what the batches take that were asked for just before."""
+    passed = [0.0]
+    for module in (measure, steps):
+        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
+    monkeypatch.setattr(work.Taken, "add", lambda *_: None)
+    monkeypatch.setattr(work.Taken, "check", lambda *_, **__: Content())
+    usual = replace(Settings.usual("cpu", photographs, quick=True), warm_s=3.0, timed_s=3.0)
+    slow: Any = Slow(batch_s, passed)
+    found = measure.loaded(usual, slow, "mixed", steps.make(steps.EMPTY, usual), usual.timed_s)
+    assert len(found.nexts_s) == pytest.approx(timed, abs=1 if batch_s < 1 else 0)
+    assert passed[0] <= batch_s + (3.0 + batch_s) + (3.0 + batch_s) + 1e-6
+    assert ("rough" in summary([found])) is rough
+
+
+def test_a_rate_of_a_few_batches_says_so() -> None:
+    assert summary([run(), run()])["rough"] == "only 2 timed batches in a run"
+
+
+@pytest.mark.parametrize(("gaps", "holds"), [((0.08, 0.09, 0.01), True), ((0.02, 0.3, 0.01), False)])
+def test_it_is_seen_in_which_part_an_opening_stops_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: tuple[float, ...], holds: bool
+) -> None:
+    done: list[str] = []
+    executors = [
+        SimpleNamespace(
+            load=lambda name=name: done.append(f"load {name}"),
+            build=lambda _, name=name: done.append(f"build {name}"),
+            close=lambda: None,
+            built=True,
+        )
+        for name in ("first", "again")
+    ]
+    left = list(gaps)
+
+    def gap_during(function: Any) -> float:
+        function()
+        return left.pop(0)
+
+    monkeypatch.setattr(measure, "begin", lambda _: done.append("context"))
+    monkeypatch.setattr(waits, "photographs", lambda *_: (SimpleNamespace(), 0, []))
+    monkeypatch.setattr(waits, "executor_of", lambda *_: executors.pop(0))
+    monkeypatch.setattr(waits, "_gap_during", gap_during)
+    found, figures = waits.opening_stops_nobody(Settings.usual("cpu", tmp_path, quick=True))
+    assert done == ["context", "load first", "build first", "build again"] and found is holds
+    assert [figures[f"{part}_gap_s"] for part in ("import", "build", "again")] == list(gaps)
+
+
+@pytest.mark.parametrize(("opening_s", "batch_s"), [(4.0, 0.17), (4.0, 0.01), (1.0, 3.0), (9.0, 0.1)])
+def test_pauses_are_looked_for_in_a_bounded_time(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, opening_s: float, batch_s: float
+) -> None:
+    passed = [0.0]
+
+    def batches() -> Iterator[None]:
+        passed[0] += opening_s
+        yield
+        while True:
+            passed[0] += batch_s
+            yield
+
+    def gap(seconds: float) -> float:
+        passed[0] += seconds
+        return 5e-4
+
+    stats = {"samples_repeated": 0, "samples_delivered": 100, "device_lane": {"retired": False}}
+    loader = type("Loader", (), {"__iter__": lambda _: batches(), "stats": lambda _: stats})
+    ours = SimpleNamespace(make=lambda *_: loader())
+    monkeypatch.setattr(loaders, "ours", lambda workers: [None, ours, None])
+    monkeypatch.setattr(waits, "job", lambda *_: None)
+    monkeypatch.setattr(waits, "perf_counter", lambda: passed[0])
+    monkeypatch.setattr(waits, "longest_gap", gap)
+    holds, figures = waits.pauses_are_short(replace(Settings.usual("cpu", photographs, quick=True), quick=False))
+    assert holds and figures["pause_p99_s"] == 5e-4 and figures["pauses"] >= 1
+    assert passed[0] <= max(opening_s, 8.0) + batch_s + 1.1
+    assert figures["pauses"] >= {0.17: 80, 0.01: 100}.get(batch_s, 1)
 
 
 # --- the probe ---------------------------------------------------------------------------------------------------

@@ -79,8 +79,9 @@ class Bench:
 
     def _source(self, key: int, cut: tuple[int, ...]) -> Any:
         if key not in cut:
-            return Local(self.pipeline.run({"n": key}, 0, stop=1), SAMPLE_BYTES)
-        return Handed(Local(self.pipeline.run({"n": key}, sample_seed(77, 0, key), stop=2), SAMPLE_BYTES), 2)
+            return Local((self.pipeline.run({"n": key}, 0, stop=1), None), SAMPLE_BYTES)
+        fields = self.pipeline.run({"n": key}, sample_seed(77, 0, key), stop=2)
+        return Handed(Local((fields, {2: {}}), SAMPLE_BYTES), 2)
 
     def reported(self, chunk: int, limit_s: float = 20.0) -> bool:
         """Whether the chunk is reported in time."""

@@ -114,6 +114,7 @@ def test_what_a_function_has_made_strided_is_fed_as_dali_takes_it(dali: Any, str
     graph._inputs = frozenset({"field0"})
     with pytest.raises(RuntimeError, match="Strided data not supported"):
         dali.tensors.TensorCPU(strided.numpy())
+    fed: Any
     (fed,) = graph._feed([{"row": strided}], [{}])["field0"]
     assert np.array_equal(np.asarray(dali.tensors.TensorCPU(fed.numpy())), strided)
 

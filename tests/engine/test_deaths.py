@@ -47,7 +47,7 @@ def judge(deaths: Deaths, floor: Floor, started: int, stage: int, done: int = 0,
 @pytest.mark.parametrize("handed", [False, True], ids=["read", "handed over"])
 def test_the_source_path_is_told(floor: Floor, handed: bool) -> None:
     """The worker that knew it is dead, but what it had read before is not."""
-    lies = floor.worker.put({"path": "/data/3.jpg", "x": 3})
+    lies = floor.worker.put(({"path": "/data/3.jpg", "x": 3}, None))
     floor.assembly.samples.inspected(TicketId(3), Handed(lies, 1) if handed else Features(lies, ()).fields)
     deaths = Deaths(("read", "blur"))
     assert judge(deaths, floor, 4, 2).items == []

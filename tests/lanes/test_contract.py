@@ -73,7 +73,7 @@ class TestDevice(LaneContract):
         pipeline = Pipeline(stages, outputs=("y",), name="tests")
 
         def made(keys: Sequence[int], chunk: int, run: int) -> Task:
-            sources = [Local(pipeline.run({"n": key}, 0, stop=1), 8) for key in keys]
+            sources = [Local((pipeline.run({"n": key}, 0, stop=1), None), 8) for key in keys]
             return task(piece(keys, sources=sources), chunk=chunk)._replace(run=run)
 
         with _links() as links:

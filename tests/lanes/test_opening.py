@@ -117,7 +117,7 @@ def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.Monkey
 def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: WorkerChannels) -> None:
     """Also where it is the first of all, whose draws the graphs of split points might be built with."""
     lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
-    given = [Local(PIPELINE.run({"n": n}, 0, stop=1), 8) for n in (0, 1, 2)]
+    given = [Local((PIPELINE.run({"n": n}, 0, stop=1), None), 8) for n in (0, 1, 2)]
     lane.send(task(piece([0, 1, 2], sources=given)))
     first, *others = items_of(lane)
     assert lane.close(5.0)
@@ -134,7 +134,7 @@ def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: Worker
     assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
     builds = [executor.builds for executor in lane._executors.values()]
     for key in (1, 2, 3):
-        lane.send(task(piece([key], sources=[Local(pipeline.run({"n": key}, 0, stop=1), 8)])))
+        lane.send(task(piece([key], sources=[Local((pipeline.run({"n": key}, 0, stop=1), None), 8)])))
         assert items_of(lane)[0].value["x"][0] == 4.0 * key
     assert [executor.builds for executor in lane._executors.values()] == builds == [1, 1]
     assert lane.close(5.0)
@@ -149,7 +149,7 @@ def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(lin
     lane = DeviceLane(links, pipeline, "cpu", 4, may_retire=True)
     assert of_kind(lane, Opened) == [Opened(1)]
     assert not any(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
-    lane.send(task(piece([3], sources=[Local(pipeline.run({"n": 3}, 0, stop=1), 8)])))
+    lane.send(task(piece([3], sources=[Local((pipeline.run({"n": 3}, 0, stop=1), None), 8)])))
     assert items_of(lane)[0].value["x"][0] == 7.0
     assert all(lane.offers(split) for split in (pipeline.host_prefix, *pipeline.cuts))
     assert [executor.builds for executor in lane._executors.values()] == [1, 1]

@@ -140,7 +140,7 @@ def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(lin
     stages = [Stage(f"{n}", ("x",), {"x": x}, _plus_one if n else gated, on_device) for n in range(3)]
     pipeline = Pipeline((read, *stages), outputs=("x",))
     bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline, cuts=pipeline.cuts))
-    sources = [bench.store.put(pipeline.run({"n": 30}, 0, stop=1))]
+    sources = [bench.store.put((pipeline.run({"n": 30}, 0, stop=1), None))]
     with bench.running(task(piece([30], sources=sources), chunk=8)) as reports:
         assert runs.wait(30)
         links.board.hand_over(1, 7, (2,))  # another one's

@@ -153,7 +153,9 @@ class FakeDali:
         self.sources: dict[str, dict[str, Any]] = {}
         self.fn = SimpleNamespace(external_source=self._external_source)
         self.types = SimpleNamespace(to_numpy_type=lambda dtype: dtype)
-        self.tensors = SimpleNamespace(TensorCPU=lambda array: array)
+        self.tensors = SimpleNamespace(
+            TensorCPU=lambda array: array, TensorListCPU=lambda arrays, *_: [np.asarray(array) for array in arrays]
+        )
 
     def Pipeline(self, **options: Any) -> Pipeline:
         """As DALI's class."""
