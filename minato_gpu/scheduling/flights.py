@@ -13,12 +13,15 @@ from minato_gpu.scheduling.waiting import Entry
 class Flight:
     """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
 
-    __slots__ = ("chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "told", "took")
+    __slots__ = (
+        *("alone", "chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "told", "took"),
+    )
 
     def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
         self.chunk = chunk
         self.size = chunk.size
         self.parts = parts
+        self.alone = len(parts) == self.size  # each part is one ticket
         self.reads = any(part.read for part in parts)  # something lies ready that an earlier step has left
         self.done = 0
         self.credit = chunk.credit  # bytes that the lane may prepare of it without asking
@@ -35,6 +38,8 @@ class Flight:
 
     def at(self, offset: int) -> tuple[Entry, TicketId]:
         """The ticket that sample number ``offset`` of the chunk belongs to, and its serial."""
+        if self.alone:
+            return self.parts[offset], self.parts[offset].lo
         for part in self.parts:
             if offset < part.hi - part.lo:
                 return part, TicketId(part.lo + offset)
@@ -58,7 +63,8 @@ class Flight:
             return NONE
         if len(self.parts) == 1:
             return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)
-        parts = [part for part, _ in map(self.at, offsets) if part.read]
+        parts = [self.parts[offset] if self.alone else self.at(offset)[0] for offset in offsets]
+        parts = [part for part in parts if part.read]
         handed = sum(part.at > 0 for part in parts)
         return len(parts) - handed, handed
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.lanes.base import Extra, TicketOutcome
+from minato_gpu.lanes.base import Extra, Features, Item, TicketOutcome
 from minato_gpu.lanes.contract import Opened, Revoked
-from minato_gpu.lanes.leases import Leases, lay_down
+from minato_gpu.lanes.leases import Leases, lay_down, lay_down_reads
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.wire import LARGE
@@ -219,6 +219,19 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports(unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
+
+
+def test_host_reads_of_a_piece_come_in_one_block(links: WorkerChannels) -> None:
+    leases, store = Leases(links), Store(0, links, links.arenas[0])
+    sent = marked(links, task(piece([1, 2]), kind="inspect"))
+    leases.add(sent)
+    reads: list[Item] = [Features(store.put({"path": str(key)}), (float(key),)) for key in (1, 2)]
+    assert lay_down_reads([reads[0], None], store) is None
+    lying = lay_down_reads(reads, store)
+    assert lying is not None
+    links.bell.publish(sent.pieces[0].marks, [1e-3] * 2, 0.0, 2e-3, 0, lying)
+    (report,) = leases.reports(unfinished=True)
+    assert report.items == reads and links.board.returned(0) == [lying[0][1]]
 
 
 def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
