@@ -115,7 +115,8 @@ CHECKS = (
         "building a lane's graphs stops training for less than a tenth of a second",
         waits.opening_stops_nobody,
         "nothing to do",
-        "where DALI is imported first, training has begun by then: let it wait as well, in DeviceLane.await_graphs",
+        "see in which part: a context was there before. Where DALI is imported first, training has begun by then: let "
+        "it wait as well, in DeviceLane.await_graphs",
         anywhere=True,
     ),
     Check(

@@ -30,6 +30,7 @@ from benchmarks.session.transforms import brought
 from minato_gpu import DataLoader as MinatoDataLoader
 from minato_gpu.device import nvjpeg
 from minato_gpu.engine import building
+from minato_gpu.engine import settings as engine_settings
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.stages import Tolerance
 from minato_gpu.threads import usable_cores
@@ -85,7 +86,7 @@ class Ours:
     name: str
     lanes: tuple[str, ...]
     workers: int
-    micro_batch: int = building.MOST_ON_GPU
+    micro_batch: int = engine_settings.MOST_ON_GPU
     engine_load: float | None = None
     device_memory_budget: int | None = None
     package: str = "minato_gpu"
@@ -98,7 +99,7 @@ class Ours:
 
     def make(self, job: Job, device: str) -> Any:
         """In a process of its own, whose settings it changes."""
-        building.MOST_ON_GPU = self.micro_batch
+        engine_settings.MOST_ON_GPU = self.micro_batch
         if device == "cuda" and self.lanes == ("device",):
             mock.patch.object(building, "usable_cores", return_value=building.THREADS_BESIDE).start()
         if self.engine_load is not None:

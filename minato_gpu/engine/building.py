@@ -7,12 +7,10 @@ import contextlib
 import errno
 import functools
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
-from torch.utils.data import IterableDataset, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
@@ -20,7 +18,7 @@ from torch.utils.data.graph_settings import apply_sharding
 from minato_gpu.arguments import Arguments
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
-from minato_gpu.device.lane import IN_FLIGHT, DeviceLane
+from minato_gpu.device.lane import DeviceLane
 from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
@@ -28,6 +26,7 @@ from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
+from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
@@ -41,13 +40,12 @@ from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import Arena
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
-from minato_gpu.options import Options, pads_batches
+from minato_gpu.options import Options
 from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources import field_transfer
@@ -58,17 +56,8 @@ from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
-_MICRO_BATCH = 16
-MOST_ON_GPU = (
-    128  # of large batches: a micro-batch takes a GPU's JPEG engine as long as its largest photograph at least
-)
-_HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
-MOST_ITEMS = 64  # delivered one by one, in a place: what a place costs the training process is then less than they do
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
-_MOST_PREFETCH = 16  # batches for each worker, where the window may grow
-_WINDOW_BYTES = 64 << 20  # that the window may grow to hold
-_LONG_S = 0.1  # a micro-batch of a GPU, or of a device that works alone: as many samples as keep all of it busy
 
 
 class Records(NamedTuple):
@@ -83,131 +72,29 @@ class Records(NamedTuple):
 NO_RECORDS = Records()
 
 
-class Plan:
-    """What a loader's arguments mean for its engine."""
+class Builder:
+    """Makes what an engine is made of."""
 
     def __init__(self, loader: Arguments, options: Options, records: Records = NO_RECORDS) -> None:
         self.loader = loader
         self.options = options
         self.records = records
-        self.iterable = isinstance(loader.dataset, IterableDataset)
-        self.batched = loader.batch_sampler is not None
-        self.batch = loader.batch_size or 1
-        self.devices = len(options.devices)
-        self._replays = records.order is not None and records.order.replays
-
-    @property
-    def prefetch(self) -> int:
-        """Batches admitted for each worker."""
-        return max(1, self.loader.prefetch_factor or 0)
-
-    @property
-    def workers(self) -> int:
-        """Workers that are started; ``num_workers`` of them are at work at first."""
-        return self.loader.max_workers or self.loader.num_workers
-
-    @property
-    def window(self) -> int:
-        """Batches admitted and not delivered: of several devices each has at least as many as it has micro-batches."""
-        window: int = self.prefetch * (self.workers + sum(source.slots for source in self.options.more_lanes))
-        return window if self.devices == 1 else max(window, _HELD * self.devices)
-
-    @property
-    def more_batches(self) -> int:
-        """By which the window may grow: where the user has not said how long it is, and no device has a share of it."""
-        fixed = self.loader.prefetch_given or self.iterable or self.devices > 1 or "device" in self.options.lanes
-        return 0 if fixed else max(0, _MOST_PREFETCH * self.workers - self.window)
-
-    @property
-    def micro_batch(self) -> int:
-        """Most samples of one dispatch to a device, which go by what they are predicted to take; of several devices,
-        none may hold more than its share of the window."""
-        most = _MICRO_BATCH
-        if self.options.device.type != "cpu":
-            most = min(MOST_ON_GPU, max(_MICRO_BATCH, self.batch))
-        if self.devices == 1 or (self.batched and self.loader.batch_size is None):
-            return most
-        share: int = self.window * self.batch // (self.devices * _HELD)
-        return max(1, min(most, share))
-
-    def on_device(self, lanes: int) -> int:
-        """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and
-        room for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is
-        larger."""
-        return lanes * (2 + -(-_HELD * self.micro_batch // self.batch))
+        self.settings = Settings.of(loader, options, records.order)
 
     @cached_property
     def source_of(self) -> SourceOf | None:
         """Where samples' bytes lie, if the data set says so: then they are read ahead."""
-        return None if self.iterable else source_of(self.loader.dataset)
-
-    @property
-    def stacks(self) -> bool:
-        """Whether batches are what ``default_collate`` makes of samples that a worker is asked for one by one."""
-        return self.batched and not self.iterable and self.loader.collate_fn is default_collate
-
-    @property
-    def items(self) -> bool:
-        """Whether workers join what is delivered, in order, be it one sample or a batch of a stream: it is then handed
-        over in runs."""
-        plain = self.options.device.type == "cpu" and "device" not in self.options.lanes
-        joined = self.iterable or not self.batched
-        return joined and not (self.options.lateness or self.records.order) and plain
-
-    @property
-    def widest(self) -> int:
-        """Samples that a place may hold of those that are delivered one by one: where their bytes are counted, or they
-        may be left out, no more than one."""
-        return MOST_ITEMS if self.items and self.loader.host_memory_budget is None and not self.options.skips else 1
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """The stages before which a sample may go on from the CPU lane to the device lane."""
-        pipeline = self.loader.pipeline
-        return pipeline.cuts if pipeline is not None and len(self.options.lanes) > 1 else ()
-
-    @property
-    def replaceable(self) -> bool:
-        """Whether a worker process that ends has a successor."""
-        return bool(self.loader.on_worker_death == "replace") and not self.options.threads
-
-    @cached_property
-    def policy(self) -> Policy:
-        """What the scheduler is told."""
-        loader, options, has_device = self.loader, self.options, "device" in self.options.lanes
-        rests = self.stacks or self.items  # every sample stays where its worker has put it
-        joins = not (rests or options.free or has_device)  # of a device's no worker would have all
-        policy = Policy(
-            window=self.prefetch * self.workers if self.iterable else self.window * self.batch,
-            fixed=self._replays or not options.free,
-            max_lateness=0 if self._replays else options.lateness,
-            budget_bytes=loader.host_memory_budget,
-            joins=joins,
-            inspect=has_device,
-            queues=rests and not has_device,
-            cpu_runs="cpu" in options.lanes,
-            micro_batch=self.micro_batch,
-            compose_ahead=self.devices,
-            spares_device=options.device.type == "cuda",
-            spreads=pads_batches(loader, options),
-            devices=self.devices,
-            items=self.items,
-            streams=self.workers if self.iterable else 0,
-            device_ahead=1 if options.device.type == "cpu" else IN_FLIGHT,
-            more_batches=self.more_batches,
-            window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
-        )
-        few = policy.cpu_runs and options.device.type == "cpu"
-        return policy if few else replace(policy, device_s=_LONG_S)
+        return None if self.settings.streams else source_of(self.loader.dataset)
 
     def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
         """One device's, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
-        alone = max(1, usable_cores() // self.devices)  # workers that only read leave the cores idle
+        alone = max(1, usable_cores() // len(self.options.devices))  # workers that only read leave the cores idle
         threads = alone if not both else 1 if device == "cpu" else min(THREADS_BESIDE, alone)
+        micro_batch = self.settings.micro_batch
         assert self.loader.pipeline is not None  # or there would be no such lane
-        return DeviceLane(links, self.loader.pipeline, device, self.micro_batch, threads, transfers, both, name)
+        return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None) -> ReadAhead | None:
         """The reader process, where the data set says what there is to be read. ``kept``: lent to it."""
@@ -226,7 +113,7 @@ class Plan:
             fields_made_by=(kept is not None and self.fields_made_by) or b"",
         )
         # a recorded order is not the sampler's; and on disk nothing follows orders in which keys come twice
-        known = not self._replays
+        known = self.records.order is None or not self.records.order.replays
         look_ahead = LookAhead(self.loader, known=known, twice=kept is not None) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
         reader, facts = start_reader(context, links, settings), self.records.facts
@@ -247,19 +134,22 @@ class Plan:
         devices = self.options.devices
         accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
         host, budget = Host(links.engine_arena, links.loans, accelerators[devices[0]]), self.loader.device_memory_budget
-        batches = {device: self.on_device(devices.count(device)) if budget is None else 0 for device in accelerators}
+        batches = {
+            device: self.settings.batches_on_device(devices.count(device)) if budget is None else 0
+            for device in accelerators
+        }
         ways = {at: Transfers(each, host, DeviceBudget(budget, batches[at])) for at, each in accelerators.items()}
         return Loading([ways[device] for device in devices], host)
 
     def estimator(self, lanes: dict[str, Lane]) -> Estimator | None:
         """Predicts costs; of an iterable data set's samples nothing is known before."""
-        if self.iterable:
+        if self.settings.streams:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
         kinds = (m.CPU, m.DEVICE) if devices else (m.CPU,)
         pipeline = self.loader.pipeline
-        micro_batches = MicroBatchCost(self.micro_batch) if self.options.device.type != "cpu" else None
-        if pipeline is None or not self.cuts:
+        micro_batches = MicroBatchCost(self.settings.micro_batch) if self.options.device.type != "cpu" else None
+        if pipeline is None or not self.settings.cuts:
             return Estimator(self._costs(kinds), kinds, micro_batches)
         return CutEstimator(self._costs(part_names(pipeline)), kinds, pipeline, devices, micro_batches)
 
@@ -275,7 +165,8 @@ def build_engine(
 
     ``kept``: memory whose copies the reader process takes up, unless another has it.
     """
-    plan = Plan(loader, options, records)
+    builder = Builder(loader, options, records)
+    settings = builder.settings
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
         ranks = _get_distributed_settings()
@@ -283,36 +174,41 @@ def build_engine(
             apply_sharding(loader.dataset, *ranks)
         else:
             init = functools.partial(_sharding_worker_init_fn, init, *ranks)
-    more = {"skips": options.skips, "cuts": plan.cuts, "repeats": plan.replaceable, "in_order": plan.policy.fixed}
-    job = Job.of(loader, base_seed, init, workers=plan.workers, seeds_samples=not options.threads, **more)
+    more = {
+        "skips": options.skips,
+        "cuts": settings.cuts,
+        "repeats": settings.replaceable,
+        "in_order": settings.policy.fixed,
+    }
+    job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
     with _told_of_descriptors(loader, options), contextlib.ExitStack() as undo:
         fetched = None if kept is None else kept.lend()
         if fetched is None:
             kept = None
-            if plan.source_of is not None:
+            if builder.source_of is not None:
                 fetched = Arena("fetched")
                 undo.callback(fetched.close)
         elif kept is not None:
             undo.callback(kept.give_back)
-        fields = field_transfer.pair() if kept is not None and plan.fields_made_by else None
+        fields = field_transfer.pair() if kept is not None and builder.fields_made_by else None
         for end in fields or ():
             undo.callback(end.close)
         links = WorkerChannels(
-            plan.workers,
-            addressed=plan.iterable,
+            settings.workers,
+            addressed=settings.streams,
             arenas=not options.threads,
             fetched=fetched,
             active=loader.num_workers,
             fields=fields,
         )
         undo.callback(links.close)
-        reads = plan.read_ahead(links, kept)
+        reads = builder.read_ahead(links, kept)
         if reads is not None:
             undo.callback(reads.close)
-        names = plan.policy.device_lanes
-        site = Site(loader, options, job, links, plan.replaceable, names, plan.loading, plan.device_lane)
+        names = settings.policy.device_lanes
+        site = Site(loader, options, job, links, settings.replaceable, names, builder.loading, builder.device_lane)
         lanes = site.open_lanes(undo)
-        engine = _engine(plan, links, lanes, site.loading, reads)
+        engine = _engine(builder, links, lanes, site.loading, reads)
         undo.pop_all()
     _close_at_exit(engine)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
@@ -347,32 +243,32 @@ def _forget_exit(engine: Engine, in_child: Finalize) -> None:
 
 
 def _engine(
-    plan: Plan, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
+    builder: Builder, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
 ) -> Engine:
-    loader, policy, records, iterable = plan.loader, plan.policy, plan.records, plan.iterable
-    workers, skips = loader.num_workers, plan.options.skips
-    whole = not (plan.items or plan.cuts) and (not plan.batched or policy.fixed)
+    loader, records, settings = builder.loader, builder.records, builder.settings
+    workers, policy = loader.num_workers, settings.policy
+    assembly = Assembly(
+        links,
+        stacks=settings.stacks,
+        joins_whole=settings.whole,
+        items=settings.items > 0,
+        loading=loading,
+        skips=builder.options.skips,
+    )
     parts = Parts(
         links,
         lanes,
-        Assembly(links, stacks=plan.stacks, joins_whole=whole, items=plan.items, loading=loading, skips=skips),
+        assembly,
         lambda: Scheduler(policy),
-        estimates=plan.estimator(lanes),
+        settings,
+        estimates=builder.estimator(lanes),
         recorder=None if records.events is None else EventLog(records.events, policy),
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
         order_log=records.order,
-        worker_count=WorkerCount(workers, plan.workers) if plan.workers > workers else None,
+        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers else None,
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
-        window=plan.window,
-        batch=plan.batch,
-        items=plan.widest if plan.items else 0,
-        homes=policy.homes,
-        streams=iterable,
-        cuts=bool(plan.cuts),
-        timeout=loader.timeout,
-        replaces=loader.on_worker_death == "replace",
-        read_ahead=0 if reads is None else -(-READ_AHEAD // plan.batch),
+        read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),
     )
     return Engine(parts)

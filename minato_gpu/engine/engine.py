@@ -50,13 +50,14 @@ class Engine(Batches):
         self.pump = pump = Pump(parts)
         self.assembly = parts.assembly
         self.epochs = Epochs(pump, parts)
-        replaces = parts.replaces and not parts.streams and any(lane.can_kill for lane in pump.lanes.values())
+        settings = parts.settings
+        replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
         self._own_fds = LaneWatch(pump.lanes.values())  # of lanes without the workers' bell, for the pump thread
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
-        self._items = ItemRun(parts.batch)
+        self._items = ItemRun(settings.batch)
         self._handover = Handover(parts, self._items)
-        self._timeout = parts.timeout
-        self._streams = parts.streams
+        self._timeout = settings.timeout
+        self._streams = settings.streams
         self._process = os.getpid()
         self._lock = threading.Lock()
         self.closed = False  # it has ended

@@ -58,7 +58,7 @@ class Epochs:
 
     def __init__(self, pump: Pump, parts: Parts) -> None:
         self._pump = pump
-        self._parts = parts
+        self._parts, self._settings = parts, parts.settings
         self._reads = parts.reads
         self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
@@ -89,13 +89,13 @@ class Epochs:
     @property
     def drained(self) -> bool:
         """Whether every sampler has ended while the window has room."""
-        window = self._parts.window * self._together + self._pump.run.scheduler.window.extra
+        window = self._settings.window * self._together + self._pump.run.scheduler.window.extra
         return not self._drawing and self._drawn - self.order < window + self._parts.read_ahead
 
     def stats(self) -> dict[str, int]:
         """The window's length in batches, the most that it was in this run and may be, and the bytes that it may grow
         to hold."""
-        window, least = self._pump.run.scheduler.window, self._parts.window * self._together
+        window, least = self._pump.run.scheduler.window, self._settings.window * self._together
         lengths = {"batches": least + window.extra, "longest": least + window.longest, "most": least + window.most}
         return {**lengths, "limit_bytes": window.limit}
 
@@ -130,7 +130,7 @@ class Epochs:
         self._pump.run.add_epoch(source.number, source.seed)
         if self._reads is not None:
             self._reads.begin(source, early=early)
-        if not self._parts.streams:
+        if not self._settings.streams:
             self._drawing.append(epoch)
 
     def _resume(self, source: Source) -> None:
@@ -155,7 +155,7 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window would have come to where it did without having grown."""
-        raises_below = self.order + self._parts.window * self._together + self.beyond
+        raises_below = self.order + self._settings.window * self._together + self.beyond
         limit = raises_below + self._pump.run.scheduler.window.extra
         most = limit + self._parts.read_ahead - self._together
         while self._drawing and self._drawn <= most and not self._ends_in_error:
@@ -213,7 +213,7 @@ class Epochs:
             for piece in pieces:
                 self._due.append(partial(self._admit, self._place, piece, batch))
                 batch = 0
-            self._place = SourceBatch(self._place + (drawn.rows if self._parts.items else 1))
+            self._place = SourceBatch(self._place + (drawn.rows if self._settings.items else 1))
 
     def draw_on(self) -> None:
         """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
@@ -247,7 +247,7 @@ class Epochs:
         were delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
         typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: a busy machine's vary
         self._item_s = max(typical, _CHEAP_S / 2)
-        most = self._together // 2 if typical > _CHEAP_S else min(self._parts.items, _WIDE_BYTES // max(nbytes, 1))
+        most = self._together // 2 if typical > _CHEAP_S else min(self._settings.items, _WIDE_BYTES // max(nbytes, 1))
         self._together = max(1, min(2 * self._together, most))
 
     def _delivered(self, order: OutputBatch, step_s: float, now: float) -> m.Delivered:
@@ -260,7 +260,7 @@ class Epochs:
 
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
         """A place enters the window; of one that has nothing left, only that there is such a batch."""
-        homes = self._parts.homes
+        homes = self._settings.policy.homes
         home = homes[(place - record.begins) % len(homes)]
         if not record.rows:
             return m.Admitted(now, place, record.epoch, record.first, 0, batch=batch, home=home)

@@ -25,8 +25,8 @@ class Handover:
         self._assembly = parts.assembly
         log = parts.order_log
         self._records = None if log is None or log.replays else log
-        self._whole = parts.batch
-        self._place_size = 1 if parts.streams else parts.batch
+        self._whole = parts.settings.batch
+        self._place_size = 1 if parts.settings.streams else parts.settings.batch
 
     def __call__(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.read_ahead import ReadAhead
+from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
@@ -14,7 +15,6 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.sampling.order_log import OrderLog
-from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.window.assembly import Assembly
@@ -26,19 +26,13 @@ class Parts:
     ahead, of ``read_ahead`` batches beyond the window. ``order_log``: records the order of delivery, or replays one.
     ``worker_count``: decides how many workers are at work, if their number may change. ``watchdog``: notices
     workers and lanes that hang.
-
-    ``window``: batches admitted and not delivered, of ``batch`` samples each. ``homes``: which device lanes may prepare
-    the batches of an epoch, in turn. ``streams``: every worker iterates the data set for itself, so that nothing is
-    drawn here, and an epoch ends when its streams do. ``cuts``: samples may go on from one lane to another.
-    ``items``: samples are delivered one by one, in order; so many, at most, are then admitted and handed over together.
-    ``timeout``: seconds that the consumer waits for a batch, 0 for no limit. ``replaces``: a worker that dies is
-    replaced, where it can be.
     """
 
     links: WorkerChannels
     lanes: Mapping[str, Lane]
     assembly: Assembly
     make_scheduler: Callable[[], Scheduler]
+    settings: Settings = field(default_factory=Settings)
     estimates: Estimator | None = None
     recorder: EventLog | None = None
     reads: ReadAhead | None = None
@@ -47,12 +41,4 @@ class Parts:
     order_log: OrderLog | None = None
     worker_count: WorkerCount | None = None
     watchdog: Watchdog | None = None
-    window: int = 1
-    batch: int = 1
-    items: int = 0
-    homes: Sequence[str] = (DEVICE,)
-    streams: bool = False
-    cuts: bool = False
-    timeout: float = 0.0
-    replaces: bool = False
     read_ahead: int = 0

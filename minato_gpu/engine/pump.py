@@ -35,7 +35,7 @@ class Pump:
         self.faults: deque[tuple[Lane, c.Exit]] = deque()  # which others deal with, see ``lost``
         self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
         self.reads = parts.reads
-        self._parts = parts
+        self._parts, self._settings = parts, parts.settings
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
         self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
         self.loading = set(self.lanes)  # those that have yet to tell whether they can begin
@@ -92,7 +92,7 @@ class Pump:
     @property
     def needs_attention(self) -> bool:
         """Whether reports will need an answer before the consumer asks for its next batch."""
-        needs_jobs = self.assembly.needs_jobs and not self._parts.streams
+        needs_jobs = self.assembly.needs_jobs and not self._settings.streams
         follows = needs_jobs or self.assembly.loading is not None
         comes = self.reads is not None and self.reads.pending
         return self.run.scheduler.pending or comes or (follows and bool(self.run.sent))
@@ -181,7 +181,7 @@ class Pump:
 
     def sleep(self) -> None:
         """Nobody is about to look at what lanes tell."""
-        every_task = self.assembly.loading is not None or self._parts.streams  # each task is some worker's own
+        every_task = self.assembly.loading is not None or self._settings.streams  # each task is some worker's own
         for lane in self.lanes.values():
             lane.sleep(every_task=every_task)
 

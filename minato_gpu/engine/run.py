@@ -64,7 +64,7 @@ class Run:
         self._lanes, self._assembly = parts.lanes, parts.assembly
         self._estimates, self._deaths = parts.estimates, parts.deaths
         self._reads = parts.reads
-        self._parts = parts
+        self._parts, self._settings = parts, parts.settings
         self._jobs = Jobs(parts.assembly, parts.deaths)
 
     def add_epoch(self, number: int, seed: int) -> None:
@@ -153,7 +153,7 @@ class Run:
         """The task, with where the worker's stream begins if it is the first."""
         shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
         start = self.stream_starts.pop(worker, None)
-        return task._replace(samples=self._parts.batch, start=start, shared_seed=shared)
+        return task._replace(samples=self._settings.batch, start=start, shared_seed=shared)
 
     # --- what lanes report ----------------------------------------------------------------------------------
 
@@ -213,21 +213,21 @@ class Run:
         shown: Telemetry | None,
         by_job: int,
     ) -> None:
-        if self._parts.items:
+        if self._settings.items:
             self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
         first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
         positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
         prepared = sent.chunk.kind in ("run", "next") or by_job > 0
         if spans and prepared and self.arrivals is not None:
             self.arrivals.append((lane.name, report.worker, spans))
-        going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._parts.cuts else 0
+        going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._settings.cuts else 0
         log, count, failed, stream = self.logs[sent.epoch], report.done - report.first, 0, sent.chunk.kind == "next"
         if report.items is not None and Failure in map(type, report.items):
             failed = _failed(report, stream=stream)
         if sent.job is not None:
             count, failed = max(1, by_job), min(failed, by_job)
         if stream and self.streams is not None:
-            count = sum(self.streams.size_of(ticket, self._parts.batch) for ticket in m.tickets(spans))
+            count = sum(self.streams.size_of(ticket, self._settings.batch) for ticket in m.tickets(spans))
         log.worked(lane.name, report, count, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
         (shown or log).kept_busy(lane.name, report)
 
@@ -269,7 +269,7 @@ class Run:
     def progress(self, each: AtWork, now: float) -> None:
         """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
         sent = self.sent.get(each.claim.chunk)
-        if sent is not None and sent.chunk.kind in ("run", "next") and (sent.chunk.size > 1 or self._parts.cuts):
+        if sent is not None and sent.chunk.kind in ("run", "next") and (sent.chunk.size > 1 or self._settings.cuts):
             done = max(0, each.claim.started - 1)
             self.handle(m.Running(now, sent.chunk.number, done, now - each.since))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.engine.building
+import minato_gpu.engine.settings
 from minato_gpu import DataLoader
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, Made, rows_bytes
@@ -70,8 +70,8 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, lanes: list[str], in_order: bool
 ) -> None:
     """The consumer takes the first batch and is away until the window is prepared: 16 batches."""
-    monkeypatch.setattr(minato_gpu.engine.building, "_MICRO_BATCH", 4)
-    monkeypatch.setattr(minato_gpu.engine.building, "MOST_ON_GPU", 4)
+    monkeypatch.setattr(minato_gpu.engine.settings, "MICRO_BATCH", 4)
+    monkeypatch.setattr(minato_gpu.engine.settings, "MOST_ON_GPU", 4)
     devices = machine(1, LAZY_COPIES)
     loader = loader_on(devices, num_workers=1, lanes=lanes, in_order=in_order, prefetch_factor=16)
     batches = iter(loader)

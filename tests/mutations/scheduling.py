@@ -28,9 +28,9 @@ FAULTS = (
     ),
     Fault(
         "the window grows although prefetch_factor says how long it is",
-        "engine/building.py",
-        "fixed = self.loader.prefetch_given or self.iterable",
-        "fixed = self.iterable",
+        "engine/settings.py",
+        "fixed = loader.prefetch_given or self.streams",
+        "fixed = self.streams",
         ("engine/test_window.py",),
     ),
     Fault(

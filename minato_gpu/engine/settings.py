@@ -1,0 +1,126 @@
+"""What a loader's arguments mean for its engine: sizes and rules, worked out once, before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch.utils.data import IterableDataset, default_collate
+
+from minato_gpu.arguments import Arguments
+from minato_gpu.device.lane import IN_FLIGHT
+from minato_gpu.options import Options, pads_batches
+from minato_gpu.sampling.order_log import OrderLog
+from minato_gpu.scheduling.policy import Policy
+
+MICRO_BATCH = 16
+MOST_ON_GPU = 128  # a micro-batch takes a GPU's JPEG engine as long as its largest photograph, whatever else is in it
+MOST_ITEMS = 64  # delivered one by one, in a place: what a place costs the training process is then less than they do
+HELD = 1 + IN_FLIGHT  # micro-batches of one device: those in flight, and the next, at hand
+_MOST_PREFETCH = 16  # batches for each worker, where the window may grow
+_WINDOW_BYTES = 64 << 20  # that the window may grow to hold
+_LONG_S = 0.1  # a micro-batch of a GPU, or of a device that works alone: as many samples as keep all of it busy
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``workers``: that are started (the loader's ``num_workers`` of them are at work at first). ``batch``: samples of
+    a batch. ``window``: batches admitted and not delivered. ``micro_batch``: most samples of one dispatch to a device.
+
+    ``streams``: every worker iterates the data set for itself, so that nothing is drawn here, and an epoch ends when
+    its streams do. ``items``: samples are delivered one by one, in order; so many, at most, are then admitted and
+    handed over together (0: they are not). ``cuts``: stages before which samples may go on from one lane to another.
+    ``stacks``: batches are what ``default_collate`` makes of samples that a worker is asked for one by one. ``whole``:
+    a batch that is joined by a worker is wholly its own.
+
+    ``replaces``: a worker that dies is replaced, where it can be; ``replaceable``: it can be, because it is a process.
+    ``timeout``: seconds that the consumer waits for a batch, 0 for no limit. ``policy``: what the scheduler is told.
+    """
+
+    batch: int = 1
+    window: int = 1
+    workers: int = 0
+    micro_batch: int = MICRO_BATCH
+    items: int = 0
+    streams: bool = False
+    stacks: bool = False
+    whole: bool = False
+    cuts: tuple[int, ...] = ()
+    replaces: bool = False
+    replaceable: bool = False
+    timeout: float = 0.0
+    policy: Policy = field(default_factory=lambda: Policy(window=1))
+
+    @classmethod
+    def of(cls, loader: Arguments, options: Options, order: OrderLog | None = None) -> Settings:
+        """``order``: records the order of delivery, or replays one."""
+        streams, batched = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is not None
+        workers, pipeline = loader.max_workers or loader.num_workers, loader.pipeline
+        has_device, devices = "device" in options.lanes, len(options.devices)
+        window = max(1, loader.prefetch_factor or 0) * (workers + sum(lane.slots for lane in options.more_lanes))
+        joined = (streams or not batched) and not (options.lateness or order)
+        items = 0
+        if joined and options.device.type == "cpu" and not has_device:
+            # where bytes are counted, or samples may be left out, each is admitted by itself
+            items = MOST_ITEMS if loader.host_memory_budget is None and not options.skips else 1
+        found = cls(
+            batch=loader.batch_size or 1,
+            # of several devices each has at least as many batches as it has micro-batches
+            window=window if devices == 1 else max(window, HELD * devices),
+            workers=workers,
+            items=items,
+            streams=streams,
+            stacks=batched and not streams and loader.collate_fn is default_collate,
+            cuts=pipeline.cuts if pipeline is not None and len(options.lanes) > 1 else (),
+            replaces=loader.on_worker_death == "replace",
+            replaceable=loader.on_worker_death == "replace" and not options.threads,
+            timeout=loader.timeout,
+        )
+        found = replace(found, micro_batch=found._micro_batch(loader, options))
+        policy = found._policy(loader, options, replays=order is not None and order.replays)
+        return replace(found, policy=policy, whole=not (items or found.cuts) and (not batched or policy.fixed))
+
+    def _micro_batch(self, loader: Arguments, options: Options) -> int:
+        """A device's dispatches go by what they are predicted to take; of several devices none may hold more than its
+        share of the window."""
+        most, devices = MICRO_BATCH, len(options.devices)
+        if options.device.type != "cpu":
+            most = min(MOST_ON_GPU, max(MICRO_BATCH, self.batch))
+        if devices == 1 or (loader.batch_sampler is not None and loader.batch_size is None):
+            return most
+        return max(1, min(most, self.window * self.batch // (devices * HELD)))
+
+    def _policy(self, loader: Arguments, options: Options, *, replays: bool) -> Policy:
+        has_device, on_gpu = "device" in options.lanes, options.device.type != "cpu"
+        rests = self.stacks or self.items > 0  # every sample stays where its worker has put it
+        policy = Policy(
+            window=max(1, loader.prefetch_factor or 0) * self.workers if self.streams else self.window * self.batch,
+            fixed=replays or not options.free,
+            max_lateness=0 if replays else options.lateness,
+            budget_bytes=loader.host_memory_budget,
+            joins=not (rests or options.free or has_device),  # of a device's no worker would have all
+            inspect=has_device,
+            queues=rests and not has_device,
+            cpu_runs="cpu" in options.lanes,
+            micro_batch=self.micro_batch,
+            compose_ahead=len(options.devices),
+            spares_device=options.device.type == "cuda",
+            spreads=pads_batches(loader, options),
+            devices=len(options.devices),
+            items=self.items > 0,
+            streams=self.workers if self.streams else 0,
+            device_ahead=IN_FLIGHT if on_gpu else 1,
+            more_batches=self._more_batches(loader, options),
+            window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
+        )
+        return replace(policy, device_s=_LONG_S) if on_gpu or not policy.cpu_runs else policy
+
+    def _more_batches(self, loader: Arguments, options: Options) -> int:
+        """By which the window may grow: where the user has not said how long it is, and no device has a share of it."""
+        fixed = loader.prefetch_given or self.streams or len(options.devices) > 1 or "device" in options.lanes
+        return 0 if fixed else max(0, _MOST_PREFETCH * self.workers - self.window)
+
+    def batches_on_device(self, lanes: int) -> int:
+        """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and
+        room for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is
+        larger."""
+        return lanes * (2 + -(-HELD * self.micro_batch // self.batch))
