@@ -21,7 +21,7 @@ from minato_gpu.lanes.contract import Offers
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.history import Array
+from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.messages import singles
 from minato_gpu.scheduling.plans import Plan
 
@@ -81,12 +81,16 @@ class CutEstimator(Estimator):
     ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
         """See Estimator."""
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
-        rows = [values or (np.nan,) * self.model.features for values in given]
-        upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, keys) for stage in self._begins], axis=0)
-        whole = self.model.predict(f"device:{self._begins[0]}", rows, keys)
+        rows, names = self._rows(given), plain(keys)
+        upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, names) for stage in self._begins], axis=0)
+        whole = self.model.predict(f"device:{self._begins[0]}", rows, names)
         slow, slow_device = (self._slowdown[lane] for lane in self._lanes)
         plans = [
-            (cut, upto[at] * slow + self._laying[cut].value, self._rest(cut, upto, at, whole, rows, keys) * slow_device)
+            (
+                cut,
+                upto[at] * slow + self._laying[cut].value,
+                self._rest(cut, upto, at, whole, rows, names) * slow_device,
+            )
             for at, cut in enumerate(self._begins[1:])
             if self._offered(cut) and self._kept[cut] * _KEPT <= self._nbytes[cut].count
         ]
@@ -108,7 +112,7 @@ class CutEstimator(Estimator):
         """Whether every device that goes on takes samples that are cut there."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
-    def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: list[Features], keys: list[Key]) -> Array:
+    def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:
         """Seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
@@ -146,9 +150,10 @@ class CutEstimator(Estimator):
                 found.setdefault(f"{lane}:{stage}", []).append((key, row, value))
         for name, entries in found.items():
             observed, rows, costs = map(list, zip(*entries, strict=True))
+            given = np.array(rows, dtype=np.float64)
             if lane != self._lanes[0] and len(costs) > 1:
-                costs = self._as_predicted(name, observed, rows, costs)
-            self.model.observe_many(name, observed, rows if self.model.features else None, costs)
+                costs = self._as_predicted(name, plain(observed), given, costs)
+            self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def cannot(self, split: int, samples: int) -> None:
         """See Estimator. A split point from which samples cannot be sent is no longer offered."""

@@ -12,6 +12,7 @@ from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.scheduling.plans import Plan
 
@@ -77,12 +78,17 @@ class Estimator:
         And the plans between, for each sample that can be cut (here none is).
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
-        features = [values or (np.nan,) * self.model.features for values in given]
         out: list[list[float]] = []
+        rows, known_keys = self._rows(given), plain(keys)
         for lane in self._lanes:
-            costs = self.model.predict(lane, features, keys)
+            costs = self.model.predict(lane, rows, known_keys)
             out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
         return out[0], out[1] if len(out) > 1 else None, None
+
+    def _rows(self, given: Sequence[Features | None]) -> Array:
+        """Cost features as the model takes them; nan where none are known."""
+        unknown = (np.nan,) * self.model.features
+        return np.array([values or unknown for values in given], dtype=np.float64)
 
     @property
     def by_serial(self) -> bool:
@@ -99,10 +105,11 @@ class Estimator:
         self._slowed(lane, seen)
         seen = self._as_in_a_full_one(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
-        given, seconds = features if features and all(features) else None, seen.seconds
+        given = self._rows(features) if features and all(features) else None
+        keys, seconds = plain(seen.keys), seen.seconds
         if lane != self._lanes[0] and given is not None and len(seconds) > 1:
-            seconds = self._as_predicted(lane, seen.keys, given, seconds)
-        self.model.observe_many(lane, seen.keys, given, seconds)
+            seconds = self._as_predicted(lane, keys, given, seconds)
+        self.model.observe_many(lane, keys, given, seconds)
 
     def _slowed(self, lane: str, seen: Observed) -> None:
         """Samples took longer together, or not so long, than they cost."""
@@ -118,12 +125,13 @@ class Estimator:
         parts = seen.parts and [part and (part[0], tuple(share * each for each in part[1])) for part in seen.parts]
         return seen._replace(seconds=[share * each for each in seen.seconds], parts=parts)
 
-    def _as_predicted(self, name: str, keys: list[Key], rows: list[Features], seconds: list[float]) -> list[float]:
+    def _as_predicted(self, name: str, keys: Keys, rows: Array, seconds: list[float]) -> list[float]:
         """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""
         predicted = self.model.predict(name, rows, keys)
-        if np.isnan(predicted).any():
+        total = float(np.add.reduce(predicted))
+        if total != total:  # nothing is known of some
             return seconds
-        shares: list[float] = (predicted * (sum(seconds) / predicted.sum())).tolist()
+        shares: list[float] = (predicted * (sum(seconds) / total)).tolist()
         return shares
 
     def cannot(self, split: int, samples: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
-from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report
+from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report, Source
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.assembly import Assembly
@@ -53,15 +53,15 @@ def inspected(
     spans: tuple[m.TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly
 ) -> Predicted:
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
+    sources: list[Source] = []
     features: list[tuple[float, ...] | None] = []
-    serials = [*m.tickets(spans)]
-    keys = [assembly.window.key(serial) for serial in serials]
-    for serial, item in zip(serials, items, strict=True):
+    for item in items:
         if isinstance(item, Features):
-            assembly.samples.inspected(serial, item.fields)
+            sources.append(item.fields)
             features.append(item.values)
         else:
             assert isinstance(item, Failure)
-            assembly.samples.inspected(serial, item)
+            sources.append(item)
             features.append(None)
-    return estimator.of_features(serials, keys, features)
+    assembly.samples.inspected_all(spans, sources)
+    return estimator.of_features([*m.tickets(spans)], assembly.window.keys(spans), features)

@@ -194,9 +194,14 @@ class Blob:
     blocks: tuple[tuple[int, int], ...]
     collated: bool = False
 
+    def __reduce__(self) -> tuple[object, ...]:  # a third of the time of a dataclass's own
+        return Blob, (self.worker, self.blocks, self.collated)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
+        if len(self.blocks) == 1:
+            return self.blocks[0][1]
         return sum(nbytes for _, nbytes in self.blocks)
 
     @property
@@ -251,6 +256,9 @@ class Handed(_Fields):
     """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
 
     stage: int
+
+    def __reduce__(self) -> tuple[object, ...]:  # see Blob
+        return Handed, (self.fields, self.stage)
 
 
 @dataclass(frozen=True, slots=True)

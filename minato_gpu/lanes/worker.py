@@ -19,7 +19,7 @@ from time import perf_counter
 from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.keeping import Keeping
-from minato_gpu.lanes.leases import lay_down
+from minato_gpu.lanes.leases import lay_down, lay_down_reads
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
@@ -350,12 +350,14 @@ class Worker:
         items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
         lying: list[Lying] | None = None
         if progress.parts is not None or layout is not None or items.count(None) < len(items):
-            outcomes = self._outcomes(progress)
             self._show_stage(REPORTING - 1)
-            lying = [
-                IN_ROW if each is None else self._lay_down(progress, each, first + at)
-                for at, each in enumerate(outcomes)
-            ]
+            if progress.task.kind == "inspect" and self._store.handover is not None:
+                lying = lay_down_reads(items, self._store)
+            if lying is None:
+                lying = [
+                    IN_ROW if each is None else self._lay_down(progress, each, first + at)
+                    for at, each in enumerate(self._outcomes(progress))
+                ]
             self._show_stage(-1)
         self._bell.publish(first, *progress.told(), self._number, lying)
         if layout is not None:

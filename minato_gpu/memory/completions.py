@@ -58,10 +58,11 @@ _RECORD = np.dtype(
 _SINGLE = struct.Struct("=dqqffii")
 _MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
 
-ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED = range(6)
+ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED, READS, READ = range(8)
 """What has become of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
 anything else, whose ``TicketOutcome`` is pickled there; the same in this very process, in ``Completions.local``; or
-nothing: the worker returns this ticket and those of its lease that follow."""
+nothing: the worker returns this ticket and those of its lease that follow. Of host reads that are reported together
+the first is ``READS``, which has those of all of them; each other is ``READ``."""
 
 Lying = tuple[int, int, int]
 """What it is, and where it lies in the worker's arena: offset and bytes."""

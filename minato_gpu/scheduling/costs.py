@@ -25,7 +25,7 @@ from minato_gpu.scheduling.regression import LogLinear
 
 FLUSH = 128  # observations taken in together,
 _MANY = 1024  # or, by a model that has seen twice as many, so many
-_YOUNG = 256  # a model that has seen fewer takes them in before each prediction
+_YOUNG = 256  # a model that has seen fewer takes them in before a prediction, once they are an eighth of those
 RECENT = 4096  # (predicted, actual) pairs kept for the report
 _RECORD_LOG, _RECORD_S = 0.1, 50e-6
 _SHORTEST_S = 1e-7
@@ -74,16 +74,18 @@ class LaneModel:
 
     def refresh(self) -> None:
         """Take in what was observed, unless it is too little to matter."""
-        if self.plain.count < _YOUNG:
+        if self.plain.count < min(_YOUNG, 8 * len(self._keys)):
             self.flush()
 
-    def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_]]:
-        """Log costs (medians), and which of them rest on the key's history."""
+    def predict(self, rows: Array, keys: Keys | None) -> tuple[Array, NDArray[np.bool_] | None]:
+        """Log costs (medians), and which of them rest on the key's history; None where none does."""
         base = self._base(rows)
-        if keys is None:
-            return base, np.zeros(len(base), dtype=bool)
+        if keys is None or not self.history.recorded:
+            return base, None
         past = self.history.read(keys)
         known = past == past
+        if not np.logical_or.reduce(known):
+            return base, None
         share = min(max(self._kept / self._deviations, 0.0), 1.0)
         mixed = np.where(np.isnan(base), past, base + share * (past - base))
         return np.where(known, mixed, base), known
@@ -104,7 +106,8 @@ class LaneModel:
         self._record(keys, rows, logs)
 
     def _judge(self, keys: Keys, rows: Array, logs: Array) -> None:
-        predicted, known = self.predict(rows, keys)
+        predicted, those = self.predict(rows, keys)
+        known = np.zeros(len(rows), dtype=bool) if those is None else those
         usable = ~np.isnan(predicted)
         usable &= known | (_given(rows) & (self.model.count > 0))  # of the others only the lane's mean was known
         errors = logs - predicted
@@ -132,8 +135,11 @@ class LaneModel:
 
     def _base(self, rows: Array) -> Array:
         """Log costs by the models alone; nan where nothing is known."""
+        learned = self.model is not self.plain and self.model.count > 0
+        if learned and (total := np.add.reduce(rows, axis=None)) == total:  # none is nan
+            return self.model.predict(rows)
         logs = np.full(len(rows), self.plain.level if self.plain.count else np.nan)
-        if self.model is self.plain or not self.model.count:
+        if not learned:
             return logs
         given = _given(rows)
         if given.any():
@@ -174,6 +180,8 @@ class CostModel:
         with self._lock:
             model.refresh()
             logs, known = model.predict(self._matrix(features, count), keys)
+            if known is None:
+                return np.exp(logs + model.learned.smear)
             return np.exp(logs + np.where(known, model.recalled.smear, model.learned.smear))
 
     def observe_many(self, lane: str, keys: Keys | None, features: ArrayLike | None, seconds: ArrayLike) -> None:
@@ -220,6 +228,8 @@ class CostModel:
         return {name: model.history.recorded for name, model in self._lanes.items()}
 
     def _matrix(self, features: ArrayLike | None, count: int) -> Array:
+        if isinstance(features, np.ndarray) and features.shape == (count, self.features):
+            return features
         if features is None or self.features == 0:
             return np.full((count, self.features), np.nan)
         return np.asarray(features, dtype=np.float64).reshape(count, self.features)

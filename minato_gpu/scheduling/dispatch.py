@@ -27,7 +27,7 @@ from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
 
-INSPECT_CHUNK = 8
+LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
 JOINED_BELOW_S = 20e-3  # beside what a costlier sample takes, laying it down counts for nothing
 LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
@@ -222,7 +222,7 @@ class Dispatcher:
     def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
         """Dispatch a chunk that begins with ``entry``, up to the plan's split; False when memory forbids it."""
         if entry.inspect:
-            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + INSPECT_CHUNK)))
+            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + self._reads_at_once(entry))))
             self.waiting.take(entry, part.hi - part.lo)
             self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
             return True
@@ -235,6 +235,13 @@ class Dispatcher:
         if plan is not None:
             self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
         return True
+
+    def _reads_at_once(self, entry: Entry) -> int:
+        """How many samples a lane reads the headers of in one dispatch: many cost the training process little, but what
+        the consumer waits for, and the last that wait, are shared out to all slots."""
+        if self.consumer_starves and entry.place is self.oldest:
+            return LEAST_READS
+        return max(LEAST_READS, min(MOST_READS, self.waiting.unread // (2 * max(self.intake.pace.cpu_slots, 1))))
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
         """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""

@@ -68,7 +68,8 @@ class History:
         found = plain(keys)
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or not len(found):
             return None
-        return found.astype(np.intp) if found.min() >= 0 and found.max() < len(self._codes) else None
+        least, most = np.minimum.reduce(found), np.maximum.reduce(found)
+        return found.astype(np.intp, copy=False) if least >= 0 and most < len(self._codes) else None
 
     def _read(self, keys: Keys) -> NDArray[np.uint16]:
         indices = self._indices(keys)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count, repeat
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, LaneOpened, TicketSpan, serials
+from minato_gpu.scheduling.messages import CPU, LaneOpened, TicketSpan
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
@@ -124,9 +125,10 @@ class Intake:
             if device is None:
                 self._add_runs(lo, place, cpu[at : at + hi - lo])
             else:
-                for number, serial in enumerate(serials(lo, hi), at):
-                    plans = () if between is None else between[number]
-                    self._add_one(serial, place, cpu[number], device[number], read, plans)
+                these = slice(at, at + hi - lo)
+                self._add_each(
+                    lo, place, cpu[these], device[these], read, repeat(()) if between is None else between[these]
+                )
             at += hi - lo
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
@@ -136,18 +138,18 @@ class Intake:
     def _add_runs(self, first: TicketId, place: Place, costs: Sequence[float]) -> None:
         """Neighbours for the CPU, as runs from which leases are cut; those that are slow, or would be a lease by
         themselves, alone."""
-        count, total = len(costs), sum(costs)
+        size, total = len(costs), sum(costs)
         if total == total:
-            self.pace.expect(total / count, None, count)
+            self.pace.expect(total / size, None, size)
         lease_s = self.pace.lease_s(0.0, self.pace.window)
-        limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / count), self._policy.chunk_s / 4)
+        limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / size), self._policy.chunk_s / 4)
         if self._policy.joins:  # the rest of its batch would have to be laid down
-            limit = max(limit, LAID_DOWN_S * count) if self.pace.cpu_slots > 1 else INFINITE
+            limit = max(limit, LAID_DOWN_S * size) if self.pace.cpu_slots > 1 else INFINITE
         start = 0
-        for at in () if max(costs) <= limit else range(count):
+        for at in () if max(costs) <= limit else range(size):
             if not costs[at] <= limit:  # nan: nothing is known of it
                 self._add_run(TicketId(first + start), place, costs[start:at])
-                self._add_one(TicketId(first + at), place, costs[at], None, False, (), expected=True)
+                self._add_each(TicketId(first + at), place, costs[at : at + 1], None, False, ((),), expected=True)
                 start = at + 1
         self._add_run(TicketId(first + start), place, costs[start:])
 
@@ -170,35 +172,41 @@ class Intake:
 
     def _settle(self, entry: Entry) -> None:
         """Choose the side of a ticket whose costs are known."""
-        self._reconsider(entry)
-        if entry.device is not None and (self.router.beyond(entry) or not self._policy.cpu_runs):
+        if entry.device is not None or entry.steps is not None:
+            entry.suit(self.pace.patience())
+        if entry.device is not None and (not self._policy.cpu_runs or self.router.beyond(entry)):
             entry.side = entry.home
-            self.rank(entry)
+        self.rank(entry)
 
-    def _add_one(
+    def _add_each(
         self,
-        serial: TicketId,
+        first: TicketId,
         place: Place,
-        cpu: float,
-        device: float | None,
+        cpu: Sequence[float],
+        device: Sequence[float] | None,
         read: bool,
-        between: Sequence[Plan],
+        between: Iterable[Sequence[Plan]],
         *,
         expected: bool = False,
     ) -> None:
-        cost, other = self._guess(cpu, device)
-        entry = Entry(serial, TicketId(serial + 1), place, cost, other)
-        entry.read = read
-        entry.cold = self.cold
-        if cost is not None:
-            if between and all(plan.cpu >= 0 <= plan.device for plan in between):  # none is nan
-                entry.set_plans(between)
-            if not expected:
-                self.pace.expect(cost, other, 1, entry.steps)
-            self._settle(entry)
-        elif other is not None and not self._policy.cpu_runs:
-            entry.side = entry.home
-        self._waiting.add(entry)
+        """Queue neighbours of a place each alone."""
+        entries: list[Entry] = []
+        for serial, seconds, there, plans in zip(count(first), cpu, device or repeat(None), between, strict=False):
+            cost, other = (seconds, there) if seconds == seconds and there == there else self._guess(seconds, there)
+            entry = Entry(TicketId(serial), TicketId(serial + 1), place, cost, other)
+            entry.read = read
+            entry.cold = self.cold
+            if cost is not None and plans and all(plan.cpu >= 0 <= plan.device for plan in plans):  # none is nan
+                entry.set_plans(plans)
+            entries.append(entry)
+        if not expected:
+            self.pace.expect_each([(each.cpu, each.device, each.steps) for each in entries if each.cpu is not None])
+        for entry in entries:
+            if entry.cpu is not None:
+                self._settle(entry)
+            elif entry.device is not None and not self._policy.cpu_runs:
+                entry.side = entry.home
+            self._waiting.add(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
         """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""

@@ -50,13 +50,22 @@ class Pace:
         self.tau = 0.0
         self.cpu_tau = 0.0  # the same for the CPU's lanes alone
 
-    def expect(self, cpu: float, device: float | None, samples: int = 1, steps: Sequence[Step] | None = None) -> None:
-        """``samples`` with these predicted costs were admitted; ``steps``: one that can be cut."""
-        if steps is not None:
-            self._cuttable.append((self._seen, steps))
+    def expect(self, cpu: float, device: float | None, samples: int) -> None:
+        """``samples`` with these predicted costs were admitted."""
         self._seen += samples
         self._recent.extend([(cpu, cpu if device is None else device)] * min(samples, _MEMORY))
         self._fresh += samples
+        if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
+            self.measure()
+
+    def expect_each(self, costs: Sequence[tuple[float, float | None, Sequence[Step] | None]]) -> None:
+        """Samples with these predicted costs on the CPU and on a device were admitted; with steps: that can be cut."""
+        for cpu, device, steps in costs:
+            if steps is not None:
+                self._cuttable.append((self._seen, steps))
+            self._seen += 1
+            self._recent.append((cpu, cpu if device is None else device))
+        self._fresh += len(costs)
         if self._fresh >= min(_MEMORY, 1 + len(self._recent) // 2):
             self.measure()
 

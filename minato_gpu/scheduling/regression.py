@@ -94,9 +94,13 @@ class LogLinear:
         self._high = high if self.count == 0 else np.maximum(self._high, high)
 
     def _basis(self, features: Array) -> Array:
-        ones = np.ones((len(features), 1))
-        if not self.features:
-            return ones
-        z = np.log(np.maximum(features, _FLOOR)) - self._center
-        bend = np.clip(z, self._low, self._high)  # a parabola must not run away outside of what was seen
-        return np.concatenate((ones, z, bend * bend), axis=1)
+        size = self.features
+        basis = np.ones((len(features), 1 + 2 * size))
+        if size:
+            z, squares = basis[:, 1 : 1 + size], basis[:, 1 + size :]
+            np.log(np.maximum(features, _FLOOR), out=z)
+            z -= self._center
+            # a parabola must not run away outside of what was seen
+            bend = np.minimum(np.maximum(z, self._low), self._high)
+            np.multiply(bend, bend, out=squares)
+        return basis

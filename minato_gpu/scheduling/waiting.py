@@ -178,6 +178,7 @@ class Waiting:
         self._near: dict[tuple[str, str], _Heap] = {(side, home): [] for home in homes for side in (CPU, home)}
         self._entries: dict[TicketId, Entry] = {}
         self._oldest: list[TicketId] = []
+        self.unread = 0  # tickets whose costs must be read from their headers first
         self._seconds = dict.fromkeys(self._sides, 0.0)
         self._samples = dict.fromkeys(self._sides, 0)
         self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
@@ -187,6 +188,8 @@ class Waiting:
         entry.waits = True
         self._entries[entry.lo] = entry
         entry.place.waiting += entry.hi - entry.lo
+        if entry.inspect:
+            self.unread += entry.hi - entry.lo
         heappush(self._oldest, entry.lo)
         if len(self._oldest) > 64 + 4 * len(self._entries):
             self._oldest = sorted(self._entries)
@@ -195,20 +198,23 @@ class Waiting:
     def _push(self, entry: Entry, sign: int) -> None:
         self._account(entry, sign)
         item = (entry.priority, entry.lo, entry)
+        most = 64 + 4 * len(self._entries)
         heap = (self._slow if entry.slow else self._fast)[entry.side]
         heappush(heap, item)
-        self._sweep(heap, entry.side)
+        if len(heap) > most:
+            self._sweep(heap, entry.side)
         if entry.device is not None:
             near = -entry.ratio if entry.side == CPU else entry.ratio
             heap = self._near[entry.side, entry.home]
             heappush(heap, (near, entry.lo, entry))
-            self._sweep(heap, entry.side)
+            if len(heap) > most:
+                self._sweep(heap, entry.side)
 
-    def _sweep(self, heap: _Heap, side: str) -> None:
-        """Drop the dead items once they are most of the heap, so that it never outgrows the window."""
-        if len(heap) > 64 + 4 * len(self._entries):
-            heap[:] = [item for item in heap if item[2].waits and item[2].side == side]
-            heapify(heap)
+    @staticmethod
+    def _sweep(heap: _Heap, side: str) -> None:
+        """Drop the dead items, which are most of the heap, so that it never outgrows the window."""
+        heap[:] = [item for item in heap if item[2].waits and item[2].side == side]
+        heapify(heap)
 
     def _account(self, entry: Entry, sign: int) -> None:
         self._samples[entry.side] += sign * (entry.hi - entry.lo)
@@ -226,6 +232,8 @@ class Waiting:
         entry.waits = False
         del self._entries[entry.lo]
         entry.place.waiting -= entry.hi - entry.lo
+        if entry.inspect:
+            self.unread -= entry.hi - entry.lo
         self._account(entry, -1)
         if entry.lo + count < entry.hi:
             self.add(entry.part(TicketId(entry.lo + count), entry.hi))

@@ -126,7 +126,8 @@ def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[l
             begin = record.slab + sources[number] - record.first * leaf.nbytes
             way = _Way(begin, offsets[number] + (at - lo) * leaf.nbytes, leaf.nbytes)
             there = [(serial, item) for serial, item in residents if number in item.leaves]
-            runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
+            if len(there) < hi - lo:
+                runs += [way.run(a, b) for a, b in without([(lo, hi)], singles(serial for serial, _ in there))]
             for serial, item in there:
                 row, run = at + serial - lo, way.run(serial, serial + 1)
                 on_device.append(DeviceRow(item.made, number, row, item.leaves[number], run))

@@ -139,6 +139,13 @@ class Samples:
         self._inspects = True
         self._window.at(serial).sources[serial] = item
 
+    def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[Source]) -> None:
+        """The same of these tickets."""
+        self._inspects, at = True, 0
+        for record, lo, hi in self._window.parts(spans):
+            record.sources.update(zip(serials(lo, hi), items[at:], strict=False))
+            at += hi - lo
+
     def used(self, spans: Iterable[TicketSpan]) -> None:
         """The host reads of these tickets are no longer needed."""
         if not self._inspects:
