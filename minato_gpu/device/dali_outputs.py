@@ -6,9 +6,9 @@ behind the copies has come to pass, and are let go of by the lane's thread. Reje
 deleter runs in whichever thread drops the last batch that has such a row, the training loop say, and may wait for the
 whole device there, which also breaks a CUDA graph that is being captured; and rows that are kept keep DALI's memory.
 
-On the CPU outputs are views, which keep their own memory alive. It is never that of an input, although inputs are fed
-without a copy and an operator may hand its input through: inputs are lists of separate arrays, an output is one block,
-so DALI copies (the tests hold that).
+On the CPU outputs are views, which keep their own memory alive. It is never that of a sample's field, although inputs
+are fed without a copy and an operator may hand its input through: inputs are lists of separate arrays, or were stacked,
+and an output is one block, so DALI copies (the tests hold that).
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Driver:
         instead = {
             "Stream": self._stream,
             "Event": self._event,
-            "stream": self._within,
+            "stream": self.within,
             "set_device": self.choose,
             "current_device": lambda: self.devices[threading.current_thread().name],
             "is_initialized": lambda: True,
@@ -70,7 +70,7 @@ class Driver:
         self.devices[thread] = before
 
     def _stream(self, *arguments: Any, **options: Any) -> str:
-        self.made.append(f"stream {len(self.made)}")
+        self.made.append(DriverStream(self, f"stream {len(self.made)}"))
         self._of[self.made[-1]] = arguments[0].index
         self.asked.append(("stream", *arguments, *options.items()))
         return self.made[-1]
@@ -80,7 +80,7 @@ class Driver:
         return SimpleNamespace(record=lambda stream: self.asked.append(("record", stream)))
 
     @contextmanager
-    def _within(self, stream: Any) -> Iterator[Any]:
+    def within(self, stream: Any) -> Iterator[Any]:
         """It makes the stream's device current, and then the one that was so before."""
         device = self.devices[threading.current_thread().name]
         before, self.current = self.current, stream
@@ -94,6 +94,24 @@ class Driver:
 
     def _get_device_properties(self, device: Any = None) -> Any:
         return SimpleNamespace(uuid="0a-1b")
+
+
+class DriverStream(str):
+    """A stream by its name, current within itself."""
+
+    _driver: Driver
+
+    def __new__(cls, driver: Driver, name: str) -> DriverStream:
+        stream = super().__new__(cls, name)
+        stream._driver = driver
+        return stream
+
+    def __enter__(self) -> None:
+        self._context = self._driver.within(self)
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
 
 
 class Tensor:

@@ -126,6 +126,30 @@ def _plus_one(fields: Any, _: Any) -> Any:
     return {"x": fields["x"] + np.float32(1)}
 
 
+def test_what_later_stages_draw_lies_with_what_was_read(links: WorkerChannels) -> None:
+    """The same as whoever goes on would draw; nothing where a stage cannot: it says so itself."""
+
+    def draw(rng: np.random.Generator, meta: Any) -> Any:
+        if meta["x"][0] == 6:
+            raise ValueError("not for this one")
+        return {"y": float(rng.random())}
+
+    x = Field(np.float32, (3,))
+    read = Stage("read", ("n",), {"x": x}, cpu=lambda fields, _: {"x": np.full(3, fields["n"], np.float32)})
+    add = Stage("add", ("x",), {"x": x}, _plus_one, TorchFunction(_plus_one))
+    shift = Stage("shift", ("x",), {"x": x}, _plus_one, TorchFunction(_plus_one), draw, meta=("x",))
+    pipeline = Pipeline((read, shift, add), outputs=("x",))
+    bench = Bench(links, job(lambda key: {"n": key}, pipeline=pipeline))
+    given = task(piece([5, 6]), kind="inspect")
+    found = [bench.store.get(item.fields) for item in items_of(bench.run(given))]
+    fields = {"x": np.full(3, 5, np.float32)}
+    assert found[0][1] == {1: pipeline.draw(1, fields, sample_seed(given.seed, 0, 5)), 2: {}}
+    assert [float(one["x"][0]) for one, _ in found] == [5.0, 6.0] and found[1][1] is None
+    sources = [item.fields for item in items_of(bench.run(given._replace(chunk=3)))]
+    (failure,) = items_of(bench.run(task(piece([6], sources=sources[1:]), chunk=4)))
+    assert isinstance(failure, Failure) and failure.origin is not None and failure.origin.stage == "shift"
+
+
 def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(links: WorkerChannels) -> None:
     """At another one it would wait for a CPU worker: no device has a plan for it."""
     runs, go_on = threading.Event(), threading.Event()
