@@ -168,11 +168,17 @@ class Dispatcher:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
-        few = lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2
-        if few and (lane.load[0] or not self.consumer_starves):
-            return False  # until there is more for it, or it is idle while the consumer waits
+        if lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2 and not self._is_held_up_by(lane):
+            return False
         picked = self._pick(lane)
         return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
+
+    def _is_held_up_by(self, lane: LaneState) -> bool:
+        """Whether the consumer waits, the lane is idle, and the oldest sample that waits does so on the lane's side."""
+        if lane.load[0] or not self.consumer_starves:
+            return False
+        oldest = self.waiting.oldest()
+        return oldest is not None and oldest.side == lane.side
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""
