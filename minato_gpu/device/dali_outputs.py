@@ -19,6 +19,7 @@ import importlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from minato_gpu.device.accelerator import Event, Stream
+from minato_gpu.memory.layout import torch_dtype
 from minato_gpu.samples import Value
 
 
@@ -55,20 +57,25 @@ def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
 def on_device(output: Output, device: str, stream: Stream | None) -> Sequence[Value]:
     """The samples of an output as torch tensors on ``device`` ("cpu" in tests). With ``stream``, the calling thread's
     current one, they are ready there, and ``output`` must stay until then; without one they are ready."""
-    types = importlib.import_module("nvidia.dali.types")
-    dtype = torch.from_numpy(np.empty(0, types.to_numpy_type(output.dtype))).dtype
-    shapes = [tuple(shape) for shape in output.shape()]
-    sizes = [math.prod(shape) for shape in shapes]
-    block = torch.empty(sum(sizes), dtype=dtype, device=device)
+    shapes = list(output.shape())
+    alike = shapes.count(shapes[0]) == len(shapes)
+    sizes = [math.prod(shape) for shape in shapes[: 1 if alike else None]]
+    block = torch.empty(sizes[0] * len(shapes) if alike else sum(sizes), dtype=_dtype(output.dtype), device=device)
     into = ctypes.c_void_p(block.data_ptr())
     if block.numel() and stream is not None:
         output.copy_to_external(into, ctypes.c_void_p(stream.cuda_stream), non_blocking=True)
     elif block.numel():
         output.copy_to_external(into)
-    if len(set(shapes)) == 1:
+    if alike:
         rows: Sequence[Value] = block.view(len(shapes), *shapes[0]).unbind(0)
         return rows
-    return [part.view(shape) for part, shape in zip(block.split(sizes), shapes, strict=True)]
+    return [part.view(tuple(shape)) for part, shape in zip(block.split(sizes), shapes, strict=True)]
+
+
+@cache
+def _dtype(of_dali: object) -> torch.dtype:
+    types = importlib.import_module("nvidia.dali.types")
+    return torch_dtype(np.dtype(types.to_numpy_type(of_dali)))
 
 
 class Kept:

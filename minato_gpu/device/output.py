@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -28,11 +28,13 @@ from minato_gpu.device.accelerator import Event, Stream
 from minato_gpu.device.loads import Made, rows_bytes
 from minato_gpu.device.staging import Download
 from minato_gpu.device.transfers import Transfers
+from minato_gpu.device.values import Result
 from minato_gpu.lanes.base import Extra, Handed, Item, Local, Piece, Resident, Task
 from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.memory.layout import Layout, Mismatch, Views
-from minato_gpu.samples import Value
+from minato_gpu.samples import StageError, Value
 
+_TOGETHER = 32  # samples of which one takes a few microseconds
 Container = Value
 """A sample's fields by name, or an array by row: where a value goes on the host."""
 
@@ -64,6 +66,26 @@ class Issued(NamedTuple):
             return True
 
 
+class Columns(NamedTuple):
+    """Where the fields of a flat layout's samples go. ``names``: of all; ``there``: of those that stay on the device,
+    with the number of the leaf, dtype and shape; ``here``: of the others, which go into rows on the host."""
+
+    layout: Layout
+    names: tuple[str, ...]
+    there: list[tuple[str, int, torch.dtype | None, tuple[int, ...]]]
+    here: list[tuple[str, int]]
+
+    @classmethod
+    def of(cls, layout: Layout, made: frozenset[str]) -> Columns | None:
+        """``made``: names of the fields that device implementations make."""
+        leaves, numbers = layout.leaves, layout.by_name
+        if len(numbers) < len(leaves):
+            return None
+        stay = {name for name, number in numbers.items() if name in made and leaves[number].kind != "object"}
+        there = [(name, n, leaves[n].dtype, leaves[n].shape) for name, n in numbers.items() if name in stay]
+        return cls(layout, tuple(numbers), there, [(name, n) for name, n in numbers.items() if name not in stay])
+
+
 class DeviceOutput:
     """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
     know it). ``spilled``: samples that the budget sent to the host."""
@@ -82,6 +104,7 @@ class DeviceOutput:
         self.held = 0  # bytes taken for samples that are not made yet
         self._beyond = False  # they were taken although there was no room
         self._begin: Event | None = None
+        self._known: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
 
     def _new_made(self) -> Made | None:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
@@ -195,6 +218,69 @@ class DeviceOutput:
                 self._describe(value)
         return Local(value, approximate_bytes(value))
 
+    def put_all(
+        self,
+        task: Task,
+        tickets: Sequence[tuple[Piece, int]],
+        results: Sequence[Result],
+        made: frozenset[str],
+        pause: Callable[[], None] = lambda: None,
+    ) -> list[Resident | None]:
+        """``put`` of a micro-batch whose samples stay on the device: their references; None for each that is to be
+        ``put`` by itself, as it failed or is not what the layout says.
+
+        What is the same for all is done once. ``pause`` is called between two parts of the work.
+        """
+        found: list[Resident | None] = [None] * len(results)
+        layout = task.layout
+        columns = self._columns(layout, made) if layout and self._transfers is not None else None
+        if not layout or columns is None or not columns.there:
+            return found
+        slabs: dict[tuple[int, int], list[tuple[int, int, dict[str, Value], dict[int, torch.Tensor]]]] = {}
+        for n, ((piece, at), result) in enumerate(zip(tickets, results, strict=True)):
+            if n % _TOGETHER == 0:
+                pause()
+            if isinstance(result, StageError) or piece.slab < 0:
+                continue
+            leaves = self._there(columns, result)
+            if leaves is not None:
+                slabs.setdefault((piece.slab, piece.rows), []).append((n, piece.row + at, result, leaves))
+        for (slab, slab_rows), samples in slabs.items():
+            pause()
+            views = self._store.views(slab, slab_rows, layout)
+            rows = [row for _, row, _, _ in samples]
+            try:
+                objects = _write_columns(columns, views, rows, [result for _, _, result, _ in samples])
+            except Mismatch:  # of one of them: which, is found where each is put by itself
+                continue
+            for (n, row, _, leaves), beside in zip(samples, objects, strict=True):
+                item = found[n] = Resident(beside, leaves=leaves, made=self._made)
+                self._placed.append((views, row, item))
+        return found
+
+    def _columns(self, layout: bytes, made: frozenset[str]) -> Columns | None:
+        """None where samples are no flat mappings."""
+        if self._known is None or self._known[0] != (layout, made):
+            self._known = (layout, made), Columns.of(self._store.layout(layout), made)
+        return self._known[1]
+
+    def _there(self, columns: Columns, result: dict[str, Value]) -> dict[int, torch.Tensor] | None:
+        """The result's leaves on the device; None where it is not what the layout says."""
+        assert self._transfers is not None
+        if tuple(result) != columns.names:  # in another order, too: a batch has that of its first sample
+            return None
+        adopt = self._transfers.accelerator.adopt
+        leaves = {}
+        for name, number, dtype, shape in columns.there:
+            value = result[name]
+            if type(value) is not torch.Tensor and not hasattr(value, "__dlpack__"):
+                return None
+            tensor = adopt(value)
+            if tensor.dtype is not dtype or tensor.shape != shape:
+                return None
+            leaves[number] = tensor
+        return leaves
+
     def _adopted(self, value: Value, lent: bool) -> Value:
         """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
         if self._transfers is None or not _is_array(value):
@@ -300,6 +386,22 @@ class DeviceOutput:
         if self._transfers is None or issued.begin is None or issued.end is None:
             return None
         return self._transfers.accelerator.seconds(issued.begin, issued.end)
+
+
+def _write_columns(
+    columns: Columns, views: Views, rows: Sequence[int], samples: Sequence[Mapping[str, Value]]
+) -> Sequence[list[Value]]:
+    """Copy what of the samples goes to the host into their rows; returns the objects of each. Raises Mismatch."""
+    objects: list[list[Value]] = []
+    for name, number in columns.here:
+        values, view = [sample[name] for sample in samples], views[number]
+        if view is not None:
+            columns.layout.write_column(number, view, rows, values)
+            continue
+        if any(type(value) is not columns.layout.leaves[number].type for value in values):
+            raise Mismatch
+        objects.append(values)
+    return [list(beside) for beside in zip(*objects, strict=True)] if objects else [[]] * len(samples)
 
 
 def _is_array(value: Value) -> bool:

@@ -80,6 +80,7 @@ class Download:
     ) -> None:
         self._tensors = tensors
         self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
+        self._alike = _alike(tensors)
         self._host = accelerator.host(total)
         together = self._room(accelerator, total) if len(tensors) > MOST and has_room(total) else None
         if together is None:
@@ -106,6 +107,10 @@ class Download:
 
     def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Where the tensors lie in it."""
+        if self._alike:
+            first = self._tensors[0]
+            each = memory.view(len(self._tensors), first.nbytes).view(first.dtype)
+            return list(each.view(len(self._tensors), *first.shape).unbind(0))
         pairs = zip(self._places, self._tensors, strict=True)
         return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
 
@@ -118,6 +123,14 @@ class Download:
         arrays = [np.array(value) for value in self.values()]
         self._tensors = ()
         return arrays
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether they fill memory in which they lie side by side, as the rows of one tensor would."""
+    if not tensors:
+        return False
+    dtype, shape, nbytes = tensors[0].dtype, tensors[0].shape, tensors[0].nbytes
+    return nbytes > 0 and nbytes % ALIGN == 0 and all(one.dtype is dtype and one.shape == shape for one in tensors)
 
 
 def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -282,8 +282,10 @@ class DeviceWork:
         with self._outlet.working():
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
-            for at, one, result in self._at.each(zip(ready, given, results, strict=True)):
-                items[at] = self._take(run, split, numbers[at], one[0], result)
+            tickets = [run.tickets[number] for number in run.given]
+            put = self._outlet.put_all(task, tickets, results, executor.made, self._at.pause)
+            for at, one, result, item in zip(ready, given, results, put, strict=True):
+                items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
             self._at.pause()
             return self._outlet.issued(items)
 

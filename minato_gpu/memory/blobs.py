@@ -15,7 +15,7 @@ import io
 import pickle
 import struct
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
@@ -216,11 +216,16 @@ def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: Fals
     return Dump(data, views, lengths, nbytes)
 
 
+@lru_cache(64)
+def _lengths(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}q")
+
+
 def write(target: memoryview, dumped: Dump) -> None:
     """Lay a dumped value into ``target``, which has the size that ``dump`` named."""
     lengths, data = dumped.lengths, dumped.data
     _HEAD.pack_into(target, 0, len(data), len(lengths))
-    struct.pack_into(f"<{len(lengths)}q", target, _HEAD.size, *lengths)
+    _lengths(len(lengths)).pack_into(target, _HEAD.size, *lengths)
     start = _HEAD.size + 8 * len(lengths)
     target[start : start + len(data)] = data
     offset = round_up(start + len(data), _ALIGN)
@@ -247,7 +252,7 @@ def load(source: Value, parts: Iterable[Value] = (), *, copies_small: bool = Fal
     ``parts``: arrays of its parts, in their order. ``copies_small``: what is small against ``source`` is copied.
     """
     size, count = _HEAD.unpack_from(source, 0)
-    lengths = struct.unpack_from(f"<{count}q", source, _HEAD.size)
+    lengths = _lengths(count).unpack_from(source, _HEAD.size)
     start = _HEAD.size + 8 * count
     offset = round_up(start + size, _ALIGN)
     buffers, rest = [], iter(parts)

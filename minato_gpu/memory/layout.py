@@ -161,6 +161,26 @@ class Layout:
                     raise Mismatch from None
         return objects
 
+    def write_column(self, number: int, view: NDArray[Value], rows: Sequence[int], values: Sequence[Value]) -> None:
+        """Copy leaf ``number``, no object, of several samples into their rows of its ``view``. Raises ``Mismatch`` as
+        ``write`` does."""
+        leaf = self.leaves[number]
+        if any(type(value) is not leaf.type for value in values):
+            raise Mismatch
+        if leaf.kind == "scalar":
+            try:
+                view[rows] = np.array(values, leaf.raw)
+            except OverflowError:
+                raise Mismatch from None
+            return
+        for row, value in zip(rows, values, strict=True):
+            if leaf.kind == "tensor":
+                view[row] = _fitting(value, leaf)
+            elif value.dtype != leaf.raw or value.shape != leaf.shape or _backwards(value):
+                raise Mismatch
+            else:
+                view[row] = value
+
     def writer(self, views: Views) -> Callable[[int, Value], list[Value] | None]:
         """``write`` bound to a slab; samples of a single array or tensor, the most common ones, without the detours."""
         leaf, view = self.leaves[0], views[0]
