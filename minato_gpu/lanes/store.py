@@ -102,6 +102,9 @@ class Store:
             return copy.deepcopy(value) if lasting else value
         assert isinstance(item, Blob)
         buffer = self._links.buffer(item.worker)
+        if len(item.blocks) == 1 and not lasting:
+            ((offset, nbytes),) = item.blocks
+            return blobs.load(buffer[offset : offset + nbytes])
         block, *parts = (buffer[offset : offset + nbytes] for offset, nbytes in item.blocks)
         if lasting:
             return blobs.load(np.array(block), [np.array(part) for part in parts])
