@@ -191,6 +191,11 @@ def _on(device: torch.device, stream: Stream) -> Iterator[None]:
         yield
 
 
+def gpu_name(device: str) -> str:
+    """What the GPU is called; "" where there is none."""
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else ""
+
+
 def await_stream(stream: Stream) -> None:
     """Wait, asleep, until the stream is through with all that has been issued on it."""
     event = torch.cuda.Event(blocking=True)

@@ -25,7 +25,8 @@ class StepState(NamedTuple):
 class CurrentStep:
     """The step under way. One tuple takes the place of another, so a reader sees one or the other.
 
-    ``between``: called by the thread before each step, for what must not wait until the step is over.
+    ``between``: called by the thread before each step, for what must not wait until the step is over; ``scheduled``:
+    once the device has been asked for a micro-batch, for what can be done before it is waited for.
 
     Decision: a function knows a sample by its parameters, an object of the sample's own, and which number that is is
     only looked up when somebody asks. Rejected: numbers handed down through every segment, for what happens never.
@@ -34,6 +35,7 @@ class CurrentStep:
     def __init__(self) -> None:
         self.step = StepState(0.0, -1, None, 1)
         self.between: Callable[[], None] = lambda: None
+        self.scheduled: Callable[[], None] = lambda: None
         self._drawn: Sequence[object] = ()
         self._first = 0
 

@@ -123,6 +123,18 @@ class DeviceExecutor:
             self._first_runs = 1
         return results
 
+    def ahead(self, items: Sequence[Given]) -> bool:
+        """Begin samples behind those that are at work; ``run`` is to be called with them next. Whether that was done:
+        what was drawn for them must be known, and all of them be one micro-batch."""
+        drawn = [draws for _, draws in items if not isinstance(draws, int)]
+        if not 0 < len(items) <= self.batches.size.limit or len(drawn) < len(items):
+            return False
+        return self._segments[0].ahead([fields for fields, _ in items], drawn)
+
+    def forget(self) -> None:
+        """``run`` will not be called with what was begun ahead."""
+        self._segments[0].forget()
+
     def load(self) -> None:
         """Import the libraries that the stages need (DALI takes most of a second), ahead of the first ``run``."""
         for segment in self._segments:

@@ -108,7 +108,9 @@ class DeviceLane(Lane):
             useless=self._retire_useless,
             trim=None if transfers is None else transfers.accelerator.trim,
             report=self._report,
+            next_task=self._next_task,
         )
+        self._peeked: deque[Task | None] = deque()  # taken from there by the thread, and not begun
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._told: deque[Message] = deque()
         self._looks = False  # somebody wants to know what the thread is at
@@ -257,7 +259,7 @@ class DeviceLane(Lane):
     def _go_on(self) -> bool:
         """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
         try:
-            task = self._tasks.get(block=not self._work.under_way)
+            task = self._peeked.popleft() if self._peeked else self._tasks.get(block=not self._work.under_way)
         except queue.Empty:
             self._work.end()
             return False
@@ -267,6 +269,17 @@ class DeviceLane(Lane):
             self._begun[task.run, task.chunk] = task
             self._work.begin(task)
         return task is None
+
+    def _next_task(self) -> Task | None:
+        """The task that comes after the one that is at work, if there is one."""
+        try:
+            self._peeked.append(self._tasks.get_nowait())
+        except queue.Empty:
+            return None
+        task = self._peeked[-1]
+        if task is not None:
+            self._begun[task.run, task.chunk] = task
+        return task
 
     def _report(self, report: Report) -> None:
         self._begun.pop((report.run, report.chunk), None)
@@ -279,6 +292,7 @@ class DeviceLane(Lane):
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
+        self._peeked = deque(task for task in self._peeked if task is None)
         self._end_for(error, "has broken down")
         for task in list(self._begun.values()) if self._may_retire else ():
             self._report(_refused(task))

@@ -33,6 +33,8 @@ _NAMES = ("libnvjpeg.so.13", "libnvjpeg.so.12")
 _REGIONS_SINCE = (13, 2)
 _CODECS = ("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12")
 _BREAKS_REGIONS = "0.9.0"
+# GPUs on which the engine was measured never to write early, and nvJPEG's version then (benchmarks/results)
+_NEVER_EARLY = {"NVIDIA H200": (13, 3, 2)}
 _USUAL_ENGINE_LOAD = 1.0  # what it does not take costs cores, 2.8 ms a photograph on an H200's host
 
 REGIONS, ENGINE_LOAD, WAITS = "MINATO_JPEG_REGIONS", "MINATO_HW_DECODER_LOAD", "MINATO_DECODING_WAITS"
@@ -78,11 +80,14 @@ def engine_load() -> float:
     return load
 
 
-def decoding_waits() -> bool:
-    """Whether a device lane waits on the host for its stream before each run of a graph that decodes. Raises ValueError
-    for ``MINATO_DECODING_WAITS`` other than 0 and 1."""
+def decoding_waits(gpu: str = "") -> bool:
+    """Whether a device lane waits on the host for its stream before each run of a graph that decodes, on a GPU of this
+    name ("": any). Raises ValueError for ``MINATO_DECODING_WAITS`` other than 0 and 1."""
     wanted = _switch(WAITS)
-    return engine_load() > 0.0 if wanted is None else wanted
+    if wanted is not None:
+        return wanted
+    measured = gpu in _NEVER_EARLY and (found() or (0, 0, 0)) >= _NEVER_EARLY[gpu]
+    return engine_load() > 0.0 and not measured
 
 
 def _switch(name: str) -> bool | None:

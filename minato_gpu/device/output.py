@@ -82,6 +82,7 @@ class DeviceOutput:
         self.held = 0  # bytes taken for samples that are not made yet
         self._beyond = False  # they were taken although there was no room
         self._begin: Event | None = None
+        self._last: Event | None = None  # behind what was issued last, where the device keeps time
 
     def _new_made(self) -> Made | None:
         return None if self._transfers is None else Made(None, self._transfers.accelerator)
@@ -144,8 +145,11 @@ class DeviceOutput:
         self.held += nbytes
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream."""
+    def working(self, *, behind: bool = False) -> Iterator[None]:
+        """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream.
+
+        ``behind``: the device was asked for them while it was at those that were issued before.
+        """
         self._placed, self._homeward, self._begin, self._sample = [], [], None, None
         if self._transfers is None:
             yield
@@ -155,7 +159,8 @@ class DeviceOutput:
             stream = self.stream
             assert stream is not None
             with accelerator.working(stream):
-                self._begin = accelerator.event(timed=True) if accelerator.keeps_time else None
+                if accelerator.keeps_time:
+                    self._begin = self._last if behind and self._last is not None else accelerator.event(timed=True)
                 yield
         finally:
             self.let_go()
@@ -238,6 +243,7 @@ class DeviceOutput:
             homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
         home = self._download([tensor for _, _, tensor in homeward]) if homeward else None
         end = accelerator.event(timed=accelerator.keeps_time)
+        self._last = end if accelerator.keeps_time else None
         if placed:
             made, self._made = self._made, self._new_made()
             assert made is not None

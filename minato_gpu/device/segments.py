@@ -42,6 +42,14 @@ class Segment:
         """The fields written for each sample; ``drawn`` holds each sample's parameters by stage number."""
         raise NotImplementedError
 
+    def ahead(self, batch: Batch, drawn: Drawn) -> bool:
+        """Begin a micro-batch behind the one that is at work, of which no more is asked before ``run`` is called for
+        it, with the same parameters; whether that was done."""
+        return False
+
+    def forget(self) -> None:
+        """Nobody will ask for what was begun ahead."""
+
     @property
     def built(self) -> bool:
         """Whether ``run`` would find everything built."""

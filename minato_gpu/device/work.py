@@ -19,9 +19,11 @@ told to ``useless``, with the last error.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
+from typing import NamedTuple
 
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.current_step import CurrentStep
@@ -51,12 +53,25 @@ class Unreported(BaseException):
         self.why = why
 
 
+class ReadTask(NamedTuple):
+    """Samples ``numbers`` of a task: references of those that could not be read, the places of the others among them,
+    and what is given to the executor. ``begun``: the device has been asked for them."""
+
+    task: Task
+    numbers: list[int]
+    items: list[Item]
+    ready: list[int]
+    given: list[Given]
+    begun: bool = False
+
+
 class DeviceWork:
     """For one thread. ``executors`` by split point, which show in ``at`` what they do;
     ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
     there is no memory for even one sample that the CPU can prepare; ``useless``: told, with the last error, where the
     device fails all that it is given and the CPU can prepare it; ``trim``: frees what pools of the device's memory hold
-    and do not use, if it has pools; ``report``: told of every task."""
+    and do not use, if it has pools; ``report``: told of every task; ``next_task``: the one that
+    will be begun next, if there is one."""
 
     def __init__(
         self,
@@ -73,7 +88,10 @@ class DeviceWork:
         useless: Callable[[str], None],
         trim: Callable[[], None] | None,
         report: Callable[[Report], None],
+        next_task: Callable[[], Task | None] = lambda: None,
     ) -> None:
+        self._next_task = next_task
+        self._ahead_of: ReadTask | None = None  # a task that comes later, of which the device may have begun
         self._pipeline = pipeline
         self._executors = executors
         self._at = at
@@ -95,6 +113,8 @@ class DeviceWork:
         self._cores = CoreTime("DALI") if counts_cores else None
         self._slices = Slices()
         at.between = self._between
+        if depth > 1:
+            at.scheduled = self._look_ahead
 
     def close(self) -> None:
         """All is reported."""
@@ -120,7 +140,10 @@ class DeviceWork:
     def abandon(self) -> None:
         """Forget what is under way: nobody will end it."""
         self._runs.clear()
-        self._current, self._ending = None, False
+        self._current, self._ending, self._ahead_of = None, False, None
+        for executor in self._executors.values():
+            with contextlib.suppress(Exception):
+                executor.forget()
 
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
@@ -266,26 +289,51 @@ class DeviceWork:
                 self._useless(self._why)
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
-        executor, task = self._executors[split], run.task
-        items: list[Item] = [None] * len(numbers)
-        ready: list[int] = []
-        given: list[Given] = []
-        for at, number in enumerate(numbers):
-            one = self._fields(*run.tickets[number], task)
-            if isinstance(one, Failure):
-                items[at] = one
-            else:
-                ready.append(at)
-                given.append(one)
+        executor, read = self._executors[split], self._ahead_of
+        if read is not None and read.task is run.task:
+            self._ahead_of = None
+            if read.numbers != numbers:
+                executor.forget()
+                read = None
+        else:
+            read = None
+        if read is None:
+            read = self._read(run, numbers)
+        items, ready, given = read.items, read.ready, read.given
         run.given = [numbers[at] for at in ready]
         self._ahead.start(given)
-        with self._outlet.working():
+        with self._outlet.working(behind=read.begun):
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
             for at, one, result in self._at.each(zip(ready, given, results, strict=True)):
                 items[at] = self._take(run, split, numbers[at], one[0], result)
             self._at.pause()
             return self._outlet.issued(items)
+
+    def _look_ahead(self) -> None:
+        """While the device is at a micro-batch: read the task that comes next, and have the device begin it."""
+        if self._ahead_of is not None or (task := self._next_task()) is None:
+            return
+        run = DeviceRun(task, self._pipeline.host_prefix)
+        parts = run.by_split()
+        for split, numbers in parts.items():
+            if len(parts) == 1:
+                read = self._read(run, numbers)
+                self._ahead_of = read._replace(begun=self._executors[split].ahead(read.given))
+
+    def _read(self, run: DeviceRun, numbers: list[int]) -> ReadTask:
+        """What the host read of these samples has left."""
+        items: list[Item] = [None] * len(numbers)
+        ready: list[int] = []
+        given: list[Given] = []
+        for at, number in enumerate(numbers):
+            one = self._fields(*run.tickets[number], run.task)
+            if isinstance(one, Failure):
+                items[at] = one
+            else:
+                ready.append(at)
+                given.append(one)
+        return ReadTask(run.task, numbers, items, ready, given)
 
     def _fields(self, piece: Piece, at: int, task: Task) -> Given | Failure:
         """What the host read of a sample has left, or why there is nothing to go on with."""

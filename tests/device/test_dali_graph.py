@@ -175,7 +175,7 @@ def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: 
     batch, drawn = samples.some(4)
     graph.build(drawn[0])
     assert graph._graph is not None
-    feed, run = graph._feed, graph._graph.run
+    feed, outputs = graph._feed, graph._graph.outputs
     fed: list[weakref.ref[Any]] = []
     held: list[bool] = []
 
@@ -186,10 +186,10 @@ def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: 
 
     def checked(stream: Any) -> Any:
         held.extend(ref() is not None for ref in fed)
-        return run(stream)
+        return outputs(stream)
 
     monkeypatch.setattr(graph, "_feed", noted)
-    monkeypatch.setattr(graph._graph, "run", checked)
+    monkeypatch.setattr(graph._graph, "outputs", checked)
     samples.check(batch, graph.run(batch, drawn))
     assert held == [True] * 4
     assert all(ref() is None for ref in fed), "and no longer"

@@ -30,6 +30,12 @@ def add(dali: Any, fields: Any, params: Any, device: str) -> Any:
     return {"row": fields["row"] + params["amount"]}
 
 
+def samples(value: int, lengths: tuple[int, ...] = RAGGED) -> tuple[list[Any], list[Any]]:
+    """Fields and parameters of a micro-batch."""
+    batch = [{"row": np.full(length, value, np.float32)} for length in lengths]
+    return batch, [{0: {"amount": np.float32(n)}} for n in range(len(lengths))]
+
+
 class Bench:
     """One graph on one device. ``run`` issues a micro-batch whose samples are all ``value``."""
 
@@ -43,11 +49,24 @@ class Bench:
 
     def run(self, value: int, lengths: tuple[int, ...] = RAGGED) -> tuple[list[Any], Any]:
         """The samples, and the event behind them; nobody else holds what was fed."""
-        batch = [{"row": np.full(length, value, np.float32)} for length in lengths]
-        drawn = [{0: {"amount": np.float32(n)}} for n in range(len(lengths))]
+        return self.run_samples(*samples(value, lengths))
+
+    def run_samples(self, batch: Any, drawn: Any) -> tuple[list[Any], Any]:
+        """The same of given ones."""
         with self.device.running(self.graph.stream):
             found = self.graph.run(batch, drawn)
             return [fields["row"] for fields in found], self.device.event()
+
+    def look_ahead(self, *coming: Any) -> list[bool]:
+        """Have each of these micro-batches scheduled ahead, once, as those before them are run; whether they were."""
+        left, begun = list(coming), list[bool]()
+
+        def scheduled() -> None:
+            if left:
+                begun.append(self.graph.ahead(*left.pop(0)))
+
+        self.graph.at.scheduled = scheduled
+        return begun
 
     def read(self, rows: list[Any], event: Any) -> list[Any]:
         """What the consumer reads, which waits for the event on its stream and not on the host."""
@@ -79,6 +98,60 @@ def test_in_every_order_that_events_allow_each_sample_is_its_own(bench: Bench, l
     assert bench.device.waited == []
     assert [bench.read(rows, event) for _, rows, event in runs] == [wanted(value, lengths) for value, _, _ in runs]
     assert bench.dali.gone == 0
+
+
+@pytest.mark.parametrize("bench", ORDERS, indirect=True)
+def test_a_micro_batch_that_was_scheduled_ahead_is_its_own(bench: Bench) -> None:
+    """It is scheduled once the one before has been, and before that is waited for."""
+    values = [10, 20, 30]
+    sets = [samples(value) for value in values]
+    begun = bench.look_ahead(*sets[1:])
+    bench.graph.build(sets[0][1][0])
+    runs = [bench.run_samples(*each) for each in sets]
+    assert (begun, bench.graph.runs, bench.device.waited) == ([True, True], 3, [])
+    assert [bench.read(*run) for run in runs] == [wanted(value) for value in values]
+    assert bench.dali.gone == 0
+
+
+def test_a_micro_batch_that_fails_runs_again_behind_the_one_that_was_scheduled_ahead(bench: Bench) -> None:
+    bench.run(0)
+    (first, second), bench.dali.fails = (samples(10), samples(20)), ["Error in MIXED operator"]
+    bench.look_ahead(second)
+    with pytest.raises(RuntimeError, match="MIXED"):
+        bench.run_samples(*first)
+    again = bench.run_samples(*first)
+    after = bench.run_samples(*second)
+    assert bench.graph.runs == 4
+    assert [bench.read(*run) for run in (again, after)] == [wanted(10), wanted(20)]
+
+
+def test_an_error_of_a_micro_batch_that_was_scheduled_ahead_is_raised_in_its_turn(bench: Bench) -> None:
+    bench.run(0)
+    first, second = samples(10), samples(20)
+    bench.look_ahead(second)
+    run = bench.run_samples(*first)
+    bench.dali.fails = ["Error in MIXED operator"]
+    with pytest.raises(RuntimeError, match="MIXED"):
+        bench.run_samples(*second)
+    assert [bench.read(*one) for one in (run, bench.run_samples(*second))] == [wanted(10), wanted(20)]
+
+
+def test_what_was_scheduled_ahead_and_is_not_wanted_is_no_others(bench: Bench) -> None:
+    bench.run(0)
+    bench.look_ahead(samples(20))
+    run = bench.run(10)
+    bench.graph.forget()
+    assert [bench.read(*one) for one in (run, bench.run(30))] == [wanted(10), wanted(30)]
+
+
+def test_nothing_is_scheduled_ahead_where_the_host_waits_before_each_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(nvjpeg.WAITS, "1")
+    monkeypatch.setattr(dali_graph, "await_stream", lambda stream: stream.record_event().synchronize())
+    bench.dali.operators = b"decoders__Image"
+    bench.run(0)
+    assert not bench.graph.ahead(*samples(20))
 
 
 def test_nothing_is_copied_under_the_lock_and_nothing_built_after_the_first(bench: Bench) -> None:

@@ -97,6 +97,10 @@ def test_the_codec_here_says_its_version_without_being_imported() -> None:
 @pytest.mark.usefixtures("libraries")
 def test_who_has_measured_sets_the_engines_load_and_whether_decoding_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (1.0, True)
+    monkeypatch.setattr(nvjpeg, "found", lambda: (13, 3, 2))
+    assert (nvjpeg.decoding_waits("NVIDIA H200"), nvjpeg.decoding_waits("NVIDIA H100 80GB HBM3")) == (False, True)
+    monkeypatch.setattr(nvjpeg, "found", lambda: (13, 2, 9))
+    assert nvjpeg.decoding_waits("NVIDIA H200")
     monkeypatch.setenv(nvjpeg.ENGINE_LOAD, "0.0")
     assert (nvjpeg.engine_load(), nvjpeg.decoding_waits()) == (0.0, False)
     monkeypatch.setenv(nvjpeg.WAITS, "1")

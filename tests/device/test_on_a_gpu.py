@@ -50,6 +50,44 @@ def prepared(pipeline: Pipeline, fields: dict[str, Any], seed: int, stop: int | 
     return pipeline.run(fields, seed, start=1, stop=stop)
 
 
+@pytest.mark.gpu
+def test_micro_batches_that_are_scheduled_ahead_are_what_they_are_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever fails among them, which runs again meanwhile."""
+    monkeypatch.setenv(nvjpeg.WAITS, "0")
+    pipeline = image_classification.build(64, scale=(1.0, 1.0))
+    split, device = pipeline.splits[0], Accelerator(torch.device("cuda"))
+    executor = DeviceExecutor(pipeline, split, device="cuda", max_batch=4)
+    sets: list[Any] = []
+    for first in range(0, 20, 4):
+        photographs = [encoded(n % 6) for n in range(first, first + 4)]
+        if first == 8:
+            photographs[1] = spoilt(photographs[1])
+        given = [(prepared(pipeline, one, first + n, stop=split), first + n) for n, one in enumerate(photographs)]
+        sets.append([(fields, executor.draws((fields, seed))) for fields, seed in given])
+    alone = [executor.run(each) for each in sets]
+    coming, begun = sets[1:], list[bool]()
+
+    def look_ahead() -> None:
+        if coming:
+            begun.append(executor.ahead(coming.pop(0)))
+
+    executor.at.scheduled, stream = look_ahead, device.stream()
+    with device.working(stream):
+        found = [executor.run(each, stream) for each in sets]
+        event = device.event()
+    event.synchronize()
+    executor.close()
+    assert begun[:3] == [True] * 3  # the last is asked for while what failed runs again: there is one ahead
+    for each, well in zip(found, alone, strict=True):
+        for one, other in zip(each, well, strict=True):
+            assert isinstance(one, StageError) == isinstance(other, StageError)
+            if not isinstance(one, StageError) and not isinstance(other, StageError):
+                np.testing.assert_array_equal(to_numpy(one["image"]), to_numpy(other["image"]))
+    assert sum(isinstance(one, StageError) for each in found for one in each) == 1
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_photograph_that_cannot_be_decoded_costs_no_other(device: str) -> None:
     """DALI names no sample here: the others of the micro-batch run again, and are what they would have been."""

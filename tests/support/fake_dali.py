@@ -69,6 +69,7 @@ class Pipeline:
     def __init__(self, dali: FakeDali, **_: Any) -> None:
         self._dali = dali
         self._fed: dict[str, list[Callable[[], Any]]] = {}
+        self._scheduled: list[dict[str, list[Callable[[], Any]]]] = []
 
     def __enter__(self) -> Pipeline:
         return self
@@ -114,12 +115,17 @@ class Pipeline:
 
         return read
 
-    def run(self, stream: Any) -> list[TensorList]:
-        """What is made is ready on ``stream``, some time."""
+    def schedule_run(self) -> None:
+        """As DALI's."""
+        self._scheduled.append(dict(self._fed))
+
+    def outputs(self, stream: Any) -> list[TensorList]:
+        """Of the oldest run. What is made is ready on ``stream``, some time."""
         self._dali.runs.append(stream.issued - stream.done)
+        fed = self._scheduled.pop(0)
         if self._dali.fails:
             raise RuntimeError(self._dali.fails.pop(0))
-        fed, node, device = dict(self._fed), self._node, self._dali.device
+        node, device = self._node, self._dali.device
         count = len(next(iter(fed.values())))
 
         def compute() -> list[Any]:
