@@ -1,4 +1,4 @@
-"""The tables of MEASUREMENTS.md that are made from the document of a GPU session (``gpu_session``)."""
+"""The tables of MEASUREMENTS.md that are made from the documents of GPU sessions (``gpu_session``)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _VERSIONS = {
     "nvidia-nvimgcodec-cu13": "nvImageCodec",
     "nvidia-nvjpeg": "nvJPEG",
 }
+_CASES = {"gpu": ("rates", "training"), "gpu_tuned": ("tune",), "gpu_decoding": ("probe",), "gpu_checks": ("checks",)}
 _OF_CHECKS = ("name", "case", "holds", "means", "error", "missing", "said")
 
 
@@ -46,6 +47,11 @@ def described(document: Row) -> str:
     )
 
 
+def has(name: str, document: Row) -> bool:
+    """Whether the session has answered anything that the table shows."""
+    return any(row["case"] in _CASES[name] and ("samples_per_s" in row or "holds" in row) for row in document["rows"])
+
+
 def table(name: str, document: Row) -> str:
     """A Markdown table from the session's rows."""
     return _TABLES[name](document["rows"])
@@ -57,6 +63,7 @@ def _loaders(rows: Sequence[Row]) -> str:
         "loader",
         "samples/s",
         "cores busy",
+        "JPEG engine busy",
         "with ResNet-50",
         "runs",
         "step, ms",
@@ -73,6 +80,7 @@ def _loaders(rows: Sequence[Row]) -> str:
                 _NAMES[name],
                 _number(rate, "samples_per_s", "{:,.0f}"),
                 _number(rate, "cores_busy", "{:.1f}"),
+                _number(rate, "jpeg_engine_busy", "{:.0f} %", 100.0),
                 _number(trained, "samples_per_s", "{:,.0f}"),
                 f"{_number(rate, 'repetitions', '{}')}, {_number(trained, 'repetitions', '{}')}",
                 _number(trained, "step_s", "{:.1f}", 1e3),

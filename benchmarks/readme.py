@@ -4,8 +4,9 @@
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
 --part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, trace_cost.json, and a
-compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session; its tables are in
-``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and may be given for
+several, which each table shows one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->``
+and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -252,16 +253,20 @@ def described(document: Row) -> str:
 @click.command()
 @click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--session", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A GPU session's document."
+    "--session",
+    "sessions",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A GPU session's document; may be given several times.",
 )
 @click.option("--root", type=click.Path(exists=True, file_okay=False, path_type=Path), default=Path())
-def main(folder: Path | None, session: Path | None, root: Path) -> None:
-    """Put the tables of FOLDER, and those of a GPU session, into the pages of the checkout ROOT."""
+def main(folder: Path | None, sessions: Sequence[Path], root: Path) -> None:
+    """Put the tables of FOLDER, and those of GPU sessions, into the pages of the checkout ROOT."""
     if folder is not None:
         _fill(root, PAGES, lambda name: block(name, recorded(folder, name)))
-    if session is not None:
-        document = json.loads(session.read_text(encoding="utf-8"))
-        _fill(root, gpu_page.PAGES, lambda name: gpu_block(name, document))
+    if sessions:
+        documents = [json.loads(session.read_text(encoding="utf-8")) for session in sessions]
+        _fill(root, gpu_page.PAGES, lambda name: gpu_block(name, documents))
 
 
 def block(name: str, document: Row) -> str:
@@ -269,9 +274,10 @@ def block(name: str, document: Row) -> str:
     return f"{described(document)}\n\n{markdown(name, document['rows'])}"
 
 
-def gpu_block(name: str, document: Row) -> str:
-    """What stands between the marks of a table of a GPU session."""
-    return f"{gpu_page.described(document)}\n\n{gpu_page.table(name, document)}"
+def gpu_block(name: str, documents: Sequence[Row]) -> str:
+    """What stands between the marks of a table of GPU sessions: those that have anything for it."""
+    shown = [each for each in documents if gpu_page.has(name, each)]
+    return "\n\n".join(f"{gpu_page.described(each)}\n\n{gpu_page.table(name, each)}" for each in shown)
 
 
 def _fill(root: Path, pages: Mapping[str, Sequence[str]], made: Callable[[str], str]) -> None:

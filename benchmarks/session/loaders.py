@@ -242,7 +242,13 @@ def changes(*, quick: bool) -> dict[str, Sequence[Mapping[str, Any]]]:
     whole = [{"regions": False}] if nvjpeg.decodes_regions() else []
     load = [{"engine_load": 0.5}] if nvjpeg.engine_load() else []
     return {
-        "hybrid": ({"micro_batch": 32}, {"workers": cores}, *load, {"workers": max(2, cores // 2)}),
+        "hybrid": (
+            {"micro_batch": 256},
+            {"workers": cores},
+            *load,
+            {"micro_batch": 64},
+            {"workers": max(2, cores // 2)},
+        ),
         "dali": (*recipe[:1], *whole, *engine, half, *recipe[1:], {"prefetch": 3}, {"exec_dynamic": False}, *last),
         "dali_dynamic": (*recipe[:1], *whole, *engine, half, *recipe[1:], {"capture": False, "ahead": 1}, *last),
         "torchvision": ({"pinned": True}, {"workers": max(1, cores // 4), "prefetch": 4}, {"workers": cores}),

@@ -23,6 +23,7 @@ from benchmarks.session.work import Content, Taken, job
 
 _WATCH_S = 5e-3
 MOST_REPEATED = 0.01  # of the samples: beyond, the figure is that of the CPU's implementations
+AT_WORK = 8  # micro-batches that a device lane has finished when the clock begins
 _left: list[Any] = []  # loaders that end with their process: SPDL's takes seconds to end by itself
 
 
@@ -35,7 +36,8 @@ class Run:
     """What a run measured. ``steps_s``: each step on the device while loading; ``resident_steps_s``: on batches that
     lay there, before there was a loader (empty: not measured); ``nexts_s``: what each ``next`` took of the training
     thread; ``cpu_s``: CPU seconds of all processes; ``made``: samples that lanes have finished meanwhile, by lane;
-    ``repeated``: of those prepared twice; ``watched``: see ``Readings.row``; ``stats``: the loader's own."""
+    ``repeated``: of those prepared twice; ``watched``: see ``Readings.row``; ``stats``: the loader's own.
+    ``rough``: why the rate is not to be trusted, or None."""
 
     samples: int
     seconds: float
@@ -49,6 +51,7 @@ class Run:
     watched: Mapping[str, float] = field(default_factory=dict)
     device_bytes_peak: int | None = None
     stats: Mapping[str, Any] = field(default_factory=dict)
+    rough: str | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -102,17 +105,22 @@ def memory(settings: Settings, contender: Contender, which: str) -> Run:
 def loaded(settings: Settings, contender: Contender, which: str, step: steps.Step, timed_s: float) -> Run:
     """Take the step on the loader's batches: for ``warm_s`` from the first one on, then for ``timed_s`` seconds.
 
-    Each of the two may take a batch longer, and no more: a slow loader takes no time of others.
+    In between it is taken until a device lane of ours is at work, up to ``opening_s`` from the first batch on. Each of
+    these may take a batch longer, and no more: a slow loader takes no time of others.
     A device lane must have made some of them where nothing but the loader takes time: beside steps the loader may spare
     the device.
     """
-    wants_device = isinstance(contender, Ours) and "device" in contender.lanes and isinstance(step, steps.Reading)
+    has_device = isinstance(contender, Ours) and "device" in contender.lanes
+    wants_device = has_device and isinstance(step, steps.Reading)
     asked = job(settings, which)
     made = contender.make(asked, settings.device)
     _left.append(made)
     batches, taken, warming = iter(made), Taken(), steps.Stopwatch(settings.device)
     _for(0.0, batches, warming, step, taken)
+    opening = perf_counter() + settings.opening_s
     _for(settings.warm_s, batches, warming, step, taken)
+    while has_device and not at_work(_stats(made)) and perf_counter() < opening:
+        _for(0.0, batches, warming, step, taken)
     steps.synchronise(settings.device)
     watch, before, cpu_s = steps.Stopwatch(settings.device), _stats(made), tree_cpu_s()
     with watched_gpu(settings.device) as readings:
@@ -131,6 +139,7 @@ def loaded(settings: Settings, contender: Contender, which: str, step: steps.Ste
         repeated=int(stats.get("samples_repeated", 0)) - int(before.get("samples_repeated", 0)),
         watched=readings.row(),
         stats=stats,
+        rough="the device lane was still opening" if has_device and not at_work(before) else None,
     )
     refuse_substitutes(found, wants_device=wants_device and not settings.quick)
     content = taken.check(
@@ -158,6 +167,14 @@ def refuse_substitutes(found: Run, *, wants_device: bool) -> None:
         raise SubstituteError(f"{found.repeated} of {made} samples were prepared again by the CPU's implementations")
     if wants_device and not found.device_share:
         raise SubstituteError(f"the device lane made none of {made} samples")
+
+
+def at_work(stats: Mapping[str, Any]) -> bool:
+    """Whether device lanes have finished ``AT_WORK`` micro-batches each, on average, or will get nothing to do."""
+    lanes = _each(stats, "device_lane")
+    made = sum(_lane(stats, name) for name in stats.get("lanes", {}) if name.startswith("device"))
+    idle = any(lane["spared"] or lane["retired"] for lane in lanes)
+    return idle or made >= AT_WORK * sum(lane["micro_batch"] for lane in lanes)
 
 
 def _each(stats: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -47,12 +47,13 @@ def tune(request: Request) -> Iterator[Row]:
             here.append(_Tuned(base, ({}, *changes.get(base.name, ()))))
         else:
             yield _missing(base)
-    longest = _USUAL_START_S + request.settings.warm_s + request.settings.tried_s
+    longest = 0.0
     for number in range(max(len(one.changes) for one in here)):
         for one in here:
             if number >= len(one.changes) or one.hopeless:
                 continue
-            if not request.time_for(longest):
+            usual_s = _usual_s(request.settings, one.base)
+            if not request.time_for(max(longest, usual_s + request.settings.tried_s)):
                 if not one.tried:
                     yield {"name": one.base.name, "missing": NO_TIME}
                 continue
@@ -237,13 +238,13 @@ def _turns(
     turns = {each.name: _Turn(each, []) for contenders in rounds for each in contenders}
     for name in [name for name, turn in turns.items() if not loaders.available(turn.contender)]:
         yield _missing(turns.pop(name).contender)
-    usual = request.settings
-    longest = _USUAL_START_S + usual.warm_s + usual.timed_s + (0.0 if step == steps.EMPTY else 2 * usual.resident_s)
+    longest, usual = 0.0, request.settings
+    timed_s = usual.timed_s + (0.0 if step == steps.EMPTY else 2 * usual.resident_s)
     for turn in [turns[each.name] for contenders in rounds for each in contenders if each.name in turns]:
         if turn.error is not None and not turn.runs:
             continue
         head = _head(request, turn.contender, which, step)
-        if not request.time_for(longest):
+        if not request.time_for(max(longest, _usual_s(usual, turn.contender) + timed_s)):
             if not turn.runs:
                 yield {**head, "missing": NO_TIME}
             continue
@@ -251,6 +252,15 @@ def _turns(
         _take(turn, one, f"{which} photographs, step {step}, {turn.name}, {len(turn.runs) + 1}")
         longest = max(longest, perf_counter() - began)
         yield {**head, **summary(turn.runs), **({} if turn.error is None else {"error": turn.error})}
+
+
+def _usual_s(settings: Settings, contender: Contender) -> float:
+    """What a run takes before the clock begins; a device lane may open sooner."""
+    return _USUAL_START_S + max(settings.warm_s, settings.opening_s if _has_device(contender) else 0.0)
+
+
+def _has_device(contender: Contender) -> bool:
+    return isinstance(contender, Ours) and "device" in contender.lanes
 
 
 def _take(turn: _Turn, one: Callable[[Contender], Run], where: str) -> None:
@@ -266,7 +276,6 @@ def _take(turn: _Turn, one: Callable[[Contender], Run], where: str) -> None:
 
 def _head(request: Request, contender: Contender, which: str, step: str) -> Row:
     """``tries``: how many settings were tried for it; ``dali_threads``: of a device lane here, also by itself."""
-    has_device = isinstance(contender, Ours) and "device" in contender.lanes
     return {
         "name": contender.name,
         "batch": request.settings.batch,
@@ -274,7 +283,7 @@ def _head(request: Request, contender: Contender, which: str, step: str) -> Row:
         "step": step,
         "loader_settings": contender.settings(),
         "tries": _tries(request, "hybrid" if isinstance(contender, Ours) else contender.name),
-        **({"dali_threads": building.THREADS_BESIDE} if has_device else {}),
+        **({"dali_threads": building.THREADS_BESIDE} if _has_device(contender) else {}),
     }
 
 

@@ -38,9 +38,11 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _rough(runs: Sequence[Run]) -> dict[str, str]:
-    """Whether a run was so slow that its rate says little."""
+    """Why the rate of a run says little: it had few batches, or was not what it is later."""
     fewest = min(len(each.nexts_s) for each in runs)
-    return {"rough": f"only {fewest} timed batches in a run"} if fewest < ENOUGH_BATCHES else {}
+    few = [f"only {fewest} timed batches in a run"] if fewest < ENOUGH_BATCHES else []
+    why = [*few, *dict.fromkeys(each.rough for each in runs if each.rough is not None)]
+    return {"rough": "; ".join(why)} if why else {}
 
 
 def _resident(runs: Sequence[Run]) -> dict[str, Any]:

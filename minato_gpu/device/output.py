@@ -6,10 +6,10 @@ the same sample (labels, text) goes into its row on the host as ever.
 Results of unlike shapes, which a ``collate_fn`` joins on the host, go home: all of a micro-batch in one copy into
 pinned memory, for which nobody waits before the device is asked for the next micro-batch.
 
-Samples are in the device-memory budget's account before they are made, and only as many are made together as it has
-room for. Where it has none, one is made all the same: the oldest undelivered sample may be among them. That one is
-brought into its row before the next is made, and travels like those of the CPU lane (P4). Where no bytes were named,
-so is a whole micro-batch: a device is no use for single samples.
+Samples are in the device-memory budget's account before they are made (with a byte each while their size is unknown),
+and only as many are made together as it has room for. Where it has none, one is made all the same: the oldest
+undelivered sample may be among them. That one is brought into its row before the next is made, and travels like those
+of the CPU lane (P4). Where no bytes were named, so is a whole micro-batch: a device is no use for single samples.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class DeviceOutput:
         self._measure(task, made)
         if not (self._each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
             if budget.limit is None:
+                self.held = count  # a byte each: a batch that finds no memory waits for them
+                budget.take("samples", self.held)
                 return count
             self._take(self._each)
             self._beyond = True  # it may be in the way of the first batch

@@ -14,7 +14,7 @@ from benchmarks.readme import COLUMNS, PAGES, block, gpu_block, main, recorded
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu-2-cores"
-SESSION = ROOT / "benchmarks" / "results" / "nvidia-h200" / "2026-11-27.json"
+SESSIONS = [ROOT / "benchmarks" / "results" / "nvidia-h200" / f"2026-11-27{more}.json" for more in ("", "-2")]
 
 
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in PAGES.items() for name in names])
@@ -25,21 +25,28 @@ def test_pages_show_the_recorded_results(page: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page, names in gpu_page.PAGES.items() for name in names])
-def test_pages_show_the_recorded_gpu_session(page: str, name: str) -> None:
-    document = json.loads(SESSION.read_text(encoding="utf-8"))
-    assert f"<!-- {name} -->\n{gpu_block(name, document)}\n<!-- /{name} -->" in (ROOT / page).read_text(
+def test_pages_show_the_recorded_gpu_sessions(page: str, name: str) -> None:
+    documents = [json.loads(session.read_text(encoding="utf-8")) for session in SESSIONS]
+    assert f"<!-- {name} -->\n{gpu_block(name, documents)}\n<!-- /{name} -->" in (ROOT / page).read_text(
         encoding="utf-8"
     )
 
 
-def test_a_session_fills_its_tables_alone(tmp_path: Path) -> None:
+def test_all_recorded_gpu_sessions_are_shown() -> None:
+    assert sorted(SESSIONS) == sorted(SESSIONS[0].parent.glob("*.json"))
+
+
+def test_sessions_fill_their_tables_alone(tmp_path: Path) -> None:
     for page, names in gpu_page.PAGES.items():
         (tmp_path / page).parent.mkdir(exist_ok=True)
         (tmp_path / page).write_text("".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in names))
-    result = CliRunner().invoke(main, ["--session", str(SESSION), "--root", str(tmp_path)])
+    sessions = [word for session in SESSIONS for word in ("--session", str(session))]
+    result = CliRunner().invoke(main, [*sessions, "--root", str(tmp_path)])
     assert result.exit_code == 0, result.output
     filled = (tmp_path / "benchmarks" / "MEASUREMENTS.md").read_text()
-    assert "\nold\n" not in filled and "H200" in filled and "| this loader, CPU lane | " in filled
+    assert "\nold\n" not in filled and "H200" in filled
+    assert filled.count("| this loader, CPU lane | ") == 2, "one for each session"
+    assert filled.count("| decoded | ") == 1, "the second has not asked"
 
 
 def test_a_check_without_an_answer_says_why() -> None:

@@ -180,8 +180,54 @@ def test_a_run_takes_no_longer_for_a_slow_loader(
     assert ("rough" in summary([found])) is rough
 
 
+class Opening(loaders.Ours):
+    """This loader, whose device lane makes nothing before so many seconds of a clock have passed, then half of all."""
+
+    def make(self, *_: Any) -> Any:
+        opened_s, passed = clocks[self.name]
+
+        def stats(_: Any) -> Any:
+            made = max(0.0, passed[0] - opened_s)
+            lane = {"retired": False, "spared": False, "micro_batch": 2}
+            return {**GOOD, "device_lane": lane, "lanes": {"cpu": {"samples": 1}, "device": {"samples": 20 * made}}}
+
+        return type("Loader", (), {"__iter__": lambda _: Slow(0.1, passed).make(), "stats": stats})()
+
+
+clocks: dict[str, tuple[float, list[float]]] = {}
+
+
+@pytest.mark.parametrize(("opened_s", "warm_s", "rough"), [(0.0, 3.0, False), (6.0, 6.8, False), (99.0, 15.0, True)])
+def test_a_run_is_timed_once_its_device_lane_is_at_work(
+    photographs: Path, monkeypatch: pytest.MonkeyPatch, opened_s: float, warm_s: float, rough: bool
+) -> None:
+    passed = [0.0]
+    for module in (measure, steps):
+        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
+    monkeypatch.setattr(work.Taken, "add", lambda *_: None)
+    monkeypatch.setattr(work.Taken, "check", lambda *_, **__: Content())
+    usual = replace(Settings.usual("cpu", photographs, quick=True), warm_s=3.0, opening_s=15.0, timed_s=3.0)
+    monkeypatch.setitem(clocks, "hybrid", (opened_s, passed))
+    ours = Opening("hybrid", ("cpu", "device"), 1)
+    found = measure.loaded(usual, ours, "mixed", steps.make(steps.EMPTY, usual), usual.timed_s)
+    assert passed[0] == pytest.approx(warm_s + 3.0, abs=0.35) and len(found.nexts_s) == pytest.approx(30, abs=1)
+    assert summary([found]).get("rough") == ("the device lane was still opening" if rough else None)
+
+
+def test_no_lane_is_waited_for_that_gets_nothing_to_do() -> None:
+    lane = {"micro_batch": 8, "retired": False, "spared": False}
+    lanes = {"cpu": {"samples": 999}, "device": {"samples": 8 * measure.AT_WORK - 1}}
+    assert not measure.at_work({"lanes": lanes, "device_lane": lane})
+    assert measure.at_work({"lanes": lanes, "device_lane": {**lane, "spared": True}})
+    assert measure.at_work({"lanes": lanes, "device_lane": {**lane, "retired": True}})
+    assert measure.at_work({"lanes": {"device": {"samples": 8 * measure.AT_WORK}}, "device_lane": lane})
+    assert not measure.at_work({"lanes": lanes, "device_lane": [lane, lane]})
+
+
 def test_a_rate_of_a_few_batches_says_so() -> None:
     assert summary([run(), run()])["rough"] == "only 2 timed batches in a run"
+    why = "only 2 timed batches in a run; the device lane was still opening"
+    assert summary([run(), run(rough="the device lane was still opening")])["rough"] == why
 
 
 @pytest.mark.parametrize(("gaps", "holds"), [((0.08, 0.09, 0.01), True), ((0.02, 0.3, 0.01), False)])

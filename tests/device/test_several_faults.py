@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import minato_gpu.delivery
 import minato_gpu.engine.building
 from minato_gpu.device import nvml
 from minato_gpu.device.functions import FunctionSegment
+from minato_gpu.device.output import DeviceOutput, Issued
 from tests.contracts.checks import NOTHING, differences
 from tests.device.several import (
     BATCHES,
@@ -231,6 +233,30 @@ def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
     with pytest.raises(torch.OutOfMemoryError, match="while a batch was loaded"):
         consume([device], loader)
     del taken
+
+
+@pytest.mark.usefixtures("open_from_the_start")
+def test_a_batch_waits_for_a_first_micro_batch_whose_size_nobody_knows(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executor is at its first samples, which fill the device, while the CPU lane's first batch is loaded."""
+    issued, held = DeviceOutput.issued, threading.Event()
+    devices = machine(2)
+    for device in devices:
+        device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
+
+    def slowly(self: DeviceOutput, items: Any) -> Issued:
+        if threading.current_thread().name == "minato-device:0" and not held.is_set():
+            held.set()
+            assert wait_until(lambda: loader.stats()["device"][0]["short_of_memory"])
+            time.sleep(0.2)  # in which the batch is tried again and again
+        return issued(self, items)
+
+    monkeypatch.setattr(DeviceOutput, "issued", slowly)
+    more: dict[str, Any] = {"in_order": False, "num_workers": 1, "prefetch_factor": 8, "timeout": 30}
+    loader = loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more)
+    got = consume(devices, loader)
+    assert held.is_set() and differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
 
 
 def test_leaving_while_room_is_made_leaves_nothing(short: Any) -> None:
