@@ -340,10 +340,15 @@ OTHERS: dict[int, Any] = {
     6: {"image": np.full((2, 3), 6, np.int32), "label": 6, "name": "6", "pair": np.full(2, 6)},
     8: {"image": 8, "label": 8, "name": "8", "pair": np.full(2, 8)},
 }
-WRONG = {"label": [2.5, True, 1 << 63], "name": [b"x"], "pair": [np.full(3, 1), np.full(2, 1.0)]}
+WRONG: list[tuple[str, Any]] = [
+    ("", None),
+    *(("label", value) for value in (2.5, True, 1 << 63)),
+    ("name", b"x"),
+    *(("pair", value) for value in (np.full(3, 1), np.full(2, 1.0))),
+]
 
 
-@pytest.mark.parametrize(("field", "value"), [("", None), *((name, one) for name in WRONG for one in WRONG[name])])
+@pytest.mark.parametrize(("field", "value"), WRONG)
 def test_of_samples_put_together_those_that_do_not_fit_are_left_out(device: FakeDevice, field: str, value: Any) -> None:
     """Of two slabs; where one sample's fields for the host do not fit, so is all of its slab."""
 
