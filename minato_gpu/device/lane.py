@@ -271,7 +271,9 @@ class DeviceLane(Lane):
         return task is None
 
     def _next_task(self) -> Task | None:
-        """The task that comes after the one that is at work, if there is one."""
+        """The task that comes after the one that is at work, if there is one and it was not asked for before."""
+        if self._peeked:
+            return None
         try:
             self._peeked.append(self._tasks.get_nowait())
         except queue.Empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -13,6 +14,7 @@ import torch
 from minato_gpu import DataLoader
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Accelerator, is_out_of_memory
+from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.staging import Download, Upload
 from minato_gpu.device.values import to_numpy
@@ -86,6 +88,39 @@ def test_micro_batches_that_are_scheduled_ahead_are_what_they_are_by_themselves(
             if not isinstance(one, StageError) and not isinstance(other, StageError):
                 np.testing.assert_array_equal(to_numpy(one["image"]), to_numpy(other["image"]))
     assert sum(isinstance(one, StageError) for each in found for one in each) == 1
+
+
+@pytest.mark.gpu
+def test_a_loaders_batches_are_the_same_where_micro_batches_are_scheduled_ahead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    image_classification.example_data(tmp_path)
+    source = image_classification.dataset(tmp_path)
+    ahead, begun = DaliGraph.ahead, list[bool]()
+
+    def noted(graph: DaliGraph, *given: Any) -> bool:
+        begun.append(ahead(graph, *given))
+        return begun[-1]
+
+    monkeypatch.setattr(DaliGraph, "ahead", noted)
+    found: list[list[Any]] = []
+    for waits in ("1", "0"):
+        monkeypatch.setenv(nvjpeg.WAITS, waits)
+        loader = DataLoader(
+            source,
+            4,
+            sampler=[*range(len(source))] * (1 + 96 // len(source)),
+            num_workers=2,
+            prefetch_factor=8,
+            device="cuda",
+            lanes=["device"],
+            pipeline=image_classification.build(64),
+            generator=torch.Generator().manual_seed(0),
+        )
+        found.append([batch["image"].cpu() for batch in loader])
+        assert any(begun) is (waits == "0")
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
