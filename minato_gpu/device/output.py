@@ -406,7 +406,7 @@ def _write_columns(
         if view is not None:
             columns.layout.write_column(number, view, rows, values)
             continue
-        if any(type(value) is not columns.layout.leaves[number].type for value in values):
+        if set(map(type, values)) != {columns.layout.leaves[number].type}:
             raise Mismatch
         objects.append(values)
     return [list(beside) for beside in zip(*objects, strict=True)] if objects else [[]] * len(samples)

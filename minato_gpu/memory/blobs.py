@@ -254,13 +254,14 @@ def load(source: Value, parts: Iterable[Value] = (), *, copies_small: bool = Fal
     size, count = _HEAD.unpack_from(source, 0)
     lengths = _lengths(count).unpack_from(source, _HEAD.size)
     start = _HEAD.size + 8 * count
-    offset = round_up(start + size, _ALIGN)
+    offset = start + size
     buffers, rest = [], iter(parts)
     for length in lengths:
         if length < 0:
             buffers.append(next(rest)[:-length])
             continue
+        offset += -offset % _ALIGN
         part = source[offset : offset + length]
         buffers.append(apart(part, source.nbytes) if copies_small else part)
-        offset += round_up(length, _ALIGN)
+        offset += length
     return pickle.loads(source[start : start + size], buffers=buffers)

@@ -165,7 +165,7 @@ class Layout:
         """Copy leaf ``number``, no object, of several samples into their rows of its ``view``. Raises ``Mismatch`` as
         ``write`` does."""
         leaf = self.leaves[number]
-        if any(type(value) is not leaf.type for value in values):
+        if set(map(type, values)) != {leaf.type}:
             raise Mismatch
         if leaf.kind == "scalar":
             try:
