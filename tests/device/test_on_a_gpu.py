@@ -95,7 +95,7 @@ def test_a_loaders_batches_are_the_same_where_micro_batches_are_scheduled_ahead(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     image_classification.example_data(tmp_path)
-    source = image_classification.dataset(tmp_path)
+    source: Any = image_classification.dataset(tmp_path)
     ahead, begun = DaliGraph.ahead, list[bool]()
 
     def noted(graph: DaliGraph, *given: Any) -> bool:
@@ -106,7 +106,7 @@ def test_a_loaders_batches_are_the_same_where_micro_batches_are_scheduled_ahead(
     found: list[list[Any]] = []
     for waits in ("1", "0"):
         monkeypatch.setenv(nvjpeg.WAITS, waits)
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             source,
             4,
             sampler=[*range(len(source))] * (1 + 96 // len(source)),
