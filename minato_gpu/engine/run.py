@@ -238,7 +238,7 @@ class Run:
         failed = tuple(report.first + at for at in found.failed)
         handed = tuple((report.first + at, stage) for at, stage in found.handed)
         now, what = perf_counter(), (report.chunk, report.done, report.seconds, found.nbytes, report.final)
-        self.handle(m.Finished(now, *what, failed, handed, found.held, ended))
+        self.handle(m.Finished(now, *what, failed, handed, found.held, ended, report.own_s))
 
     def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
         """What was read ahead for these samples is not needed any more."""

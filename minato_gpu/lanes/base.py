@@ -114,7 +114,8 @@ class Report(NamedTuple):
     """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
 
     ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
-    seconds without the time that it waited for a core, where that matters; ``seconds``, of all together, includes it.
+    seconds without the time that it waited for a core, where that matters; ``own_s``: that of all together (None: it is
+    not known); ``seconds`` includes the waits.
     ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
     somebody knows. ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     ``repeated``: samples that a device has run again.
@@ -136,6 +137,7 @@ class Report(NamedTuple):
     prepared: int = 0
     repeated: int = 0
     parts: list[Part | None] | None = None
+    own_s: float | None = None
 
 
 class TicketOutcome(NamedTuple):

@@ -187,6 +187,7 @@ class Leases:
         known = _beside(others, done - first, costly=costly) if others else {}
         if costly:
             known.update(times=times, ends=ends)
+        known["own_s"] = sum(times)
         return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
     def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:

@@ -10,6 +10,7 @@ from minato_gpu.memory.completions import End
 
 TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
 TELL_ROWS_S = 0.1  # the same, of samples in rows of a batch that waits for all of them
+_WORTH_S = 1e-4  # waiting that is told apart in a larger chunk
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
 COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
@@ -38,10 +39,10 @@ class Progress:
         self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
-        self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart
+        self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart, for each sample
         self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
-        self._before, self._ran = (delay(), thread_time()) if self.delayed else (0.0, 0.0)
+        self._before, self._ran = delay(), thread_time() if self.delayed else 0.0
         self._waited = 0.0
 
     def tell_every(self, seconds: float) -> None:
@@ -93,6 +94,8 @@ class Progress:
         """The samples that are ready are told; returns what each took, when each was ready (a single time where that
         is about the same), and all seconds since those before them."""
         times, count = self.times.copy(), len(self.times)
+        if not self.delayed and count > 2:
+            self._take_out_waits(times)
         ends: End = self.now
         if count > 1 and max(times) > COSTLY_S:
             ends = self._ends(times)
@@ -105,6 +108,22 @@ class Progress:
         self.reported += count
         self.report_at = self.now + self._every
         return times, ends, elapsed
+
+    def _take_out_waits(self, times: list[float]) -> None:
+        """The thread has waited for a core, nobody knows at which sample: taken to be those that took longer than most.
+        (Of one or two samples nobody could say.)"""
+        before, self._before = self._before, self._delay()
+        waited = self._before - before
+        if waited < _WORTH_S:
+            return
+        usual = sorted(times)[len(times) // 2]
+        for at in sorted(range(len(times)), key=times.__getitem__, reverse=True):
+            over = min(times[at] - usual, waited)
+            if over <= 0:
+                break
+            times[at] -= over
+            waited -= over
+            self._waited += over
 
     def _ends(self, times: list[float]) -> list[float]:
         """When each sample was ready, the last one now; cheap ones with the costly one that came next."""

@@ -51,6 +51,7 @@ class LaneState:
         self.slow: set[int] = set()  # chunks of one predicted-slow sample
         known = known or LaneCosts(0, 0.0, 0.0)
         self._measurements, self.mean, self._variance, self.speed, self.lease_s = known
+        self._own_mean = self.mean  # without waits for a core
         self._predicted = self._took = 0.0  # seconds of late, of its kind and its own
         self._leases = 0  # that were timed, up to _LEASES
         self._find_even()
@@ -76,12 +77,14 @@ class LaneState:
         """So many predicted seconds of a chunk were taken back."""
         self.seconds -= seconds
 
-    def measured(self, seconds: float, samples: int) -> None:
-        """``samples`` samples took ``seconds`` together."""
+    def measured(self, seconds: float, samples: int, own_s: float | None = None) -> None:
+        """``samples`` samples took ``seconds`` together, and ``own_s`` without what their slot has waited for a core:
+        how unlike they are is theirs."""
         self._measurements += samples
         weight = max(samples / (samples + 100), samples / self._measurements)
-        error = seconds / samples - self.mean
-        self.mean += error * weight
+        self.mean += (seconds / samples - self.mean) * weight
+        error = (seconds if own_s is None else own_s) / samples - self._own_mean
+        self._own_mean += error * weight
         if self._measurements > samples:
             self._variance += (samples * error * error - self._variance) * weight
         self._find_even()

@@ -200,7 +200,8 @@ class Inspected:
 class Finished:
     """The first ``done`` samples of the chunk are ready (cumulative). ``final``: the lane is through with it.
 
-    ``seconds`` and ``nbytes`` are those of the samples newly reported. A final report with ``done`` smaller
+    ``seconds`` and ``nbytes`` are those of the samples newly reported; ``own_s``: their seconds without what a slot has
+    waited for a core (None: the same). A final report with ``done`` smaller
     than the chunk gives the rest back: it was revoked before it started. ``failed`` lists offsets in the
     chunk, among those newly reported, that raised an error instead of a sample; ``handed`` those that are not ready but
     handed over, each with the stage that it has come to. What these hold until they are ready is ``handed_bytes``,
@@ -218,6 +219,7 @@ class Finished:
     handed: tuple[tuple[int, int], ...] = ()
     handed_bytes: int = 0
     ended: int = 0
+    own_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

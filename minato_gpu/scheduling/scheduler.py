@@ -240,7 +240,7 @@ class Scheduler:
             lane = self._work.lanes[chunk.lane]
             if lane.learns:
                 self._learn(lane, flight, event)
-            lane.measured(event.seconds, fresh)
+            lane.measured(event.seconds, fresh, event.own_s)
             self._saves = lane.unlike and not self.policy.max_lateness
             if lane.is_device:
                 self.harm.worked(event.seconds)
