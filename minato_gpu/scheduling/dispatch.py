@@ -9,7 +9,7 @@ sample holds up in its lease is taken back and given to others.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import ceil
@@ -49,6 +49,7 @@ class Dispatcher:
         self.short_of_memory = False
         self.out_of_work = False  # a lane would take more, and nothing for it waits
         self.consumer_starves = True  # no batch is ready for it
+        self.missing: Callable[[], int] = lambda: 0  # samples that a batch of what is ready still needs
         self.oldest: Place | None = None  # the oldest place that misses a sample
         self.out: list[m.Instruction] = []
         self.now = 0.0
@@ -174,11 +175,14 @@ class Dispatcher:
         return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
 
     def _is_held_up_by(self, lane: LaneState) -> bool:
-        """Whether the consumer waits, the lane is idle, and the oldest sample that waits does so on the lane's side."""
+        """Whether the consumer waits, the lane is idle, and what waits on the lane's side holds the next batch up: the
+        oldest sample that waits is among it, or so many are that they would complete a batch of what is ready."""
         if lane.load[0] or not self.consumer_starves:
             return False
         oldest = self.waiting.oldest()
-        return oldest is not None and oldest.side == lane.side
+        if oldest is not None and oldest.side == lane.side:
+            return True
+        return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples(lane.side)
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
         """Memory refused an entry that should start early: the oldest one may still proceed."""

@@ -47,6 +47,7 @@ class Scheduler:
         self._idled = False  # since the last delivery a lane was idle, and the window full
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
+        self._work.missing = lambda: self._composition.missing
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)

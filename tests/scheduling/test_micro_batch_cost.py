@@ -96,3 +96,30 @@ def test_beside_the_cpu_a_gpu_is_given_full_micro_batches_and_workers_several_sa
     assert np.mean(sizes["device"]) > 0.6 * MOST
     assert np.mean(sizes["cpu"]) > 4
     assert samples / outcome.makespan_s > 0.85 * (14 / cpu.mean() + MOST / (FIXED_S + MOST * EACH_S))
+
+
+@pytest.mark.parametrize(("batch", "delivers"), [(8, True), (14, False)])
+def test_an_idle_gpu_is_given_few_samples_where_they_complete_a_batch_for_a_consumer_that_waits(
+    batch: int, delivers: bool
+) -> None:
+    """Two workers are at samples of a minute each, others such wait for them; nine of the GPU's come after these."""
+    samples = 2 + 7 + 9
+    cpu, device = np.full(samples, 1.0), np.full(samples, EACH_S)
+    cpu[2:9], device[2:9] = 60.0, 1e4
+    work = Work(
+        cpu=cpu,
+        predicted_cpu=cpu,
+        batch=batch,
+        epoch_samples=(samples,),
+        slots=2,
+        devices=1,
+        device_run_s=FIXED_S,
+        device=device,
+        predicted_device=device,
+        stagger_s=0.0,
+    )
+    policy = Policy(
+        window=64, fixed=False, max_lateness=8, micro_batch=MOST, device_s=0.1, device_ahead=2, inspect=True
+    )
+    outcome = VirtualLoader(work, policy).run()
+    assert (outcome.first_batch_s < 1.0) is delivers
