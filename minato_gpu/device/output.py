@@ -17,9 +17,9 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from minato_gpu.lanes.store import Store, approximate_bytes
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import StageError, Value
 
-_TOGETHER = 32  # samples of which one takes a few microseconds
 Container = Value
 """A sample's fields by name, or an array by row: where a value goes on the host."""
 
@@ -231,12 +230,12 @@ class DeviceOutput:
         tickets: Sequence[tuple[Piece, int]],
         results: Sequence[Result],
         made: frozenset[str],
-        pause: Callable[[], None] = lambda: None,
+        each: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     ) -> list[Resident | None]:
         """``put`` of a micro-batch whose samples stay on the device: their references; None for each that is to be
         ``put`` by itself, as it failed or is not what the layout says.
 
-        What is the same for all is done once. ``pause`` is called between two parts of the work.
+        What is the same for all is done once. ``each``: goes through samples, with pauses (``CurrentStep.each``).
         """
         found: list[Resident | None] = [None] * len(results)
         layout = task.layout
@@ -244,16 +243,13 @@ class DeviceOutput:
         if not layout or columns is None or not columns.there:
             return found
         slabs: dict[tuple[int, int], list[tuple[int, int, dict[str, Value], dict[int, torch.Tensor]]]] = {}
-        for n, ((piece, at), result) in enumerate(zip(tickets, results, strict=True)):
-            if n % _TOGETHER == 0:
-                pause()
+        for n, ((piece, at), result) in each(enumerate(zip(tickets, results, strict=True))):
             if isinstance(result, StageError) or piece.slab < 0:
                 continue
             leaves = self._there(columns, result)
             if leaves is not None:
                 slabs.setdefault((piece.slab, piece.rows), []).append((n, piece.row + at, result, leaves))
-        for (slab, slab_rows), samples in slabs.items():
-            pause()
+        for (slab, slab_rows), samples in each(slabs.items()):
             views = self._store.views(slab, slab_rows, layout)
             rows = [row for _, row, _, _ in samples]
             try:

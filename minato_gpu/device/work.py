@@ -91,7 +91,7 @@ class DeviceWork:
         next_task: Callable[[], Task | None] = lambda: None,
     ) -> None:
         self._next_task = next_task
-        self._ahead_of: ReadTask | None = None  # a task that comes later, of which the device may have begun
+        self._coming: ReadTask | None = None  # a task that comes later, of which the device may have begun
         self._pipeline = pipeline
         self._executors = executors
         self._at = at
@@ -140,7 +140,7 @@ class DeviceWork:
     def abandon(self) -> None:
         """Forget what is under way: nobody will end it."""
         self._runs.clear()
-        self._current, self._ending, self._ahead_of = None, False, None
+        self._current, self._ending, self._coming = None, False, None
         for executor in self._executors.values():
             with contextlib.suppress(Exception):
                 executor.forget()
@@ -289,16 +289,8 @@ class DeviceWork:
                 self._useless(self._why)
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
-        executor, read = self._executors[split], self._ahead_of
-        if read is not None and read.task is run.task:
-            self._ahead_of = None
-            if read.numbers != numbers:
-                executor.forget()
-                read = None
-        else:
-            read = None
-        if read is None:
-            read = self._read(run, numbers)
+        executor = self._executors[split]
+        read = self._read_before(run, split, numbers) or self._read(run, numbers)
         items, ready, given = read.items, read.ready, read.given
         run.given = [numbers[at] for at in ready]
         self._ahead.start(given)
@@ -306,7 +298,7 @@ class DeviceWork:
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
             tickets = [run.tickets[number] for number in run.given]
-            put = self._outlet.put_all(run.task, tickets, results, executor.made, self._at.pause)
+            put = self._outlet.put_all(run.task, tickets, results, executor.made, self._at.each)
             for at, one, result, item in zip(ready, given, results, put, strict=True):
                 items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
             self._at.pause()
@@ -314,14 +306,25 @@ class DeviceWork:
 
     def _look_ahead(self) -> None:
         """While the device is at a micro-batch: read the task that comes next, and have the device begin it."""
-        if self._ahead_of is not None or (task := self._next_task()) is None:
+        if self._coming is not None or (task := self._next_task()) is None:
             return
         run = DeviceRun(task, self._pipeline.host_prefix)
         parts = run.by_split()
-        for split, numbers in parts.items():
-            if len(parts) == 1:
-                read = self._read(run, numbers)
-                self._ahead_of = read._replace(begun=self._executors[split].ahead(read.given))
+        if len(parts) == 1:
+            ((split, numbers),) = parts.items()
+            read = self._read(run, numbers)
+            self._coming = read._replace(begun=self._executors[split].ahead(read.given))
+
+    def _read_before(self, run: DeviceRun, split: int, numbers: list[int]) -> ReadTask | None:
+        """What was read ahead of these samples; of others of their task it is let go of."""
+        read = self._coming
+        if read is None or read.task is not run.task:
+            return None
+        self._coming = None
+        if read.numbers != numbers:
+            self._executors[split].forget()
+            return None
+        return read
 
     def _read(self, run: DeviceRun, numbers: list[int]) -> ReadTask:
         """What the host read of these samples has left."""

@@ -56,7 +56,7 @@ class Settings:
         streams, batched = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is not None
         workers, pipeline = loader.max_workers or loader.num_workers, loader.pipeline
         has_device, devices = "device" in options.lanes, len(options.devices)
-        window = max(1, loader.prefetch_factor or 0) * (workers + sum(lane.slots for lane in options.more_lanes))
+        window = _prefetch(loader) * (workers + sum(lane.slots for lane in options.more_lanes))
         joined = (streams or not batched) and not (options.lateness or order)
         items = 0
         if joined and options.device.type == "cpu" and not has_device:
@@ -93,7 +93,7 @@ class Settings:
         has_device, on_gpu = "device" in options.lanes, options.device.type != "cpu"
         rests = self.stacks or self.items > 0  # every sample stays where its worker has put it
         policy = Policy(
-            window=max(1, loader.prefetch_factor or 0) * self.workers if self.streams else self.window * self.batch,
+            window=_prefetch(loader) * self.workers if self.streams else self.window * self.batch,
             fixed=replays or not options.free,
             max_lateness=0 if replays else options.lateness,
             budget_bytes=loader.host_memory_budget,
@@ -124,3 +124,8 @@ class Settings:
         room for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is
         larger."""
         return lanes * (2 + -(-HELD * self.micro_batch // self.batch))
+
+
+def _prefetch(loader: Arguments) -> int:
+    """Batches admitted for each worker."""
+    return max(1, loader.prefetch_factor or 0)

@@ -116,8 +116,9 @@ class Progress:
         waited = self._before - before
         if waited < _WORTH_S:
             return
-        usual = sorted(times)[len(times) // 2]
-        for at in sorted(range(len(times)), key=times.__getitem__, reverse=True):
+        rising = sorted(range(len(times)), key=times.__getitem__)
+        usual = times[rising[len(times) // 2]]
+        for at in reversed(rising):
             over = min(times[at] - usual, waited)
             if over <= 0:
                 break

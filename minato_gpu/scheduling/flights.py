@@ -63,8 +63,7 @@ class Flight:
             return NONE
         if len(self.parts) == 1:
             return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)
-        parts = [self.parts[offset] if self.alone else self.at(offset)[0] for offset in offsets]
-        parts = [part for part in parts if part.read]
+        parts = [part for part, _ in map(self.at, offsets) if part.read]
         handed = sum(part.at > 0 for part in parts)
         return len(parts) - handed, handed
 

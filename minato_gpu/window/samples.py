@@ -141,10 +141,9 @@ class Samples:
 
     def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[Source]) -> None:
         """The same of these tickets."""
-        self._inspects, at = True, 0
+        self._inspects, rest = True, iter(items)
         for record, lo, hi in self._window.parts(spans):
-            record.sources.update(zip(serials(lo, hi), items[at:], strict=False))
-            at += hi - lo
+            record.sources.update(zip(serials(lo, hi), rest, strict=False))
 
     def used(self, spans: Iterable[TicketSpan]) -> None:
         """The host reads of these tickets are no longer needed."""

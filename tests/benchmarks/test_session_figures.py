@@ -160,6 +160,16 @@ class Slow:
         return None
 
 
+def clocked(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of a clock by which runs are measured, whose batches nobody looks at."""
+    passed = [0.0]
+    for module in (measure, steps):
+        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
+    monkeypatch.setattr(work.Taken, "add", lambda *_: None)
+    monkeypatch.setattr(work.Taken, "check", lambda *_, **__: Content())
+    return passed
+
+
 @pytest.mark.parametrize(
     ("batch_s", "timed", "rough"), [(0.1, 30, False), (1.4, 3, False), (2.0, 2, True), (9.0, 1, True)]
 )
@@ -167,11 +177,7 @@ def test_a_run_takes_no_longer_for_a_slow_loader(
     photographs: Path, monkeypatch: pytest.MonkeyPatch, batch_s: float, timed: int, rough: bool
 ) -> None:
     """It takes its start, ``warm_s``, ``timed_s``, and what the batches take that were asked for just before."""
-    passed = [0.0]
-    for module in (measure, steps):
-        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
-    monkeypatch.setattr(work.Taken, "add", lambda *_: None)
-    monkeypatch.setattr(work.Taken, "check", lambda *_, **__: Content())
+    passed = clocked(monkeypatch)
     usual = replace(Settings.usual("cpu", photographs, quick=True), warm_s=3.0, timed_s=3.0)
     slow: Any = Slow(batch_s, passed)
     found = measure.loaded(usual, slow, "mixed", steps.make(steps.EMPTY, usual), usual.timed_s)
@@ -201,11 +207,7 @@ clocks: dict[str, tuple[float, list[float]]] = {}
 def test_a_run_is_timed_once_its_device_lane_is_at_work(
     photographs: Path, monkeypatch: pytest.MonkeyPatch, opened_s: float, warm_s: float, rough: bool
 ) -> None:
-    passed = [0.0]
-    for module in (measure, steps):
-        monkeypatch.setattr(module, "perf_counter", lambda: passed[0])
-    monkeypatch.setattr(work.Taken, "add", lambda *_: None)
-    monkeypatch.setattr(work.Taken, "check", lambda *_, **__: Content())
+    passed = clocked(monkeypatch)
     usual = replace(Settings.usual("cpu", photographs, quick=True), warm_s=3.0, opening_s=15.0, timed_s=3.0)
     monkeypatch.setitem(clocks, "hybrid", (opened_s, passed))
     ours = Opening("hybrid", ("cpu", "device"), 1)
