@@ -106,7 +106,6 @@ class Builder:
             memory_bytes=0 if kept is None else kept.budget,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
-            run=cache.run,
             samples=length_of(self.loader.dataset) or 0,
             workers=self.loader.num_workers,
             table=None if kept is None else kept.table,

@@ -21,8 +21,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
-from minato_gpu.sources.disk.files import OpenFile
-from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into, read_to_end, tells_size
+from minato_gpu.sources.disk.filesystem import OpenFile, Uncached, cached_bytes, read_into, read_to_end, tells_size
 from minato_gpu.sources.page_cache import PageCache
 from minato_gpu.sources.placing import Placing, Where
 from minato_gpu.sources.source import Source

@@ -42,7 +42,7 @@ _STATS_S = 0.5
 class ReaderSettings:
     """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes``,
     ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
-    ``directory``: of that on disk, for which ``run`` is a name of the loader. ``workers``: how many prepare samples.
+    ``directory``: of that on disk. ``workers``: how many prepare samples.
     ``table``: from the reader process before, and for the next; ``fields_made_by``: what makes fields now, b"" where
     none are.
     """
@@ -51,7 +51,6 @@ class ReaderSettings:
     memory_bytes: int = 0
     disk_bytes: int = 0
     directory: str = ""
-    run: str = ""
     samples: int = 0
     workers: int = 1
     table: Table | None = None
@@ -125,11 +124,11 @@ class _Link:
         blocks = Blocks(arena)
         self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
         self._disk: DiskPool | None = None
-        tier = _opened(settings, parent)
+        tier = _opened(settings)
         placing = Placing(self._memory, service.expected, copies=tier is not None)
         self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, placing=placing)
         if tier is not None:
-            from minato_gpu.sources.disk_pool import DiskPool  # LMDB: only a tier on disk needs it
+            from minato_gpu.sources.disk_pool import DiskPool
 
             following = Following(settings.samples, settings.memory_bytes)
             self._disk = service.pool = service.disk = DiskPool(tier, blocks, self._pool, following)
@@ -255,7 +254,7 @@ def _blocks_of(tier: MemoryTier) -> list[tuple[int, int]]:
     return [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
 
 
-def _opened(settings: ReaderSettings, parent: int) -> DiskTier | None:
+def _opened(settings: ReaderSettings) -> DiskTier | None:
     """The tier on disk, unless what was possible as the loader was made is so no longer."""
     if not settings.disk_bytes:
         return None
@@ -263,7 +262,7 @@ def _opened(settings: ReaderSettings, parent: int) -> DiskTier | None:
     from minato_gpu.sources.disk.tier import DiskTier
 
     try:
-        return DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, parent))
+        return DiskTier(settings.directory, settings.disk_bytes)
     except CacheDirectoryError as error:
         LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
         return None
