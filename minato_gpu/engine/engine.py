@@ -52,7 +52,8 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         settings = parts.settings
         replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
-        self._own_fds = LaneWatch(pump.lanes.values())  # of lanes without the workers' bell, for the pump thread
+        reads = () if pump.reads is None else (pump.reads.fd,)
+        self._own_fds = LaneWatch(pump.lanes.values(), reads)  # of what has not the workers' bell, for the pump thread
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
         self._items = ItemRun(settings.batch)
         self._handover = Handover(parts, self._items)
@@ -69,7 +70,7 @@ class Engine(Batches):
         rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
         lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
-        for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
+        for fd in (*lanes, *loading, *reads):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer got its last batch
