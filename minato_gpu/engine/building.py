@@ -23,6 +23,7 @@ from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
+from minato_gpu.engine.host_share import HostShare
 from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
@@ -33,15 +34,16 @@ from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
+from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
+from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options
 from minato_gpu.sampling.look_ahead import LookAhead
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
@@ -59,10 +61,8 @@ READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seco
 
 
 class Records(NamedTuple):
-    """What is noted of an engine's runs. ``order``: that of delivery; ``events``: where the scheduler's go; ``facts``
-    is told what happens."""
+    """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
 
-    order: OrderLog | None = None
     events: Path | None = None
     facts: Facts = NOBODY
 
@@ -77,7 +77,7 @@ class Builder:
         self.loader = loader
         self.options = options
         self.records = records
-        self.settings = Settings.of(loader, options, records.order)
+        self.settings = Settings.of(loader, options)
 
     @cached_property
     def source_of(self) -> SourceOf | None:
@@ -112,10 +112,8 @@ class Builder:
         )
         context, _ = start_method(loader.multiprocessing_context)
         reader = readers.borrow(loader, loader.pipeline, settings, functools.partial(start_reader, context))
-        # a recorded order is not the sampler's; and on disk nothing follows orders in which keys come twice
-        known = self.records.order is None or not self.records.order.replays
-        twice = reader.settings.memory_bytes > 0
-        look_ahead = LookAhead(loader, known=known, twice=twice) if cache else None
+        # on disk nothing follows orders in which keys come twice
+        look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if cache else None
         return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
 
     def loading(self, links: WorkerChannels) -> Loading:
@@ -205,6 +203,16 @@ def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
         raise OSError(error.errno, told) from error
 
 
+def _host_share(host: HostCores | None, workers: int) -> HostShare | None:
+    if host is None or host.ranks == 1:
+        return None
+    try:
+        return HostShare(host, workers)
+    except OSError as error:
+        say_once(f"this rank shares no cores with others, as it has no page in common with them: {error}")
+        return None
+
+
 def _close_at_exit(engine: Engine) -> None:
     """Before DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
@@ -216,6 +224,7 @@ def _engine(
 ) -> Engine:
     loader, records, settings = builder.loader, builder.records, builder.settings
     workers, policy = loader.num_workers, settings.policy
+    share = _host_share(builder.options.host, workers)
     assembly = Assembly(
         links,
         stacks=settings.stacks,
@@ -235,8 +244,8 @@ def _engine(
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
-        order_log=records.order,
-        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers else None,
+        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers and share is None else None,
+        host_share=share,
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),
     )
