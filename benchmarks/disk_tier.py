@@ -20,7 +20,8 @@ import click
 import numpy as np
 
 from benchmarks import report
-from minato_gpu.sources.disk.entry import name_of, space_of
+from minato_gpu.sources.disk import LEAST_BUDGET
+from minato_gpu.sources.disk.entry import disk_space_of, name_of
 from minato_gpu.sources.disk.tier import DiskTier
 
 Row = dict[str, Any]
@@ -29,13 +30,17 @@ _FEW = 1000
 _COLUMNS = ("what", "entries", "bytes", "us", "us_spread", "seconds", "ratio")
 
 
+def budget_of(entries: int, nbytes: int) -> int:
+    """A budget in which so many copies of so many bytes have just room."""
+    return max((entries * disk_space_of(nbytes) + (1 << 20)) * 64 // 63 + 1, LEAST_BUDGET)
+
+
 class Copies:
     """A directory of ``entries`` copies of ``nbytes`` bytes, which fill its budget."""
 
     def __init__(self, path: Path, entries: int, nbytes: int) -> None:
         self.path, self.entries, self.nbytes = path, entries, nbytes
-        self.budget = (entries * space_of(nbytes) + (1 << 20)) * 64 // 63 + 4096
-        self.budget = max(self.budget, 4 << 20)
+        self.budget = budget_of(entries, nbytes)
         self.tier = DiskTier(path, self.budget)
         self.content = memoryview(np.random.default_rng(nbytes).bytes(nbytes))
         self.into = memoryview(bytearray(nbytes))
@@ -84,7 +89,7 @@ class Copies:
         """Make room of a twentieth."""
         eviction, before = self.tier._eviction, self.tier.room().copies
         assert eviction is not None
-        seconds = self.timed(lambda: eviction.make_room(self.entries // 20 * space_of(self.nbytes)))
+        seconds = self.timed(lambda: eviction.make_room(self.entries // 20 * disk_space_of(self.nbytes)))
         return self.row("evict", seconds=seconds) | {"what": f"evict {before - self.tier.room().copies}"}
 
     def row(self, what: str, times: list[float] | None = None, seconds: float | None = None) -> Row:

@@ -125,7 +125,7 @@ class _DiskHits:
         rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
         bare.close()
         pool.finish()
-        pool.close()
+        self.tier.close()
         for file in self.files:
             os.close(file)
         self.arena.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from minato_gpu.samples import Value
 
@@ -41,14 +41,13 @@ class Arguments(Protocol):
     host_memory_budget: int | None
     device_memory_budget: int | None
     worker_kind: str
-    order_log: str | os.PathLike[str] | None
     epochs: int | None
     on_error: Value
     max_failures: float | None
     on_worker_death: str
     hang_timeout: float | None
     snapshot_every_n_steps: int | None
-    max_workers: int | None
+    max_workers: int | Literal["host"] | None
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None

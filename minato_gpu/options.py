@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
@@ -16,6 +14,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
+from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.notices import say_once
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
@@ -28,6 +27,7 @@ _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
 DEATHS = ("raise", "replace")
+HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be
-    had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
+    out; ``workers``: that are started; ``host``: the cores that they share with other ranks; ``cache``: what of the
+    samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be had, if they are.
+    ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int
@@ -46,6 +47,8 @@ class Options:
     lanes: tuple[str, ...]
     devices: tuple[torch.device, ...]
     skips: bool
+    workers: int
+    host: HostCores | None
     cache: CacheOptions
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
@@ -71,9 +74,10 @@ class Options:
         _at_least("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
         _at_least("snapshot_every_n_steps", loader.snapshot_every_n_steps, "every step can be saved anyway", least=0)
         _check_workers(loader)
-        _check_order_log(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         devices = _devices(loader.device)
+        host = HostCores.of_this_rank(loader.num_workers) if loader.max_workers == HOST else None
+        most = loader.max_workers if host is None else host.most
         return cls(
             lateness=_lateness(loader),
             free=_free(loader),
@@ -81,6 +85,8 @@ class Options:
             lanes=_lanes(loader, devices[0]),
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
+            workers=int(most or loader.num_workers),
+            host=host,
             cache=CacheOptions.check(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
@@ -119,27 +125,17 @@ def _check_workers(loader: Arguments) -> None:
 
 def _check_max_workers(loader: Arguments) -> None:
     most = loader.max_workers
-    _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
-    if most is not None and loader.num_workers == 0:
-        raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
-    if most is not None and isinstance(loader.dataset, IterableDataset):
-        raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
-
-
-def _check_order_log(loader: Arguments) -> None:
-    if loader.order_log is None:
+    if most is None:
         return
-    if not isinstance(loader.order_log, (str, os.PathLike)):
-        raise TypeError(f"order_log must be a path or None, got {loader.order_log!r}")
-    if Path(loader.order_log).is_dir():  # so is ""
-        raise ValueError(
-            f"order_log={str(loader.order_log)!r} is a directory; name a file in it, such as 'order.jsonl'"
-        )
-    if loader.in_order or loader.num_workers == 0 or isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "order_log records or replays the order in which workers deliver a sampler's samples; it needs "
-            "in_order=False, num_workers > 0 and a map-style data set"
-        )
+    if most == HOST:
+        if _threads(loader):
+            raise ValueError("max_workers='host' shares cores among processes; it needs worker_kind='process'")
+    else:
+        _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
+    if loader.num_workers == 0:
+        raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
 
 
 def _lateness(loader: Arguments) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from copy import copy
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,13 +26,12 @@ from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import Told
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation
-from minato_gpu.sources.kept_memory import KeptMemory
+from minato_gpu.sources.reader import ReaderOwner
 
-_OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown", "_kept_memory")
+_OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown")
 """What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
 
 
@@ -57,7 +55,6 @@ class Session:
     def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
         self.kind = type(loader.dataset).__name__
-        self.order_log = None if loader.order_log is None else OrderLog(Path(loader.order_log))
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
@@ -71,7 +68,7 @@ class Session:
         self._shown: Shown | None = None
         self._events: Path | None = None
         self._event_logs = 0
-        self._kept_memory: KeptMemory | None = None
+        self.readers = ReaderOwner()  # which stay when workers end with an epoch
         self.facts = Facts()
         self._is_observed = False
         self._process = os.getpid()
@@ -80,13 +77,14 @@ class Session:
         """Before an epoch: in a process that was forked, workers and all that is of theirs are its parent's."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self.engine = self.ahead = self._user = self._kept_memory = None
+            self.engine = self.ahead = self._user = None
+            self.readers = ReaderOwner()
             self.facts, self._is_observed = Facts(), False
 
     def __getstate__(self) -> dict[str, Any]:
         given = self._given if self._pending is None else self._pending.given
-        anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False, "_given": given}
-        return {**self.__dict__, **dict.fromkeys(_OWN), **anew}
+        anew = {"facts": Facts(), "_is_observed": False, "_given": given}
+        return {**self.__dict__, **dict.fromkeys(_OWN), **anew, "readers": ReaderOwner()}
 
     def number(self, resumption: Resumption | None) -> int:
         """Of the epoch that begins."""
@@ -149,13 +147,6 @@ class Session:
             self.discarded += 1
             self.speculates = False  # the generators move between epochs: the next guess would be wrong too
 
-    def kept_memory(self) -> KeptMemory | None:
-        """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""
-        budget = self.options.cache.memory_bytes
-        if budget and self._kept_memory is None:
-            self._kept_memory = KeptMemory(budget)
-        return self._kept_memory
-
     def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""
         self._shown = Shown(view, number, self._counted_until(view))
@@ -176,8 +167,6 @@ class Session:
             if ahead:
                 raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
             return waiting.given
-        if self.order_log is not None and self.order_log.replays:
-            raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
         if self.progress is None or (self.progress.over and ahead == 0):
             number = self._next_epoch
             workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
@@ -187,10 +176,6 @@ class Session:
 
     def load(self, loader: Arguments, state: dict[str, Any]) -> None:
         """See ``DataLoader.load_state_dict``."""
-        if self.order_log is not None and self.order_log.replays:
-            raise ValueError(
-                "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
-            )
         self._pending, self._given = Resumption(loader, state), None
 
     def streams_between(self, loader: Arguments, *, keeps: bool = True) -> list[StreamState]:

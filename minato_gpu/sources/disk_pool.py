@@ -183,10 +183,6 @@ class DiskPool:
         self._writer.submit(self._make_go)
         self._writer.shutdown()
 
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._tier.close()
-
 
 def name_of(key: Key) -> bytes:
     """A source's name in the tier: the same for every process, run and version, wherever it was started."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from minato_gpu.caching.choice import choose, reach
 from minato_gpu.caching.soon import Soon
-from minato_gpu.sources.disk.entry import space_of
+from minato_gpu.sources.disk.entry import disk_space_of
 from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Key
@@ -58,7 +58,7 @@ class Following:
     def read(self, nbytes: int) -> None:
         """A source has been read, from disk or where it lies."""
         self._sizes += 1
-        self._nbytes += space_of(nbytes)
+        self._nbytes += disk_space_of(nbytes)
         if self._sizes in _KNOWN:
             self._decide()
 

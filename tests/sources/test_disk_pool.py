@@ -71,9 +71,6 @@ class FakeTier:
     def stats(self) -> dict[str, Any]:
         return {}
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 class Bench:
     """A DiskPool, and what reaches the pool behind it (``asked``) and the service (``told``). Made in an event loop."""
@@ -127,7 +124,6 @@ class Bench:
 
     def close(self) -> None:
         self.pool.finish()
-        self.pool.close()
         self.arena.close()
 
 

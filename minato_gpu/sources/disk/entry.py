@@ -63,7 +63,7 @@ def is_of(head: bytes, length: int, key: bytes, version: bytes) -> bool:
     return bool((magic, found, digest, own) == (_MAGIC, length, xxh3_128_digest(version), key))
 
 
-def space_of(length: int) -> int:
+def disk_space_of(length: int) -> int:
     """Returns the bytes of disk that a copy of ``length`` bytes takes: whole blocks."""
     return -(-(HEAD + length) // _BLOCK) * _BLOCK
 

@@ -21,7 +21,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
-from minato_gpu.sources.disk.entry import Entry, name_of, scan, space_of
+from minato_gpu.sources.disk.entry import Entry, disk_space_of, name_of, scan
 from minato_gpu.sources.disk.eviction import Eviction, counted, removed
 from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
 from minato_gpu.sources.disk.runs import Run, bury, survey
@@ -176,6 +176,15 @@ class DiskTier:
             counts = dict.fromkeys(_COUNTS, 0) | self._counts
         return counts | {"nbytes": self.nbytes(), "budget_bytes": self._budget, "off": self._off}
 
+    def count_anew(self) -> None:
+        """Sets all counts to 0."""
+        with self._lock:
+            self._counts.clear()
+
+    def is_there(self) -> bool:
+        """Returns whether the directory has not been deleted, and is in use."""
+        return self._off is None and os.fstat(self._root).st_nlink > 0
+
     def verify(self) -> Verified:
         """Reads every copy, and drops those that are not what was written."""
         entries = nbytes = corrupt = 0
@@ -275,7 +284,7 @@ class DiskTier:
             return False
 
     def _keep(self, name: str, head: bytes, data: memoryview) -> bool:
-        run, size = self._run, space_of(len(data))
+        run, size = self._run, disk_space_of(len(data))
         if run is None:
             return False
         file = self._reserved(run, size) or (self._made_room(size) and self._reserved(run, size))

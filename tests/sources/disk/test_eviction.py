@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.sources.disk import eviction
 from minato_gpu.sources.disk.directory import Directory
-from minato_gpu.sources.disk.entry import space_of
+from minato_gpu.sources.disk.entry import disk_space_of
 from minato_gpu.sources.disk.runs import Record, unused_before
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
@@ -68,10 +68,10 @@ def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
     taken = keep(tier, *range(count), size=size)
     full = disk_bytes(path)
     assert full <= tier.nbytes() <= BUDGET
-    assert taken * space_of(size) > 0.7 * BUDGET  # and not much less
+    assert taken * disk_space_of(size) > 0.7 * BUDGET  # and not much less
     assert (tier.stats()["refused"], tier.stats()["written"]) == (count - taken, taken)
     freed = tier.remove(key(number) for number in range(0, taken, 2))
-    assert freed == (taken + 1) // 2 * space_of(size)
+    assert freed == (taken + 1) // 2 * disk_space_of(size)
     assert disk_bytes(path) == full - freed
     assert all((held(tier, number) == content(number, size)) == (number % 2 == 1) for number in range(taken))
     assert keep(tier, *range(count, 2 * count), size=size) >= taken // 2 - 1
