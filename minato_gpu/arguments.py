@@ -41,7 +41,6 @@ class Arguments(Protocol):
     host_memory_budget: int | None
     device_memory_budget: int | None
     worker_kind: str
-    order_log: str | os.PathLike[str] | None
     epochs: int | None
     on_error: Value
     max_failures: float | None

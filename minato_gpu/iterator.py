@@ -89,7 +89,7 @@ class EngineIterator(EpochIterator):
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
         loader, session = self._loader, self._session
-        records = Records(session.order_log, session.next_event_log(), session.facts)
+        records = Records(session.next_event_log(), session.facts)
         engine = build_engine(loader, session.options, self._base_seed, records, session.kept_memory())
         weakref.finalize(loader if keeps else self, engine.close)
         if keeps:
@@ -150,8 +150,6 @@ class EngineIterator(EpochIterator):
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return
-        if session.order_log is not None and not session.order_log.may_have(number):
-            return  # whoever asks for it hears of that
         ahead = Speculation(loader, draws_seed=not loader.persistent_workers)
         seed = ahead.seed
         if loader.persistent_workers:

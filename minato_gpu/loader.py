@@ -61,8 +61,6 @@ class DataLoader(TorchDataLoader[T]):
         (at least three batches for each of several devices) is the only limit; a device has three batches or so of it,
         more where they are small beside what is prepared there at once.
     worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
-    order_log: path; an out-of-order run of workers records the order of delivery there, and if the file exists already,
-        that order is replayed exactly, of epochs that were recorded to their end. Each loader, and rank, has its own.
     epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last: the
         first samples of the next one are prepared while the last of this one are used. Leave it out where you change
         between epochs what samples are made of (a counter in shared memory, files): those would come too early for it.
@@ -135,7 +133,6 @@ class DataLoader(TorchDataLoader[T]):
         host_memory_budget: int | None = None,
         device_memory_budget: int | None = None,
         worker_kind: str = "auto",
-        order_log: str | os.PathLike[str] | None = None,
         epochs: int | None = None,
         on_error: OnError = RAISE,
         max_failures: float | None = None,
@@ -175,7 +172,6 @@ class DataLoader(TorchDataLoader[T]):
         self.host_memory_budget = host_memory_budget
         self.device_memory_budget = device_memory_budget
         self.worker_kind = worker_kind
-        self.order_log = order_log
         self.epochs = epochs
         self.on_error = on_error
         self.max_failures = max_failures
@@ -236,8 +232,7 @@ class DataLoader(TorchDataLoader[T]):
         set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
         torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
         order is stored. Raises ValueError where that is endless or holds keys that are not plain, for a stream without
-        a state that is too far on to be read again, or for an ``ahead`` that goes too far back, and RuntimeError where
-        a recorded order is replayed.
+        a state that is too far on to be read again, or for an ``ahead`` that goes too far back.
         """
         if not is_whole(ahead) or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")

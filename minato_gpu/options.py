@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
@@ -71,7 +69,6 @@ class Options:
         _at_least("prefetch_factor", loader.prefetch_factor, "leave it out for 2 batches a worker")
         _at_least("snapshot_every_n_steps", loader.snapshot_every_n_steps, "every step can be saved anyway", least=0)
         _check_workers(loader)
-        _check_order_log(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         devices = _devices(loader.device)
         return cls(
@@ -124,22 +121,6 @@ def _check_max_workers(loader: Arguments) -> None:
         raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
     if most is not None and isinstance(loader.dataset, IterableDataset):
         raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
-
-
-def _check_order_log(loader: Arguments) -> None:
-    if loader.order_log is None:
-        return
-    if not isinstance(loader.order_log, (str, os.PathLike)):
-        raise TypeError(f"order_log must be a path or None, got {loader.order_log!r}")
-    if Path(loader.order_log).is_dir():  # so is ""
-        raise ValueError(
-            f"order_log={str(loader.order_log)!r} is a directory; name a file in it, such as 'order.jsonl'"
-        )
-    if loader.in_order or loader.num_workers == 0 or isinstance(loader.dataset, IterableDataset):
-        raise ValueError(
-            "order_log records or replays the order in which workers deliver a sampler's samples; it needs "
-            "in_order=False, num_workers > 0 and a map-style data set"
-        )
 
 
 def _lateness(loader: Arguments) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from copy import copy
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,7 +26,6 @@ from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import Told
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation
@@ -57,7 +55,6 @@ class Session:
     def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
         self.kind = type(loader.dataset).__name__
-        self.order_log = None if loader.order_log is None else OrderLog(Path(loader.order_log))
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
         self.ahead: tuple[Source, Speculation] | None = None
@@ -85,7 +82,7 @@ class Session:
 
     def __getstate__(self) -> dict[str, Any]:
         given = self._given if self._pending is None else self._pending.given
-        anew = {"order_log": copy(self.order_log), "facts": Facts(), "_is_observed": False, "_given": given}
+        anew = {"facts": Facts(), "_is_observed": False, "_given": given}
         return {**self.__dict__, **dict.fromkeys(_OWN), **anew}
 
     def number(self, resumption: Resumption | None) -> int:
@@ -176,8 +173,6 @@ class Session:
             if ahead:
                 raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
             return waiting.given
-        if self.order_log is not None and self.order_log.replays:
-            raise RuntimeError("state_dict(): an order that is replayed from its order_log starts at its beginning")
         if self.progress is None or (self.progress.over and ahead == 0):
             number = self._next_epoch
             workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
@@ -187,10 +182,6 @@ class Session:
 
     def load(self, loader: Arguments, state: dict[str, Any]) -> None:
         """See ``DataLoader.load_state_dict``."""
-        if self.order_log is not None and self.order_log.replays:
-            raise ValueError(
-                "order_log names a recorded order, which is replayed whole; give the resumed run a new one"
-            )
         self._pending, self._given = Resumption(loader, state), None
 
     def streams_between(self, loader: Arguments, *, keeps: bool = True) -> list[StreamState]:

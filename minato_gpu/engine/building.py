@@ -42,7 +42,6 @@ from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options
 from minato_gpu.sampling.look_ahead import LookAhead
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
@@ -61,10 +60,8 @@ READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seco
 
 
 class Records(NamedTuple):
-    """What is noted of an engine's runs. ``order``: that of delivery; ``events``: where the scheduler's go; ``facts``
-    is told what happens."""
+    """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
 
-    order: OrderLog | None = None
     events: Path | None = None
     facts: Facts = NOBODY
 
@@ -79,7 +76,7 @@ class Builder:
         self.loader = loader
         self.options = options
         self.records = records
-        self.settings = Settings.of(loader, options, records.order)
+        self.settings = Settings.of(loader, options)
 
     @cached_property
     def source_of(self) -> SourceOf | None:
@@ -112,9 +109,8 @@ class Builder:
             table=None if kept is None else kept.table,
             fields_made_by=(kept is not None and self.fields_made_by) or b"",
         )
-        # a recorded order is not the sampler's; and on disk nothing follows orders in which keys come twice
-        known = self.records.order is None or not self.records.order.replays
-        look_ahead = LookAhead(self.loader, known=known, twice=kept is not None) if cache else None
+        # on disk nothing follows orders in which keys come twice
+        look_ahead = LookAhead(self.loader, twice=kept is not None) if cache else None
         on_close = (lambda: None) if kept is None else kept.give_back
         reader, facts = start_reader(context, links, settings), self.records.facts
         return ReadAhead(reader, self.source_of, look_ahead, on_close, facts)
@@ -266,7 +262,6 @@ def _engine(
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
-        order_log=records.order,
         worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers else None,
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),

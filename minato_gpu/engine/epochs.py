@@ -9,7 +9,7 @@ one raises then has nothing to do with that batch: the consumer gets it, and the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
 
@@ -30,16 +30,13 @@ _WIDE_BYTES = 1 << 20  # of a place of such
 class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
-    def __init__(
-        self, source: Source, replay: Iterator[Drawn] | None, first_order: OutputBatch, first_serial: TicketId
-    ) -> None:
+    def __init__(self, source: Source, first_order: OutputBatch, first_serial: TicketId) -> None:
         """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
         self.first_order = first_order
         self.first_serial = first_serial
         self.end: OutputBatch | None = None
-        self.draw: Callable[[], Drawn | None] = source.draw if replay is None else lambda: next(replay, None)
 
     def samples_after(self, serial: TicketId) -> int | None:
         """How many are to follow, by the sampler's length; None where it has none, or has yielded more already."""
@@ -121,11 +118,9 @@ class Epochs:
 
     def add(self, source: Source, *, early: bool = False) -> None:
         """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
-        log = self._parts.order_log
-        replay = log.replay(source) if log is not None and log.replays else None
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
-        epoch = Epoch(source, replay, first, TicketId(0) if resumed else self._serial)
+        epoch = Epoch(source, first, TicketId(0) if resumed else self._serial)
         self._epochs[source.number] = epoch
         self._pump.run.add_epoch(source.number, source.seed)
         if self._reads is not None:
@@ -173,7 +168,7 @@ class Epochs:
         return bool(self._ahead) and isinstance(self._ahead[-1][0], Exception)
 
     def _draw_next(self, epoch: Epoch) -> None:
-        drawn, error = epoch.draw(), None
+        drawn, error = epoch.source.draw(), None
         if drawn is None:
             self._drawing.popleft()
             epoch.end = OutputBatch(self._drawn)
@@ -278,7 +273,7 @@ def _more(epoch: Epoch, first: Drawn, most: int) -> tuple[Drawn, BaseException |
     """Up to ``most`` of the sampler's batches as one, beginning with this, each of one sample; what it raised then."""
     keys, counts, error = [*first.keys], [*(first.occurrences or (0,))], None
     try:
-        while len(keys) < most and (drawn := epoch.draw()) is not None:
+        while len(keys) < most and (drawn := epoch.source.draw()) is not None:
             keys += drawn.keys
             counts += drawn.occurrences or (0,)
     except BaseException as raised:  # what was drawn before comes first

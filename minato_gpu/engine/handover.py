@@ -23,8 +23,6 @@ class Handover:
     def __init__(self, parts: Parts, items: ItemRun) -> None:
         self._items = items
         self._assembly = parts.assembly
-        log = parts.order_log
-        self._records = None if log is None or log.replays else log
         self._whole = parts.settings.batch
         self._place_size = 1 if parts.settings.streams else parts.settings.batch
 
@@ -44,12 +42,8 @@ class Handover:
             return self._items.next(log, asked)
         now = perf_counter()
         value = self.value(epoch, batch)
-        try:
-            if batch.bad and judge is not None:
-                judge(batch.bad, batch.size)
-        finally:
-            if self._records is not None:  # they are dealt with, if somebody wants to know that of the next runs
-                self._records.record(epoch.number, positions)
+        if batch.bad and judge is not None:
+            judge(batch.bad, batch.size)
         self._log(log, epoch, batch, now, now - asked, positions)
         return value
 

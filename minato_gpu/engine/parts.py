@@ -14,7 +14,6 @@ from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.window.assembly import Assembly
@@ -23,7 +22,7 @@ from minato_gpu.window.assembly import Assembly
 @dataclass(frozen=True)
 class Parts:
     """``lanes`` by name, first the CPU's. ``recorder`` of the scheduler's events. ``reads``: samples' bytes are read
-    ahead, of ``read_ahead`` batches beyond the window. ``order_log``: records the order of delivery, or replays one.
+    ahead, of ``read_ahead`` batches beyond the window.
     ``worker_count``: decides how many workers are at work, if their number may change. ``watchdog``: notices
     workers and lanes that hang.
     """
@@ -38,7 +37,6 @@ class Parts:
     reads: ReadAhead | None = None
     deaths: Deaths = field(default_factory=Deaths)
     facts: Facts = NOBODY
-    order_log: OrderLog | None = None
     worker_count: WorkerCount | None = None
     watchdog: Watchdog | None = None
     read_ahead: int = 0

@@ -9,7 +9,6 @@ from torch.utils.data import IterableDataset, default_collate
 from minato_gpu.arguments import Arguments
 from minato_gpu.device.lane import IN_FLIGHT
 from minato_gpu.options import Options, pads_batches
-from minato_gpu.sampling.order_log import OrderLog
 from minato_gpu.scheduling.policy import Policy
 
 MICRO_BATCH = 16
@@ -51,13 +50,13 @@ class Settings:
     policy: Policy = field(default_factory=lambda: Policy(window=1))
 
     @classmethod
-    def of(cls, loader: Arguments, options: Options, order: OrderLog | None = None) -> Settings:
-        """``order``: records the order of delivery, or replays one."""
+    def of(cls, loader: Arguments, options: Options) -> Settings:
+        """Derives them from the loader's arguments."""
         streams, batched = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is not None
         workers, pipeline = loader.max_workers or loader.num_workers, loader.pipeline
         has_device, devices = "device" in options.lanes, len(options.devices)
         window = _prefetch(loader) * (workers + sum(lane.slots for lane in options.more_lanes))
-        joined = (streams or not batched) and not (options.lateness or order)
+        joined = (streams or not batched) and not options.lateness
         items = 0
         if joined and options.device.type == "cpu" and not has_device:
             # where bytes are counted, or samples may be left out, each is admitted by itself
@@ -76,7 +75,7 @@ class Settings:
             timeout=loader.timeout,
         )
         found = replace(found, micro_batch=found._micro_batch(loader, options))
-        policy = found._policy(loader, options, replays=order is not None and order.replays)
+        policy = found._policy(loader, options)
         return replace(found, policy=policy, whole=not (items or found.cuts) and (not batched or policy.fixed))
 
     def _micro_batch(self, loader: Arguments, options: Options) -> int:
@@ -89,13 +88,13 @@ class Settings:
             return most
         return max(1, min(most, self.window * self.batch // (devices * HELD)))
 
-    def _policy(self, loader: Arguments, options: Options, *, replays: bool) -> Policy:
+    def _policy(self, loader: Arguments, options: Options) -> Policy:
         has_device, on_gpu = "device" in options.lanes, options.device.type != "cpu"
         rests = self.stacks or self.items > 0  # every sample stays where its worker has put it
         policy = Policy(
             window=_prefetch(loader) * self.workers if self.streams else self.window * self.batch,
-            fixed=replays or not options.free,
-            max_lateness=0 if replays else options.lateness,
+            fixed=not options.free,
+            max_lateness=options.lateness,
             budget_bytes=loader.host_memory_budget,
             joins=not (rests or options.free or has_device),  # of a device's no worker would have all
             inspect=has_device,

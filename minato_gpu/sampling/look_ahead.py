@@ -81,12 +81,12 @@ class LookAhead:
     """What a reader process is told of each epoch that begins.
 
     Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
-    is hit every time, so that no order is better than another. Nor is where none is ``known`` to be the sampler's; nor
-    of orders in which keys may come ``twice``, unless those are of use.
+    is hit every time, so that no order is better than another. Nor is of orders in which keys may come ``twice``,
+    unless those are of use.
     """
 
-    def __init__(self, loader: Arguments, *, known: bool = True, twice: bool = True) -> None:
-        self._knows, self._twice = known, twice
+    def __init__(self, loader: Arguments, *, twice: bool = True) -> None:
+        self._twice = twice
         self._sampling = Sampling(loader)
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
@@ -100,8 +100,6 @@ class LookAhead:
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = count_of(sampling.told_epoch, source.number, self._before)
         begun = Begun(source.number, None, 1, skipped=source.position)
-        if not self._knows:
-            return begun
         if self._twice and (told := told_by(sampler)) is not None:
             return self._drawn(begun, ToldOrders(told, count.first, count.stride))
         if sampling.batched and sampling.size is None:

@@ -28,7 +28,7 @@ _OF_TORCH = (
 _KINDS: dict[LoaderKind, Any] = {"torch": DataLoader, "minato_gpu": ours.DataLoader}
 _NOT_COPIED = {
     *("self", "dataset", "shuffle", "batch_size", "sampler", "batch_sampler", "drop_last", "generator"),
-    *("persistent_workers", "order_log", "epochs", "cache", "cache_dir", "trace", "metrics_port"),
+    *("persistent_workers", "epochs", "cache", "cache_dir", "trace", "metrics_port"),
 }
 
 
