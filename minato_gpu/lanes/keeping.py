@@ -12,7 +12,7 @@ from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.sources import field_transfer
+from minato_gpu.sources import fields as fields_socket
 from minato_gpu.sources.reading import AT_HAND
 from minato_gpu.stages import Fields
 
@@ -38,9 +38,8 @@ class Keeping:
         """None where there are no fields, and none are asked for."""
         if AT_HAND.asked_for >= 0:
             made = self._make(fields, seed, before_stage)
-            if made.kept is not None:
-                buffers = blobs.pieces(blobs.dump((given, made.kept)))
-                field_transfer.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s)
+            buffers = None if made.kept is None else blobs.pieces(blobs.dump((given, made.kept)))
+            fields_socket.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s, made.why_not)
             return made.outputs
         data = AT_HAND.find_fields()
         if data is not None:

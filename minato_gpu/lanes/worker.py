@@ -75,7 +75,7 @@ class Worker:
         self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = partial(board.handing_over, number)
         if job.pipeline is not None and links.fields is not None:
-            self._producer.keeping = Keeping(job.pipeline, links.fields[1], self._producer.seeder)
+            self._producer.keeping = Keeping(job.pipeline, links.fields, self._producer.seeder)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
