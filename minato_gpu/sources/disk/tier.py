@@ -223,12 +223,12 @@ class DiskTier:
         """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
         with self._account.change() as totals:
             living, dead = survey(self._root)
+            self._run = Run(self._root, budget)  # first: should this process die, too, the next one counts
             totals.nbytes -= bury(self._root, dead)
             if dead and not living:
                 now = counted(self._directory)
                 totals.nbytes, totals.copies = now.nbytes, now.copies
             self._directory.need_room(budget, totals.nbytes)
-            self._run = Run(self._root, budget)
         self._eviction = Eviction(self._directory, self._account, self._run, self._room)
 
     @property
