@@ -31,6 +31,7 @@ Copied = Fields | str
 """Copies of fields; or why there are none, in words."""
 
 _LARGEST_GIVEN = 1 << 16  # bytes: a data set that returns more has read it itself, which kept fields would not save
+_DREW = "a stage without draw draws from a global generator"
 _COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
 
 
@@ -114,8 +115,15 @@ class KeepableFields:
                 known.update(pipeline.run_stage(number, {**known, **kept[number]}, seed, part.cpu))
         return {name: known[name] for name in pipeline.outputs}
 
-    def make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
-        """The sample, prepared so that its fields can be kept, and these."""
+    def make(
+        self,
+        fields: Fields,
+        seed: int,
+        before_stage: Callable[[int], None],
+        drew: Callable[[], bool] = lambda: False,
+    ) -> Made:
+        """The sample, prepared so that its fields can be kept, and these. ``drew``: whether anything has been drawn
+        from a global generator since ``before_stage``: what depends on that is not kept."""
         pipeline, kept = self._pipeline, dict[int, Copied]()
         begin, saved_s, more_s = perf_counter(), 0.0, 0.0
         known = dict(pipeline.check_given(fields))
@@ -123,7 +131,7 @@ class KeepableFields:
             before_stage(number)
             began = perf_counter()
             if number in self._parts:
-                known, kept[number], saves, costs = self._in_two(number, known, seed)
+                known, kept[number], saves, costs = self._in_two(number, known, seed, before_stage, drew)
                 saved_s += saves
                 more_s += costs
                 continue
@@ -132,7 +140,8 @@ class KeepableFields:
             if number in self._fixed:
                 after = perf_counter()
                 saved_s += after - began
-                kept[number] = _copied({name: written[name] for name in self._names.get(number, ())})
+                names = self._names.get(number, ())
+                kept[number] = _DREW if drew() else _copied({name: written[name] for name in names})
                 more_s += perf_counter() - after
         prepare_s = perf_counter() - begin - more_s
         outputs = {name: known[name] for name in pipeline.outputs}
@@ -141,13 +150,22 @@ class KeepableFields:
         whole = {number: each for number, each in kept.items() if each and not isinstance(each, str)}
         return Made(outputs, whole, saved_s, prepare_s)
 
-    def _in_two(self, number: int, known: dict[str, Value], seed: int) -> tuple[dict[str, Value], Copied, float, float]:
+    def _in_two(
+        self,
+        number: int,
+        known: dict[str, Value],
+        seed: int,
+        before_stage: Callable[[int], None],
+        drew: Callable[[], bool],
+    ) -> tuple[dict[str, Value], Copied, float, float]:
         """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
         than the stage as it is."""
         run, part, began = self._pipeline.run_stage, self._parts[number], perf_counter()
         fused_s = _timed(lambda: run(number, known, seed))[1] if self._compared < _COMPARED else 0.0
+        before_stage(number)
         made, made_s = _timed(lambda: run(number, known, seed, lambda fields, _: part.make(fields), part.writes))
-        kept = _copied(made)
+        kept = _DREW if drew() else _copied(made)
+        before_stage(number)
         written, rest_s = _timed(lambda: run(number, {**known, **made}, seed, part.cpu))
         if fused_s:  # the first samples go both ways
             self._compared += 1

@@ -166,6 +166,21 @@ def test_what_a_pipeline_made_before_is_not_taken_for_what_another_makes(folder:
     assert hits[3] == 0
 
 
+def _noise(fields: Fields, _: Fields) -> Fields:
+    noise = np.random.randint(256, size=fields["picture"].shape) if fields["picture"].sum() % 2 else 0
+    return {"picture": fields["picture"] + np.uint8(noise), "name": fields["name"]}
+
+
+def test_what_depends_on_a_draw_from_a_global_generator_is_not_kept(folder: Path) -> None:
+    """A stage with a Compose from elsewhere, which draws for some samples, does not say that it draws."""
+    noise = Stage("noise", ("picture", "name"), _PICTURE, _noise)
+    pipeline = Pipeline((*APART.stages[:2], noise, APART.stages[2]), outputs=APART.outputs)
+    more: dict[str, Any] = {"pipeline": pipeline, "num_workers": 2, "persistent_workers": True}
+    plain, cached = loader_of(Photographs(folder), **more), loader_of(Photographs(folder), _ENOUGH, **more)
+    for _ in range(3):
+        assert epoch(cached) == epoch(plain)
+
+
 @pytest.mark.parametrize("dies", ["worker", "reader"])
 def test_the_death_of_a_process_changes_nothing(folder: Path, dies: str) -> None:
     data: Any = Photographs(folder)
