@@ -38,6 +38,7 @@ faults
 cache_options trace_options
 options
 engine
+padding
 delivery
 session
 inline iterator
