@@ -6,33 +6,23 @@ from collections.abc import Mapping
 
 from minato_gpu.checkpoint import state as s
 from minato_gpu.packing import packed
-from minato_gpu.samples import JSON, Position, Ticket
+from minato_gpu.samples import JSON
 from minato_gpu.sampling.delivered import DeliveredPositions
 
 _MOST_BYTES = 1 << 20  # of bits above the line: eight million samples, more than any window holds
 
 
 def plain_positions(delivered: DeliveredPositions) -> s.State:
-    """A record as plain data; its survivor is None where its key cannot be stored."""
+    """A record as plain data."""
     out: s.State = {"batches": delivered.batches, "below": delivered.low, "above": packed(delivered.bits())}
-    if (ticket := delivered.survivor) is not None:
-        try:
-            key = s.plain_key(ticket.index)
-            out["survivor"] = {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
-        except ValueError:
-            out["survivor"] = None
     return {**out, "failed": delivered.failed} if delivered.failed else out
 
 
-def positions_of(progress: Mapping[str, JSON], epoch: int = 0) -> DeliveredPositions:
+def positions_of(progress: Mapping[str, JSON]) -> DeliveredPositions:
     """The record that ``plain_positions`` made plain. Raises ValueError for anything else."""
     if len(above := s.unpacked(progress, "above")) > _MOST_BYTES:
         raise ValueError("state: 'above' is longer than any window")
     delivered = DeliveredPositions.of_bits(s.number(progress, "batches"), s.number(progress, "below"), above)
-    if progress.get("survivor") is not None:
-        plain = s.mapping(progress, "survivor")
-        key = s.key_of(plain.get("key"))
-        delivered.survivor = Ticket(epoch, Position(s.number(plain, "position")), key, s.number(plain, "occurrence"))
     if progress.get("failed") is not None:
         delivered.failed = s.number(progress, "failed")
     return delivered

@@ -16,7 +16,6 @@ from minato_gpu.checkpoint.positions import plain_positions
 from minato_gpu.checkpoint.streams import MOST_READ_AGAIN, between, plain_streams
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.packing import packed_states
-from minato_gpu.samples import Ticket
 from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 from minato_gpu.sampling.orders import REPLAY
 from minato_gpu.sampling.samplers import Sampling, length_of
@@ -50,14 +49,7 @@ class EpochProgress:
         if self._globals and (state := process_generators.torch_now()) != self._asked:  # few of them, mostly
             self._asked = state
 
-    def delivered(
-        self,
-        batch: Sequence[tuple[int, int]],
-        survivor: Ticket | None = None,
-        failed: int = 0,
-        *,
-        returned: bool = True,
-    ) -> None:
+    def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see ``Delivered.add``."""
         with self.source.lock:
             if returned or self.source.streams is not None:
@@ -65,7 +57,7 @@ class EpochProgress:
             if self.source.streams is not None:
                 self.source.streams.delivered(batch[0][0])
             else:
-                self.source.delivered.add(batch, survivor, failed, returned=returned)
+                self.source.delivered.add(batch, failed, returned=returned)
 
     @property
     def batches(self) -> int:

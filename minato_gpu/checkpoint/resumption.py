@@ -111,7 +111,7 @@ class Resumption:
         s.choice(source, "way", (STATE, REPLAY, KEYS))
         if source["way"] == REPLAY and not self._sampling.replays:
             raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
-        self.delivered = positions_of(s.mapping(self.state, "progress"), self.number)
+        self.delivered = positions_of(s.mapping(self.state, "progress"))
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if source["way"] == REPLAY:
             check_drawn_again(self.delivered.low, most_drawn_again(loader))

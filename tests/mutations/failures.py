@@ -139,11 +139,11 @@ FAULTS = (
         "7806559",
     ),
     Fault(
-        "without workers the batches that were drawn to find a sample to repeat are lost",
-        "inline.py",
-        "self._ahead.popleft() if self._ahead else self._source.draw()",
-        "self._source.draw()",
-        ("contracts/test_survivors.py",),
+        "a sample that pads a batch has the draws of its key's first occurrence",
+        "padding.py",
+        "sample_seed(epoch_seed, 0, ticket.index, ticket.occurrence)",
+        "sample_seed(epoch_seed, 0, ticket.index, 0)",
+        ("contracts/test_padding.py",),
     ),
     Fault(
         "an error that was kept is raised for every batch",
