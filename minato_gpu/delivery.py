@@ -16,7 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.device.collated import mapped
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import reraise
@@ -63,21 +63,21 @@ class EpochIterator(_BaseDataLoaderIter):
         self,
         options: Options,
         batches: Batches,
-        progress: EpochProgress,
+        cursor: Cursor,
         memory: Callable[[], dict[str, JSON]] = in_memory,
     ) -> None:
         """Deliver these batches from now on; to be called by the constructor, last."""
         loader = self._loader
-        self._number = progress.source.number
+        self._number = cursor.epoch.number
         self._batches = batches
         self._devices = options.devices
         self._stays = options.device.type == "cpu" and not self._pin_memory  # batches are where they are wanted
-        self._progress = progress
-        self._num_yielded = progress.batches
+        self._cursor = cursor
+        self._num_yielded = cursor.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
         self._pads = pads_batches(loader, options)
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
-        self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
+        self._failures = FailurePolicy(*limits, batches.log, cursor.epoch.delivered)
         self.view = EpochView(batches.log, self._failures, memory)
         weakref.finalize(self, batches.log.left)
 
@@ -109,7 +109,7 @@ class EpochIterator(_BaseDataLoaderIter):
             raise
         assert self._batches.delivered is not None
         survivor = self._batches.survivor if self._pads else None
-        self._progress.delivered(self._batches.delivered, survivor, self._failures.count)
+        self._cursor.delivered(self._batches.delivered, survivor, self._failures.count)
         return data
 
     def _next_batch(self) -> Value:
@@ -118,15 +118,15 @@ class EpochIterator(_BaseDataLoaderIter):
         if batches.log.facts.hearers:
             batches.log.asked(perf_counter())
         while True:
-            data = batches.next(self._number, self._failures.take, self._progress.asked)
+            data = batches.next(self._number, self._failures.take, self._cursor.asked)
             if data is NOTHING and self._pads:
-                data = batches.pad(self._number, self._progress.source.delivered.survivor)
+                data = batches.pad(self._number, self._cursor.epoch.delivered.survivor)
                 if data is NOTHING:  # no sample of this rank is left to repeat
                     reraise(batches.bad[0].error)
             if data is not NOTHING:
                 return data
             assert batches.delivered is not None
-            self._progress.delivered(batches.delivered, failed=self._failures.count, returned=False)
+            self._cursor.delivered(batches.delivered, failed=self._failures.count, returned=False)
 
     def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""
@@ -135,17 +135,17 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         devices = self._devices
-        return data if devices[0].type == "cpu" else to_device(data, devices[self._progress.batches % len(devices)])
+        return data if devices[0].type == "cpu" else to_device(data, devices[self._cursor.batches % len(devices)])
 
     def _go_on(self) -> None:
         """The consumer asks for more: what raised last counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._progress.delivered(self._failed, failed=self._failures.count, returned=False)
+            self._cursor.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
 
     def _end(self) -> None:
         """The consumer is told that the epoch is over."""
-        self._progress.over = True
+        self._cursor.over = True
 
 
 def _said_by(error: StopIteration) -> str:

@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from benchmarks.cache_replay import Items, replay_on_disk, run_epoch
 from minato_gpu.caching.choice import bound, new_policy
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files

@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching.choice import reach
 from minato_gpu.caching.orders import Part
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk.records import Room
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
