@@ -30,7 +30,7 @@ from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.caching.split import Means, Shares
 from minato_gpu.engine import building
 from minato_gpu.pipeline import Field, Pipeline, Stage
-from minato_gpu.sources import field_keeping
+from minato_gpu.sources import fields as kept_fields
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.stages import Fields, Params
@@ -128,7 +128,7 @@ def measure(case: Case, epochs: int) -> Measured:
         def as_told(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
             return told
 
-        field_keeping.split = as_told  # type: ignore[attr-defined]
+        kept_fields.split = as_told  # type: ignore[attr-defined]
     with server(Throttle(LATENCY_MS, rate=RATE), NBYTES) as address:
         objects: Any = Objects(address, case.samples)
         loader: Any = DataLoader(

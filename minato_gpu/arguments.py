@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from minato_gpu.samples import Value
 
@@ -47,7 +47,7 @@ class Arguments(Protocol):
     on_worker_death: str
     hang_timeout: float | None
     snapshot_every_n_steps: int | None
-    max_workers: int | None
+    max_workers: int | Literal["host"] | None
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None

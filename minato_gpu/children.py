@@ -8,12 +8,15 @@ stands for its end says so. A fork server, too, may be killed before the process
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 
 UNKNOWN = 256
 """The exit code of a process that somebody else has collected: one that none can have."""
@@ -60,6 +63,19 @@ def in_words(code: int | None) -> str:
     if code != UNKNOWN:
         return f"exit code {code}"
     return "an exit code that is not known, as something else has collected the process (is SIGCHLD ignored?)"
+
+
+def closed_at_exit(close: Callable[[], object]) -> Callable[[], None]:
+    """Have ``close`` called as Python ends, before multiprocessing waits for its children (what was registered last
+    runs first). Returns what makes it forget that."""
+    atexit.register(close)
+    in_child = Finalize(None, close, exitpriority=0)  # what multiprocessing starts waits for its children first
+
+    def forget() -> None:
+        atexit.unregister(close)
+        in_child.cancel()
+
+    return forget
 
 
 def _settle(process: BaseProcess) -> None:

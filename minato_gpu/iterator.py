@@ -90,7 +90,7 @@ class EngineIterator(EpochIterator):
         """With workers of its own, which end with the loader if they are kept, else with this iterator."""
         loader, session = self._loader, self._session
         records = Records(session.next_event_log(), session.facts)
-        engine = build_engine(loader, session.options, self._base_seed, records, session.kept_memory())
+        engine = build_engine(loader, session.options, self._base_seed, records, session.readers)
         weakref.finalize(loader if keeps else self, engine.close)
         if keeps:
             session.base_seed = self._base_seed

@@ -6,8 +6,8 @@ these fields that other stages read, or that are outputs: with them a run needs 
 
     read > decode > crop (drawn) > normalise        read and decode are fixed; kept is what decode writes
 
-Kept fields belong to what the data set has returned: where that has changed, they are not used (``given``). And they
-belong to the stages that made them (``made_by``).
+Kept fields belong to what the data set has returned: where that has changed, they are not used (``given``). They also
+belong to one pipeline: a loader whose pipeline is replaced starts them anew.
 """
 
 from __future__ import annotations
@@ -18,27 +18,31 @@ from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import NamedTuple
 
-from minato_gpu.fingerprints import fingerprint
-from minato_gpu.memory.gaps import exact_copies
+import numpy as np
+import torch
+
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.stages import Fields, Keepable
 
 Kept = Mapping[int, Fields]
 """By the number of the stage that writes them."""
+Copied = Fields | str
+"""Copies of fields; or why there are none, in words."""
 
 _LARGEST_GIVEN = 1 << 16  # bytes: a data set that returns more has read it itself, which kept fields would not save
+_DREW = "a stage without draw draws from a global generator"
 _COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
 
 
 class Made(NamedTuple):
-    """``outputs`` of a sample; what may be ``kept`` of it, a copy (None where it cannot be copied); and seconds: what
-    that saves of ``prepare_s`` in all."""
+    """A sample that was prepared so that its fields can be kept."""
 
     outputs: Fields
-    kept: Kept | None
-    saved_s: float
-    prepare_s: float
+    kept: Kept | None  # copies; None where a field cannot be kept
+    saved_s: float  # seconds that kept fields save
+    prepare_s: float  # of so many in all
+    why_not: str = ""  # nothing is kept, in words
 
 
 class KeepableFields:
@@ -85,16 +89,6 @@ class KeepableFields:
         self._names = {number: tuple(sorted(names)) for number, names in wanted.items()}
         self._given = tuple(sorted(given))
 
-    def made_by(self) -> bytes | None:
-        """A digest of what decides which fields are kept, and what is in them: it is another where a stage or a setting
-        of its function is. None where that cannot be told."""
-        stages, parts = self._pipeline.stages, sorted(self._parts.items())
-        fixed = [
-            (number, stages[number].reads, stages[number].writes, stages[number].cpu) for number in sorted(self._fixed)
-        ]
-        of_parts = [(number, part.reads, part.writes, part.make) for number, part in parts]
-        return fingerprint((fixed, of_parts, self._names, self._given))
-
     # --- runs ------------------------------------------------------------------------------------------------
 
     def given(self, fields: Fields) -> bytes | None:
@@ -121,16 +115,23 @@ class KeepableFields:
                 known.update(pipeline.run_stage(number, {**known, **kept[number]}, seed, part.cpu))
         return {name: known[name] for name in pipeline.outputs}
 
-    def make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
-        """The sample, prepared so that its fields can be kept, and these."""
-        pipeline, kept = self._pipeline, dict[int, Fields | None]()
+    def make(
+        self,
+        fields: Fields,
+        seed: int,
+        before_stage: Callable[[int], None],
+        drew: Callable[[], bool] = lambda: False,
+    ) -> Made:
+        """The sample, prepared so that its fields can be kept, and these. ``drew``: whether anything has been drawn
+        from a global generator since ``before_stage``: what depends on that is not kept."""
+        pipeline, kept = self._pipeline, dict[int, Copied]()
         begin, saved_s, more_s = perf_counter(), 0.0, 0.0
         known = dict(pipeline.check_given(fields))
         for number in range(len(pipeline.stages)):
             before_stage(number)
             began = perf_counter()
             if number in self._parts:
-                known, kept[number], saves, costs = self._in_two(number, known, seed)
+                known, kept[number], saves, costs = self._in_two(number, known, seed, before_stage, drew)
                 saved_s += saves
                 more_s += costs
                 continue
@@ -139,21 +140,32 @@ class KeepableFields:
             if number in self._fixed:
                 after = perf_counter()
                 saved_s += after - began
-                kept[number] = _copied({name: written[name] for name in self._names.get(number, ())})
+                names = self._names.get(number, ())
+                kept[number] = _DREW if drew() else _copied({name: written[name] for name in names})
                 more_s += perf_counter() - after
         prepare_s = perf_counter() - begin - more_s
-        whole = None if None in kept.values() else {number: each for number, each in kept.items() if each}
-        return Made({name: known[name] for name in pipeline.outputs}, whole, saved_s, prepare_s)
+        outputs = {name: known[name] for name in pipeline.outputs}
+        if why_not := next((each for each in kept.values() if isinstance(each, str)), ""):
+            return Made(outputs, None, saved_s, prepare_s, why_not)
+        whole = {number: each for number, each in kept.items() if each and not isinstance(each, str)}
+        return Made(outputs, whole, saved_s, prepare_s)
 
     def _in_two(
-        self, number: int, known: dict[str, Value], seed: int
-    ) -> tuple[dict[str, Value], Fields | None, float, float]:
+        self,
+        number: int,
+        known: dict[str, Value],
+        seed: int,
+        before_stage: Callable[[int], None],
+        drew: Callable[[], bool],
+    ) -> tuple[dict[str, Value], Copied, float, float]:
         """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
         than the stage as it is."""
         run, part, began = self._pipeline.run_stage, self._parts[number], perf_counter()
         fused_s = _timed(lambda: run(number, known, seed))[1] if self._compared < _COMPARED else 0.0
+        before_stage(number)
         made, made_s = _timed(lambda: run(number, known, seed, lambda fields, _: part.make(fields), part.writes))
-        kept = _copied(made)
+        kept = _DREW if drew() else _copied(made)
+        before_stage(number)
         written, rest_s = _timed(lambda: run(number, {**known, **made}, seed, part.cpu))
         if fused_s:  # the first samples go both ways
             self._compared += 1
@@ -169,9 +181,36 @@ def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
     return run(), perf_counter() - began
 
 
-def _copied(fields: Fields) -> Fields | None:
-    """What a later stage that works in place does not change, to be pickled; None where it cannot be copied."""
-    try:
-        return copy.deepcopy(dict(fields), exact_copies(dict(fields)))
-    except Exception:  # runs the values' own code: no error of the sample's
-        return None
+def _copied(fields: Fields) -> Copied:
+    """Copies that a later stage that works in place does not change."""
+    copies: dict[str, Value] = {}
+    for name, value in fields.items():
+        try:
+            copies[name] = _copy(value)
+        except Exception as error:  # runs the values' own code: no error of the sample's
+            return f"the field {name!r} cannot be kept: {error}"
+    return copies
+
+
+def _copy(value: Value) -> Value:
+    """A copy of which arrays and tensors have no gaps, can be written to, and have memory of their own.
+
+    Raises TypeError for those that are of another class, hold objects, lie on a device or require grad. Objects of
+    other classes are copied as their own code does it, with the arrays in them.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: _copy(each) for key, each in value.items()}
+    if kind in (list, tuple):
+        return kind(map(_copy, value))
+    if isinstance(value, np.ndarray):
+        if kind in (np.ndarray, np.memmap) and not value.dtype.hasobject:
+            return np.array(value, order="A", subok=False)
+        raise TypeError(f"a {kind.__module__}.{kind.__qualname__} of {value.dtype}")
+    if isinstance(value, torch.Tensor):
+        if kind is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+            grad = " that requires grad" if value.requires_grad else ""
+            raise TypeError(f"a {kind.__module__}.{kind.__qualname__} on {value.device}{grad}")
+        if value.layout is torch.strided and not (value.is_quantized or value.is_nested):
+            return value.clone().resolve_conj().resolve_neg()
+    return copy.deepcopy(value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -90,7 +90,9 @@ class DataLoader(TorchDataLoader[T]):
         ``state_dict`` tells of every step, and states come from workers as often as saves do.
     max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay: more
         while the consumer waits for samples to be prepared, fewer when some have nothing to do (None: ``num_workers``).
-        A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets.
+        A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host": ranks that torchrun
+        has started on this host share its cores. Each starts twice its share of workers; the rank with fewest batches
+        ready has most of them at work, and those that are ahead rest. Give ``num_workers`` a rank's share of the cores.
     cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a text
         such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
         as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
@@ -139,7 +141,7 @@ class DataLoader(TorchDataLoader[T]):
         on_worker_death: str = "raise",
         hang_timeout: float | None = None,
         snapshot_every_n_steps: int | None = 1,
-        max_workers: int | None = None,
+        max_workers: int | Literal["host"] | None = None,
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,

@@ -14,6 +14,7 @@ from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
+from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.notices import say_once
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
@@ -26,6 +27,7 @@ _DEFAULT_LATENESS = 8
 LANES = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
 DEATHS = ("raise", "replace")
+HOST = "host"
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be
-    had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
+    out; ``workers``: that are started; ``host``: the cores that they share with other ranks; ``cache``: what of the
+    samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be had, if they are.
+    ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int
@@ -44,6 +47,8 @@ class Options:
     lanes: tuple[str, ...]
     devices: tuple[torch.device, ...]
     skips: bool
+    workers: int
+    host: HostCores | None
     cache: CacheOptions
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
@@ -71,6 +76,8 @@ class Options:
         _check_workers(loader)
         check_on_error(loader.on_error, loader.max_failures, iterable=isinstance(loader.dataset, IterableDataset))
         devices = _devices(loader.device)
+        host = HostCores.of_this_rank(loader.num_workers) if loader.max_workers == HOST else None
+        most = loader.max_workers if host is None else host.most
         return cls(
             lateness=_lateness(loader),
             free=_free(loader),
@@ -78,6 +85,8 @@ class Options:
             lanes=_lanes(loader, devices[0]),
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
+            workers=int(most or loader.num_workers),
+            host=host,
             cache=CacheOptions.check(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
@@ -116,10 +125,16 @@ def _check_workers(loader: Arguments) -> None:
 
 def _check_max_workers(loader: Arguments) -> None:
     most = loader.max_workers
-    _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
-    if most is not None and loader.num_workers == 0:
+    if most is None:
+        return
+    if most == HOST:
+        if _threads(loader):
+            raise ValueError("max_workers='host' shares cores among processes; it needs worker_kind='process'")
+    else:
+        _at_least("max_workers", most, "leave it out to have num_workers", least=max(1, loader.num_workers))
+    if loader.num_workers == 0:
         raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
-    if most is not None and isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):
         raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
 
 

@@ -116,6 +116,12 @@ def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) 
     return _mix(state ^ (occurrence & _MASK))
 
 
+def stage_seed(seed: int, number: int) -> int:
+    """The 64-bit seed of what stage ``number`` of a pipeline draws from global generators for the sample with this
+    seed."""
+    return _mix(_mix(seed) ^ (number & _MASK))
+
+
 def witness_of(keys: list[Key]) -> int:
     """A number that tells one epoch's first keys from another's: for a check, so 0 where a key has no digest."""
     try:

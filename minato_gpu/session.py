@@ -29,9 +29,9 @@ from minato_gpu.options import Options
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation
-from minato_gpu.sources.kept_memory import KeptMemory
+from minato_gpu.sources.reader import ReaderOwner
 
-_OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown", "_kept_memory")
+_OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown")
 """What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
 
 _Ahead = tuple[EpochBatches, Speculation]
@@ -70,7 +70,7 @@ class Session:
         self._shown: Shown | None = None
         self._events: Path | None = None
         self._event_logs = 0
-        self._kept_memory: KeptMemory | None = None
+        self.readers = ReaderOwner()  # which stay when workers end with an epoch
         self.facts = Facts()
         self._is_observed = False
         self._process = os.getpid()
@@ -79,13 +79,14 @@ class Session:
         """Before an epoch: in a process that was forked, workers and all that is of theirs are its parent's."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self.engine = self.ahead = self._user = self._kept_memory = None
+            self.engine = self.ahead = self._user = None
+            self.readers = ReaderOwner()
             self.facts, self._is_observed = Facts(), False
 
     def __getstate__(self) -> dict[str, Any]:
         given = self._given if self._pending is None else self._pending.given
         anew = {"facts": Facts(), "_is_observed": False, "_given": given}
-        return {**self.__dict__, **dict.fromkeys(_OWN), **anew}
+        return {**self.__dict__, **dict.fromkeys(_OWN), **anew, "readers": ReaderOwner()}
 
     def number(self, resumption: Resumption | None) -> int:
         """Of the epoch that begins."""
@@ -149,13 +150,6 @@ class Session:
         elif ahead is not None:
             self.discarded += 1
             self.speculates = False  # the generators move between epochs: the next guess would be wrong too
-
-    def kept_memory(self) -> KeptMemory | None:
-        """Where copies of samples' bytes lie from epoch to epoch, if some are to be kept in memory."""
-        budget = self.options.cache.memory_bytes
-        if budget and self._kept_memory is None:
-            self._kept_memory = KeptMemory(budget)
-        return self._kept_memory
 
     def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""

@@ -216,7 +216,8 @@ class Stage:
     """One step of a pipeline.
 
     ``name``: unique in its pipeline. ``reads``: names of the fields it uses. ``writes``: the fields it makes.
-    ``cpu(fields, params)`` returns exactly the written fields; it must not change its inputs in place.
+    ``cpu(fields, params)`` returns exactly the written fields; it must not change its inputs in place. What it draws
+    from the global generators of random, NumPy and torch repeats on worker processes alone: use ``draw`` elsewhere.
     ``device``: the same step for the device lane, or None if it runs on the host only.
     ``draw(rng, meta)``: draws the sample's parameters; ``meta`` names the fields that it may look at, all known
     after the host read. Drawn Python numbers become 32-bit NumPy scalars, so that every implementation computes

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from pathlib import Path
+
+_UNLIMITED = 1 << 20  # cores
 
 
 class OwnThread(threading.Thread):
@@ -25,5 +29,22 @@ def await_event(fd: int) -> None:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on, which is what a container or ``taskset`` leaves of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use: those that it may run on, or fewer where a container has a quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _quota()))
+
+
+def _quota(mount: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores' worth of time, rounded up, that the process's control group (version 2) and those above it leave it."""
+    try:
+        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return _UNLIMITED
+    group = Path(own.lstrip("/"))
+    limits = [_UNLIMITED]
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError):
+            quota, period = (mount / folder / "cpu.max").read_text().split()
+            if quota != "max":
+                limits.append(-(-int(quota) // int(period)))
+    return min(limits)

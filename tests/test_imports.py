@@ -24,7 +24,7 @@ pipeline
 arguments
 scheduling caching
 spans sizes
-fingerprints memory
+memory
 kept_fields
 sources
 lanes

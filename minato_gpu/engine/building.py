@@ -7,7 +7,6 @@ import contextlib
 import errno
 import functools
 from collections.abc import Iterator
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
+from minato_gpu.children import closed_at_exit
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import DeviceLane
@@ -23,6 +23,7 @@ from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
+from minato_gpu.engine.host_share import HostShare
 from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.read_ahead import ReadAhead, start_reader
@@ -33,11 +34,12 @@ from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
+from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
-from minato_gpu.memory.arena import Arena
+from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options
@@ -47,10 +49,9 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
-from minato_gpu.sources import field_transfer
 from minato_gpu.sources.declared import SourceOf, source_of
-from minato_gpu.sources.kept_memory import KeptMemory
 from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
@@ -93,37 +94,27 @@ class Builder:
         assert self.loader.pipeline is not None  # or there would be no such lane
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
-    def read_ahead(self, links: WorkerChannels, kept: KeptMemory | None) -> ReadAhead | None:
-        """The reader process, where the data set says what there is to be read. ``kept``: lent to it."""
+    def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
+        """Borrow the reader process, where the data set says what there is to be read."""
         if self.source_of is None:
             return None
-        context, _ = start_method(self.loader.multiprocessing_context)
-        cache = self.options.cache
+        loader, cache = self.loader, self.options.cache
+        # a device lane makes fields of its own: then raw bytes are kept
+        keeps = loader.pipeline is not None and self.options.lanes == ("cpu",) and bool(KeepableFields(loader.pipeline))
         settings = ReaderSettings(
-            memory_bytes=0 if kept is None else kept.budget,
+            memory_bytes=cache.memory_bytes,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
             run=cache.run,
-            samples=length_of(self.loader.dataset) or 0,
-            workers=self.loader.num_workers,
-            table=None if kept is None else kept.table,
-            fields_made_by=(kept is not None and self.fields_made_by) or b"",
+            samples=length_of(loader.dataset) or 0,
+            workers=loader.num_workers,
+            keeps_fields=keeps and cache.memory_bytes > 0,
         )
+        context, _ = start_method(loader.multiprocessing_context)
+        reader = readers.borrow(loader, loader.pipeline, settings, functools.partial(start_reader, context))
         # on disk nothing follows orders in which keys come twice
-        look_ahead = LookAhead(self.loader, twice=kept is not None) if cache else None
-        on_close = (lambda: None) if kept is None else kept.give_back
-        reader, facts = start_reader(context, links, settings), self.records.facts
-        return ReadAhead(reader, self.source_of, look_ahead, on_close, facts)
-
-    @cached_property
-    def fields_made_by(self) -> bytes | None:
-        """What makes the fields that a cache may keep (see KeepableFields); None where there are none, or that cannot
-        be told. A device lane makes its own: then raw bytes are kept."""
-        pipeline = self.loader.pipeline
-        if pipeline is None or self.options.lanes != ("cpu",):
-            return None
-        keepable = KeepableFields(pipeline)
-        return keepable.made_by() if keepable else None
+        look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if cache else None
+        return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
 
     def loading(self, links: WorkerChannels) -> Loading:
         """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
@@ -154,12 +145,10 @@ class Builder:
         return CostModel(lanes, features, length_of(self.loader.dataset))
 
 
-def build_engine(
-    loader: Arguments, options: Options, base_seed: int, records: Records, kept: KeptMemory | None = None
-) -> Engine:
+def build_engine(loader: Arguments, options: Options, base_seed: int, records: Records, readers: ReaderOwner) -> Engine:
     """Start workers and device executors for the loader; the engine is closed at the latest when Python ends.
 
-    ``kept``: memory whose copies the reader process takes up, unless another has it.
+    ``readers``: has the loader's reader process.
     """
     builder = Builder(loader, options, records)
     settings = builder.settings
@@ -178,38 +167,25 @@ def build_engine(
     }
     job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
     with _told_of_descriptors(loader, options), contextlib.ExitStack() as undo:
-        fetched = None if kept is None else kept.lend()
-        if fetched is None:
-            kept = None
-            if builder.source_of is not None:
-                fetched = Arena("fetched")
-                undo.callback(fetched.close)
-        elif kept is not None:
-            undo.callback(kept.give_back)
-        fields = field_transfer.pair() if kept is not None and builder.fields_made_by else None
-        for end in fields or ():
-            undo.callback(end.close)
+        reads = builder.read_ahead(readers)
+        if reads is not None:
+            undo.callback(reads.close)
         links = WorkerChannels(
             settings.workers,
             addressed=settings.streams,
             arenas=not options.threads,
-            fetched=fetched,
+            fetched=None if reads is None else reads.reader.arena,
             active=loader.num_workers,
-            fields=fields,
+            fields=None if reads is None else reads.reader.fields,
         )
         undo.callback(links.close)
-        reads = builder.read_ahead(links, kept)
-        if reads is not None:
-            undo.callback(reads.close)
         names = settings.policy.device_lanes
         site = Site(loader, options, job, links, settings.replaceable, names, builder.loading, builder.device_lane)
         lanes = site.open_lanes(undo)
         engine = _engine(builder, links, lanes, site.loading, reads)
         undo.pop_all()
-    _close_at_exit(engine)
+    engine.on_close = closed_at_exit(engine.close)
     engine.pump.on_open = functools.partial(_close_at_exit, engine)  # DALI has been imported, with its own clean-up
-    in_child = Finalize(None, engine.close, exitpriority=0)  # what multiprocessing starts waits for its children first
-    engine.on_close = functools.partial(_forget_exit, engine, in_child)
     return engine
 
 
@@ -227,15 +203,20 @@ def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
         raise OSError(error.errno, told) from error
 
 
+def _host_share(host: HostCores | None, workers: int) -> HostShare | None:
+    if host is None or host.ranks == 1:
+        return None
+    try:
+        return HostShare(host, workers)
+    except OSError as error:
+        say_once(f"this rank shares no cores with others, as it has no page in common with them: {error}")
+        return None
+
+
 def _close_at_exit(engine: Engine) -> None:
-    """Before multiprocessing waits for its children, and DALI shuts down: what was registered last runs first."""
+    """Before DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
-
-
-def _forget_exit(engine: Engine, in_child: Finalize) -> None:
-    atexit.unregister(engine.close)
-    in_child.cancel()
 
 
 def _engine(
@@ -243,6 +224,7 @@ def _engine(
 ) -> Engine:
     loader, records, settings = builder.loader, builder.records, builder.settings
     workers, policy = loader.num_workers, settings.policy
+    share = _host_share(builder.options.host, workers)
     assembly = Assembly(
         links,
         stacks=settings.stacks,
@@ -262,7 +244,8 @@ def _engine(
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
         facts=records.facts,
-        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers else None,
+        worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers and share is None else None,
+        host_share=share,
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),
         read_ahead=0 if reads is None else -(-READ_AHEAD // settings.batch),
     )

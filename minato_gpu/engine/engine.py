@@ -17,6 +17,7 @@ from time import perf_counter
 
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover, ItemRun
+from minato_gpu.engine.host_share import PERIOD_S
 from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
@@ -27,7 +28,6 @@ from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import OutputBatch, Ticket, Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
@@ -52,7 +52,8 @@ class Engine(Batches):
         self.epochs = Epochs(pump, parts)
         settings = parts.settings
         replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
-        self._own_fds = LaneWatch(pump.lanes.values())  # of lanes without the workers' bell, for the pump thread
+        reads = () if pump.reads is None else (pump.reads.fd,)
+        self._own_fds = LaneWatch(pump.lanes.values(), reads)  # of what has not the workers' bell, for the pump thread
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
         self._items = ItemRun(settings.batch)
         self._handover = Handover(parts, self._items)
@@ -69,11 +70,12 @@ class Engine(Batches):
         rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
         lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))
         loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
-        for fd in (*lanes, *loading, *(() if pump.reads is None else (pump.reads.fd,))):
+        for fd in (*lanes, *loading, *reads):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())
         self._left = 0.0  # when the consumer got its last batch
-        self._count = parts.worker_count
+        self._longest_sleep_s = _LONGEST_SLEEP_S if parts.host_share is None else PERIOD_S
+        self._count, self._share = parts.worker_count, parts.host_share
         self._thread = OwnThread(target=self._attend, name="minato-pump", daemon=True)
         self._thread.start()
 
@@ -96,7 +98,8 @@ class Engine(Batches):
             self.log.began(expected, perf_counter())
             if self._count is not None:
                 self._count.begin(self.log.begin)
-                self.log.workers["at_work"] = self._count.workers
+            if (counts := self._count or self._share) is not None:
+                self.log.workers["at_work"] = counts.workers
             if not prefetched:
                 pump.open_lanes()
             self.epochs.draw()
@@ -151,8 +154,11 @@ class Engine(Batches):
             away = started - self._left if order > epoch.first_order else 0.0
             epochs.delivered(away, batch)
             epochs.draw_on()
-            if self._count is not None:
-                self._count_workers(self._count, batch.size)
+            if self._count is not None and self._count.delivered(
+                perf_counter(), batch.size, self.pump.run.scheduler.idle_slots
+            ):
+                self._resize(self._count.workers)
+            self._look_at_host()
             trains = at_hand and away > _TRAINS_S
             if not trains:
                 self._links.board.words[ATTENTION] = NOBODY
@@ -258,12 +264,16 @@ class Engine(Batches):
                 self._count.waited(cause, seconds)
         return wait
 
-    def _count_workers(self, count: WorkerCount, delivered: int) -> None:
-        """So many samples more were delivered: have more workers at work, or fewer, if that is due."""
-        if count.delivered(perf_counter(), delivered, self.pump.run.scheduler.idle_slots):
-            for lane in self.pump.lanes.values():
-                lane.resize(count.workers)
-            self.log.workers["at_work"] = count.workers
+    def _look_at_host(self) -> None:
+        """Have as many workers at work as this rank's share of the host's cores is now."""
+        if self._share is not None and self._share.look(perf_counter(), self.pump.run.scheduler.batches_ready):
+            self._resize(self._share.workers)
+
+    def _resize(self, workers: int) -> None:
+        """Have so many workers at work from now on."""
+        for lane in self.pump.lanes.values():
+            lane.resize(workers)
+        self.log.workers["at_work"] = workers
 
     def _listen(self, listener: int = CONSUMER) -> None:
         """From now on whatever is told wakes this one; the caller looks at what was told before."""
@@ -275,6 +285,7 @@ class Engine(Batches):
         """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
         wake = self.pump.run.scheduler.wake_at()
+        self._look_at_host()
         self._minder.raise_broken()
         self.pump.check_lanes()
         end = started + self._timeout if self._timeout > 0 else None
@@ -282,7 +293,7 @@ class Engine(Batches):
         if end is not None and now >= end:
             told = "".join(lane.stacks_at_work() for lane in self.pump.lanes.values())
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds{told}")
-        until = min(t for t in (wake, end, hangs, now + _LONGEST_SLEEP_S) if t is not None)
+        until = min(t for t in (wake, end, hangs, now + self._longest_sleep_s) if t is not None)
         if self._links.board.words[ATTENTION] != CONSUMER:
             self._listen()
             return  # to look at what was told before workers could see that
@@ -342,6 +353,7 @@ class Engine(Batches):
             self._minder.keep_watch(self.log)
             self._attention()
         if self.epochs.due or self._links.board.words[ATTENTION] or self._minder.heard:
+            self._look_at_host()
             self._pump()  # first: which lanes are idle decides what is made of the room that a delivery has left
             self._settle()
             look_at = self._look_at()
@@ -395,6 +407,8 @@ class Engine(Batches):
         self._own_fds.close()
         self._consumer_fds.close()
         self.on_close()
+        if self._share is not None:
+            self._share.close()
         if self.pump.recorder is not None:
             self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]

@@ -1,9 +1,9 @@
-"""Waiting for lanes that ring no bell: their descriptors, watched by whoever waits."""
+"""Waiting for lanes that ring no bell, and the reader process: their descriptors, watched by whoever waits."""
 
 from __future__ import annotations
 
 import select
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from minato_gpu.lanes.contract import Lane
@@ -16,10 +16,11 @@ class LaneWatch:
     wants to hear it wakes nobody twice. Lanes are asked for their descriptors every time, which may have changed.
     """
 
-    def __init__(self, lanes: Iterable[Lane]) -> None:
+    def __init__(self, lanes: Iterable[Lane], more: Sequence[int] = ()) -> None:
         self._lanes = [lane for lane in lanes if not lane.rings]
-        self.any = bool(self._lanes)  # read where a call would count
-        self._epoll = select.epoll() if self._lanes else None
+        self._more = more  # descriptors besides
+        self.any = bool(self._lanes or more)  # read where a call would count
+        self._epoll = select.epoll() if self.any else None
 
     def fileno(self) -> int:
         """Readable once one of them has something to tell."""
@@ -34,6 +35,8 @@ class LaneWatch:
         """Watch them again, or only those of the lanes ``names``; what has come meanwhile is noticed at once."""
         if self._epoll is None:
             return
+        for fd in self._more if names is None else ():
+            self._watch(self._epoll, fd)
         for lane in self._lanes:
             for fd in lane.fds() if names is None or lane.name in names else ():
                 self._watch(self._epoll, fd)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from minato_gpu.engine.deaths import Deaths
+from minato_gpu.engine.host_share import HostShare
 from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.estimator import Estimator
@@ -22,9 +23,9 @@ from minato_gpu.window.assembly import Assembly
 @dataclass(frozen=True)
 class Parts:
     """``lanes`` by name, first the CPU's. ``recorder`` of the scheduler's events. ``reads``: samples' bytes are read
-    ahead, of ``read_ahead`` batches beyond the window.
-    ``worker_count``: decides how many workers are at work, if their number may change. ``watchdog``: notices
-    workers and lanes that hang.
+    ahead, of ``read_ahead`` batches beyond the window. ``worker_count``, or ``host_share`` where ranks share the host's
+    cores: decides how many workers are at work, if their number may change. ``watchdog``: notices workers and lanes
+    that hang.
     """
 
     links: WorkerChannels
@@ -38,5 +39,6 @@ class Parts:
     deaths: Deaths = field(default_factory=Deaths)
     facts: Facts = NOBODY
     worker_count: WorkerCount | None = None
+    host_share: HostShare | None = None
     watchdog: Watchdog | None = None
     read_ahead: int = 0

@@ -6,8 +6,6 @@ told as the place is admitted; of the rest, whenever it comes. A sample's bytes 
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import index
@@ -16,7 +14,6 @@ from typing import Any, cast
 
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
-from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NOBODY, Facts, Fetched
 from minato_gpu.samples import Key as SampleKey
@@ -25,69 +22,59 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.scheduling.messages import TicketSpan, joined, singles, tickets
 from minato_gpu.sources import process
-from minato_gpu.sources.process import ReaderSettings
-from minato_gpu.sources.reader import Reader
+from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source
-from minato_gpu.sources.unsaid import Unsaid
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
 
 
-def start_reader(context: Any, links: WorkerChannels, settings: ReaderSettings) -> Reader:
-    """Start the reader process, before the training process has threads. ``context``: of ``multiprocessing``."""
-
-    def start(end: socket.socket) -> Any:
-        arguments = links, end, os.getpid(), settings
-        started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
-        forking.start(started)
-        return started
-
-    return Reader(start, links.late_ends)
+def start_reader(context: Any, *arguments: Any) -> Any:
+    """Start the process, with what ``process.main`` takes. ``context``: of ``multiprocessing``."""
+    started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
+    forking.start(started)
+    return started
 
 
-def _main(links: WorkerChannels, end: socket.socket, parent: int, settings: ReaderSettings) -> None:
+def _main(*arguments: Any) -> None:
     """Entry of the reader process."""
     forking.begin()
-    assert links.fetched is not None
-    fields = None if links.fields is None else links.fields[0]
-    process.main(end, parent, links.fetched, fields, links.bell.ring_pump, settings)
+    process.main(*arguments)
 
 
 class ReadAhead:
-    """The tickets of one run at a time. ``source_of``: what the data set declares of a key; ``look_ahead`` tells of an
-    epoch that begins what is known of those to come; ``on_close`` is called once; ``facts`` are told what has come."""
+    """The tickets of one run at a time. ``reader``: lent by the loader; ``source_of``: what the data set declares of a
+    key; ``look_ahead`` tells of an epoch that begins what is known of those to come; ``facts`` are told what has come.
+    """
 
     def __init__(
         self,
         reader: Reader,
         source_of: Callable[[Any], Any],
         look_ahead: LookAhead | None = None,
-        on_close: Callable[[], None] = lambda: None,
         facts: Facts = NOBODY,
     ) -> None:
         self.reader = reader
         self._source_of = source_of
         self._look_ahead = look_ahead
-        self._on_close = on_close
         self._facts = facts
         self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, if that is heard
-        self._run = 0
-        self._lost = False
+        self._counts = reader.counts  # of these workers
+        self._lost = self._closed = False
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
         self._here: dict[TicketId, tuple[Place, ...]] = {}
-        self._unsaid = Unsaid()
+        self._outbox = Outbox()
         self._admitted = 0  # serials below this one have been admitted,
         self._missing = 0  # and so many of these are waited for
         self._is_wrong = False  # what ``source`` said was no use, which has been told
 
     def new_run(self) -> None:
         """Nothing of what was wanted is wanted any more."""
-        self._run += 1
+        self.reader.new_run()
         self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
         self._origins = {}
-        self._unsaid = Unsaid()
+        self._outbox = Outbox()
 
     @property
     def pending(self) -> bool:
@@ -104,8 +91,8 @@ class ReadAhead:
     def begin(self, source: EpochBatches, *, early: bool) -> None:
         """The tickets that will be wanted from now on are of this epoch; ``early``: which is drawn ahead."""
         if self._look_ahead is not None and not self._lost:
-            self.reader.say(self._run, self._unsaid)
-            self.reader.begin(self._run, self._look_ahead(source, early=early))
+            self.reader.send(self._outbox)
+            self.reader.begin(self._look_ahead(source, early=early))
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
         """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
@@ -118,7 +105,7 @@ class ReadAhead:
         self._waits.update(serials)
         if self._facts.hearers:
             self._origins |= {serial: (record.epoch, record.positions[serial - first]) for serial in serials}
-        self._unsaid.want(first, wanted)
+        self._outbox.want(first, wanted)
         self.say()
 
     def _wanted(self, serial: TicketId, key: SampleKey) -> tuple[TicketId, int, tuple[Key, ...]]:
@@ -137,10 +124,10 @@ class ReadAhead:
             if not self._is_wrong:
                 self._is_wrong = True
                 LOGGER.warning(
-                    "The data set's source(%r) raised %r or returned no Source: what it stands for is not read ahead, "
+                    "The data set's source(%r) raised %s or returned no Source: what it stands for is not read ahead, "
                     "but by the worker that prepares the sample. (Said once.)",
                     key,
-                    error,
+                    repr(error),  # whoever keeps the record is not to keep the frames, and the loader with them
                 )
             return ()
 
@@ -156,7 +143,7 @@ class ReadAhead:
 
     def receive(self) -> list[TicketSpan]:
         """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
-        told = None if self._lost else self.reader.receive(self._run)
+        told = None if self._lost else self.reader.receive()
         if told is None and not self._lost:
             self._lost = True
             self.reader.say_lost()
@@ -195,29 +182,29 @@ class ReadAhead:
         for serial in tickets(spans):
             places = self._here.pop(serial, None)
             if places is not None:
-                self._unsaid.release(serial, places)
+                self._outbox.release(serial, places)
 
     def say(self) -> None:
         """Tell the reader process what is wanted and released, if it is time; to be called before anybody waits."""
-        if self._unsaid.is_due(self._admitted, self._missing):
+        if self._outbox.is_due(self._admitted, self._missing):
             if self._lost:
-                self._unsaid = Unsaid()
+                self._outbox = Outbox()
             else:
-                self.reader.say(self._run, self._unsaid)
+                self.reader.send(self._outbox)
 
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
         """What the reader process has done; see ``DataLoader.stats``."""
-        counts = {name: value for name, value in self.reader.counts.items() if name not in _TIERS}
+        counts = {name: value for name, value in self._counts.items() if name not in _TIERS}
         return {"process": "lost" if self._lost else "runs", **counts}
 
     def cache_stats(self) -> dict[str, Any]:
         """What is kept, by tier; see ``DataLoader.stats``."""
-        return {name: self.reader.counts[name] for name in _TIERS if name in self.reader.counts}
+        return {name: self._counts[name] for name in _TIERS if name in self._counts}
 
     def close(self) -> None:
-        """End the reader process. Idempotent."""
-        self.reader.close()
-        self._on_close()
-        self._on_close = lambda: None
+        """Give the reader process back. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self.reader.give_back()

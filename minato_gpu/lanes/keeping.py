@@ -7,20 +7,21 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.kept_fields import KeepableFields, Made
+from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.sources import field_transfer
+from minato_gpu.sources import fields as fields_socket
 from minato_gpu.sources.reading import AT_HAND
 from minato_gpu.stages import Fields
 
 
 class Keeping:
-    """``end``: where fields are sent to the reader process."""
+    """``end``: where fields are sent to the reader process. ``seeder``: of a worker process."""
 
-    def __init__(self, pipeline: Pipeline, end: socket.socket) -> None:
-        self._pipeline, self._end = pipeline, end
+    def __init__(self, pipeline: Pipeline, end: socket.socket, seeder: Seeder | None) -> None:
+        self._pipeline, self._end, self._seeder = pipeline, end, seeder
         self._keepable = KeepableFields(pipeline)
 
     def run(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Value:
@@ -36,10 +37,9 @@ class Keeping:
     def _with_kept(self, fields: Fields, given: bytes, seed: int, before_stage: Callable[[int], None]) -> Value:
         """None where there are no fields, and none are asked for."""
         if AT_HAND.asked_for >= 0:
-            made = self._keepable.make(fields, seed, before_stage)
-            if made.kept is not None:
-                buffers = blobs.pieces(blobs.dump((given, made.kept)))
-                field_transfer.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s)
+            made = self._make(fields, seed, before_stage)
+            buffers = None if made.kept is None else blobs.pieces(blobs.dump((given, made.kept)))
+            fields_socket.send(self._end, AT_HAND.asked_for, buffers, made.saved_s, made.prepare_s, made.why_not)
             return made.outputs
         data = AT_HAND.find_fields()
         if data is not None:
@@ -47,3 +47,12 @@ class Keeping:
             if belongs_to == given:  # else the data set has changed
                 return self._keepable.run(fields, kept, seed, before_stage)
         return None
+
+    def _make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
+        if self._seeder is None:
+            return self._keepable.make(fields, seed, before_stage)
+        self._seeder.always_looks = True
+        try:
+            return self._keepable.make(fields, seed, before_stage, self._seeder.moved)
+        finally:
+            self._seeder.always_looks = False

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from time import perf_counter
 
@@ -18,7 +19,7 @@ from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
+from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed, stage_seed
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.sources.reading import AT_HAND, Place
 
@@ -120,9 +121,12 @@ class Producer:
         if self._init_error is not None:
             reraise(self._init_error)
 
-    def begin_unseeded(self, samples: int) -> bool:
-        """Whether a chunk of this many samples may try without seeding (see seeding.py)."""
-        if self.seeder is None or self._init_error is not None or self._job.pipeline is not None:
+    def begin_unseeded(self, task: Task, samples: int) -> bool:
+        """Whether a chunk of this many samples may try without seeding (see seeding.py): if it can be done again from
+        the data set on, and nothing of the first try is kept."""
+        if self.seeder is None or self._init_error is not None:
+            return False
+        if self.keeping is not None or any(piece.sources is not None for piece in task.pieces):
             return False
         return self.seeder.begin_unseeded(samples)
 
@@ -147,7 +151,7 @@ class Producer:
         if task.kind == "inspect":
             return lambda at: self._inspect(task, piece, at)
         if self._job.pipeline is not None:
-            return lambda at: self._through_pipeline(task, piece, at)
+            return lambda at: self._through_pipeline(task, piece, at, unseeded)
         dataset, keys = self._job.dataset, piece.keys
         if self._getitems is not None:
             batch = self._fetch_many(task, piece, unseeded)
@@ -173,7 +177,7 @@ class Producer:
         self._on_stage(-1)
         source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
         assert pipeline is not None
-        fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._on_stage)
+        fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._seeding(seed))
         try:
             reference = self._put(fields, pipeline.host_prefix, seed)
         except Exception as error:
@@ -193,7 +197,11 @@ class Producer:
         pipeline = self._job.pipeline
         assert pipeline is not None
         try:
-            drawn = {stage: pipeline.draw(stage, fields, seed) for stage in range(cut, len(pipeline.stages))}
+            drawn = {}
+            for stage in range(cut, len(pipeline.stages)):
+                if self.seeder is not None and pipeline.stages[stage].draw is not None:
+                    self.seeder.seed(stage_seed(seed, stage))
+                drawn[stage] = pipeline.draw(stage, fields, seed)
         except Exception:  # of the sample: raised again where that stage is at work
             return None
         return None if any(value.dtype.hasobject for one in drawn.values() for value in one.values()) else drawn
@@ -224,9 +232,19 @@ class Producer:
             self.seeder.seeded_sample_done()
         return value
 
-    def _through_pipeline(self, task: Task, piece: Piece, at: int) -> Value:
+    def _seeding(self, seed: int) -> Callable[[int], None]:
+        """What is called before each stage of a sample: each has seeds of its own, since it does not know whether a
+        lane, a cache or this worker has done those before it."""
+        return self._on_stage if self.seeder is None else partial(self._seed_stage, self.seeder, seed)
+
+    def _seed_stage(self, seeder: Seeder, seed: int, number: int) -> None:
+        self._on_stage(number)
+        seeder.seed(stage_seed(seed, number))
+
+    def _through_pipeline(self, task: Task, piece: Piece, at: int, unseeded: bool) -> Value:
         pipeline, seed = self._job.pipeline, self._seed_of(task, piece, at)
         assert pipeline is not None
+        before_stage = self._on_stage if unseeded else self._seeding(seed)
         left = None if piece.sources is None else piece.sources[at]
         if left is not None:
             assert self._store is not None, "only lanes take up parts of samples"
@@ -241,21 +259,21 @@ class Producer:
                 fields = copy.deepcopy(fields)
             if self._job.cuts:
                 return self._in_parts(fields, seed, start, task.stop)
-            return pipeline.run(fields, seed, start=start, before_stage=self._on_stage)
+            return pipeline.run(fields, seed, start=start, before_stage=before_stage)
         self._on_stage(-1)
-        source = self._seeded(task, piece, at)
+        source = self._job.dataset[piece.keys[at]] if unseeded else self._seeded(task, piece, at)
         if self.keeping is not None:
-            return self.keeping.run(source, seed, self._on_stage)
-        return pipeline.run(source, seed, before_stage=self._on_stage)
+            return self.keeping.run(source, seed, before_stage)
+        return pipeline.run(source, seed, before_stage=before_stage)
 
     def _in_parts(self, fields: Value, seed: int, start: int, stop: int) -> Value:
         """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
         pipeline = self._job.pipeline
         assert pipeline is not None
         end = len(pipeline.stages)
-        first, seconds, before = start, [], perf_counter()
+        first, seconds, before, before_stage = start, [], perf_counter(), self._seeding(seed)
         for cut in (*(cut for cut in self._job.cuts if cut > start), end):
-            fields = pipeline.run(fields, seed, start=start, stop=cut, before_stage=self._on_stage)
+            fields = pipeline.run(fields, seed, start=start, stop=cut, before_stage=before_stage)
             start, now = cut, perf_counter()
             seconds.append(now - before)
             before = now

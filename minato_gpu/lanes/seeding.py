@@ -1,11 +1,11 @@
 """The global random generators of a worker process, seeded for each sample (promise P2).
 
 ``random``, NumPy's legacy generator and torch's default generator are seeded from the sample's own seed before the
-data set sees it, and from the place of the batch before a ``collate_fn`` of the user's joins one; that costs about 7
-microseconds. A chunk of cheap samples goes without while none of them draws:
-a second set of generators, in step with the global ones, shows at the chunk's end whether one of those has moved; of
-torch's, a few words of its state are compared where they lie. If one has, the chunk is prepared again, seeded, and
-every later sample is seeded too.
+data set sees it, from that and the stage's number before each stage of a pipeline, and from the place of the batch
+before a ``collate_fn`` of the user's joins one; that costs about 7 microseconds. A chunk of cheap samples goes without
+while none of them draws: a second set of generators, in step with the global ones, shows at the chunk's end whether
+one of those has moved; of torch's, a few words of its state are compared where they lie. If one has, the chunk is
+prepared again, seeded, and every later sample is seeded too.
 
 Decision: a costly sample is looked at by itself, after a sleep or much other work, when nothing of torch is in the
 processor's caches. A draw from each of two torch generators then takes 35 microseconds (warm 7), seeding all three
@@ -47,6 +47,7 @@ class Seeder:
         self._default_initial = torch.initial_seed()
         self._shown: int | None = None
         self._draws = False
+        self.always_looks = False  # seeded samples are looked at for draws, however many have been
         self._looked_at = 0
         self._in_step = False
         self._random = random.Random()
@@ -74,7 +75,7 @@ class Seeder:
             and np.random.random_sample() == self._numpy.random_sample()
             and self._torch_state() == self._torch_before
         )
-        self._draws = not same
+        self._draws |= not same
         return not same
 
     def _torch_state(self) -> bytes:
@@ -82,12 +83,14 @@ class Seeder:
         return torch.default_generator.get_state().numpy().tobytes() if self._words is None else bytes(self._words)
 
     def seed(self, seed: int) -> None:
-        """Seed for one sample."""
+        """Seed for one sample, or for a stage of one."""
+        if self._in_step and not self._draws:
+            self.moved()  # for the stage before
         self._in_step = False
-        if self._draws or self._looked_at >= _EVIDENCE:
-            seed_generators(seed)
-        else:
+        if self.always_looks or not (self._draws or self._looked_at >= _EVIDENCE):
             self._step_in(seed)
+        else:
+            seed_generators(seed)
         if self._shown is not None:
             show_initial_seed(self._shown)
 

@@ -75,7 +75,7 @@ class Worker:
         self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = partial(board.handing_over, number)
         if job.pipeline is not None and links.fields is not None:
-            self._producer.keeping = Keeping(job.pipeline, links.fields[1])
+            self._producer.keeping = Keeping(job.pipeline, links.fields, self._producer.seeder)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
@@ -134,7 +134,7 @@ class Worker:
         elif self._job.in_order and not (task.credit or self._job.cuts) and all(p.slab >= 0 for p in task.pieces):
             progress.tell_every(TELL_ROWS_S)
         if task.kind == "run" and not (items and self._placement.own_collate):  # which draws between samples
-            progress.unseeded = self._producer.begin_unseeded(progress.size)
+            progress.unseeded = self._producer.begin_unseeded(task, progress.size)
         if task.credit:
             progress.nbytes = self._owed(task)
         if not 0 < task.credit <= progress.nbytes and not self._attempt(task, progress):
@@ -239,7 +239,7 @@ class Worker:
                 continue
             joins, fetches_many = piece.joins, self._producer.fetches_many(task)
             if progress.unseeded:  # also after a batch has been joined
-                self._producer.begin_unseeded(progress.size)
+                self._producer.begin_unseeded(task, progress.size)
             samples: list[Value] = []
             progress.shift, progress.share = piece.marks - begin, 0.0
             if fetches_many:

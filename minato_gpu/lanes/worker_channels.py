@@ -44,11 +44,10 @@ class WorkerChannels:
         arenas: bool,
         fetched: Arena | None = None,
         active: int | None = None,
-        fields: tuple[socket.socket, socket.socket] | None = None,
+        fields: socket.socket | None = None,
     ) -> None:
-        """``fetched``: where a reader process lays down what it has read; closed with all else. ``active``: workers
-        that take tasks at first, if not all. ``fields``: the ends of the reader process and of the workers where these
-        send it what is to be kept."""
+        """``fetched``: where a reader process lays down what it has read. ``active``: workers that take tasks at first,
+        if not all. ``fields``: where workers send the reader process what is to be kept. Both stay the reader's."""
         self.workers = workers
         self.loans = Loans()  # of all arenas
         self.fetched = fetched
@@ -133,16 +132,16 @@ class WorkerChannels:
     def close(self) -> None:
         """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        ours = *self.parent_ends, *self.late_ends
-        for end in (*ours, *self.task_receivers, *self.stack_writers, *(self.fields or ())):
+        for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, *self.stack_writers):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, self.consumer_wake, *self.rests.values()):
                 os.close(fd)
             self.wake = self.consumer_wake = -1
-            for memory in (self.board, self.completions, self.engine_arena, *self.arenas, self.fetched):
-                if memory is not None:
-                    memory.close()
+            self.board.close()
+            self.completions.close()
+            for arena in (self.engine_arena, *self.arenas):
+                arena.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 

@@ -103,6 +103,16 @@ class Arena:
                 self._kept -= self._used[at] - left
                 self._used[at] = left
 
+    def trim(self) -> None:
+        """Give back the memory of all that is free."""
+        with self._lock:
+            for at, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
+                begin = max(begin, self._held)
+                if self._used[at] and begin < end:
+                    self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                    self._kept -= self._used[at]
+                    self._used[at] = 0
+
     def keep(self, end: int) -> None:
         """Pages below this offset stay where they are from now on: a device reads them by their physical address."""
         with self._lock:

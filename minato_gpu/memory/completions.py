@@ -232,11 +232,6 @@ class Bell:
         elif attention == CONSUMER:
             os.eventfd_write(self._consumer, 1)
 
-    def ring_pump(self) -> None:
-        """Wake the pump thread, if it waits: the consumer wakes by itself."""
-        if self._words[ATTENTION] == PUMP:
-            os.eventfd_write(self._pump, 1)
-
     def publish(
         self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:

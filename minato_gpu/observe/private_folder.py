@@ -1,4 +1,4 @@
-"""The folder in which processes of one user find each other's sockets, and nobody else any.
+"""The folder in which processes of one user find each other's sockets and shared files, and nobody else any.
 
 ``$XDG_RUNTIME_DIR/minato-gpu``, or ``minato-gpu-UID`` in the folder for temporary files: of mode 0700, and the user's
 own. Anybody may make a folder in the latter: one that is a link, or belongs to another, or lets others in, is refused.
@@ -10,6 +10,8 @@ another in its place meanwhile, and no path is too long for a socket's name, whi
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import mmap
 import os
 import socket
 import stat
@@ -84,10 +86,18 @@ class PrivateFolder:
         except OSError:
             return
 
-    def remove(self, pid: int) -> None:
-        """Remove that socket's name."""
+    def remove(self, name: int | str) -> None:
+        """Remove the name of a process's socket, or of a file."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(str(pid), dir_fd=self._fd)
+            os.unlink(str(name), dir_fd=self._fd)
+
+    def open(self, name: str) -> int:
+        """Open a file for reading and writing, made where there is none; the descriptor is the caller's."""
+        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+
+    def files(self) -> list[str]:
+        """Names of files, shared or left by processes that were killed."""
+        return [path.name for path in Path(self._path_of("")).iterdir() if path.is_file()]
 
     def _path_of(self, name: int | str) -> str:
         return f"/proc/self/fd/{self._fd}/{name}"
@@ -97,6 +107,54 @@ class PrivateFolder:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class SharedFile:
+    """A small file in that folder, mapped by several processes as ``map``. The last one to close it removes it; what
+    is left of killed processes is removed as another file is opened."""
+
+    def __init__(self, name: str, nbytes: int) -> None:
+        """Raises OSError (FolderRefused) where the folder cannot be used."""
+        self._name, self._folder = name, PrivateFolder()
+        self._fd = -1
+        try:
+            for left in self._folder.files():
+                self._remove_unused(left)
+            while self._fd < 0:
+                self._fd = self._folder.open(name)
+                fcntl.flock(self._fd, fcntl.LOCK_SH)
+                if os.fstat(self._fd).st_nlink == 0:  # removed by the last of those that had it, in between
+                    self._close_file()
+            os.truncate(self._fd, nbytes)
+            self.map = mmap.mmap(self._fd, nbytes)
+        except BaseException:
+            self._close_file()
+            self._folder.close()
+            raise
+
+    def _remove_unused(self, name: str) -> None:
+        fd = self._folder.open(name)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._folder.remove(name)
+        except BlockingIOError:
+            return
+        finally:
+            os.close(fd)
+
+    def _close_file(self) -> None:
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for forked children, which have the descriptor, too
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Let go of it."""
+        with contextlib.suppress(BufferError):  # an array may still refer to the mapping
+            self.map.close()
+        self._close_file()
+        self._remove_unused(self._name)
+        self._folder.close()
 
 
 def folder_path() -> Path:

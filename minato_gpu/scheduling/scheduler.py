@@ -151,6 +151,11 @@ class Scheduler:
         """Slots of CPU lanes that have nothing to do."""
         return self._work.idle_slots()
 
+    @property
+    def batches_ready(self) -> float:
+        """Samples that are prepared and not delivered, in batches."""
+        return (self._ledger.pool + self._composed) / self._intake.pace.batch
+
     def stall_cause(self) -> str:
         """Why the consumer waits, in one word or two: the first of these that holds."""
         if self._next_order in self._sizes:

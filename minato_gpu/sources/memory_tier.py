@@ -7,7 +7,7 @@ number is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,7 +60,6 @@ class MemoryTier:
         self._decide = decide
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
         self.off_for_files = ""  # why, if so
-        self.learned: tuple[float, ...] = ()  # of fields, see field_keeping.py
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
         self._samples = samples
         self._parts = 0  # of each sample; known from the first one
@@ -216,22 +215,11 @@ class MemoryTier:
         for item, copy in self._copies.items():
             self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0)
 
-    # --- from one reader process to the next -----------------------------------------------------------------
-
-    def take_up(self, parts: int, copies: Iterable[tuple[int, Copy]], learned: tuple[float, ...] = ()) -> None:
-        """Copies that an earlier process has left, as far as there is room for them."""
-        self._parts, self.learned = parts, learned
-        for item, copy in copies:
-            self._note(item, copy)
-            kept = 0 <= item < self._samples * parts
-            if kept and self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0).keep:
-                self._put_in(item, copy)
-
-    def left(self) -> tuple[int, list[tuple[int, Copy]], tuple[float, ...]]:
-        """What ``take_up`` takes."""
-        return self._parts, list(self._copies.items()), self.learned
-
     # --- what is said of it ----------------------------------------------------------------------------------
+
+    def count_anew(self) -> None:
+        """Count from zero."""
+        self.hits = self.misses = self.hit_bytes = self.evicted = 0
 
     def counts(self) -> dict[str, int | str]:
         """Hits, misses and what is kept; see ``DataLoader.stats``."""

@@ -130,6 +130,10 @@ class ReaderPool:
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._attempts.counts, **kinds}
 
+    def count_anew(self) -> None:
+        """Count from zero."""
+        self._attempts.counts = dict.fromkeys(self._attempts.counts, 0)
+
     async def close(self) -> None:
         """End what is under way."""
         self._local.close()

@@ -1,4 +1,4 @@
-"""The reader process: one for each set of workers, apart from them, so that no worker ever waits for storage.
+"""The reader process: one for each loader, apart from its workers, so that no worker ever waits for storage.
 
 It is told by a socket what is wanted and what is released, and answers there where bytes lie (``service.py``). It ends
 when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is told by
@@ -19,20 +19,17 @@ from typing import TYPE_CHECKING, Any
 from minato_gpu import children
 from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER
-from minato_gpu.sources import field_transfer
-from minato_gpu.sources.blocks import Blocks, space_of
-from minato_gpu.sources.field_keeping import FieldKeeping
+from minato_gpu.sources import fields
+from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.following import Following
-from minato_gpu.sources.kept_memory import Table
 from minato_gpu.sources.memory_tier import MemoryTier
-from minato_gpu.sources.parcels import Parcels
+from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.placing import Placing
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Service, Told
 from minato_gpu.sources.telling import Telling
 
 if TYPE_CHECKING:
-    from minato_gpu.sources.disk.tier import DiskTier
     from minato_gpu.sources.disk_pool import DiskPool
 
 _STATS_S = 0.5
@@ -40,36 +37,25 @@ _STATS_S = 0.5
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """``ahead_bytes``: read and not used yet, at most (but for what the next batch misses). ``memory_bytes``,
-    ``disk_bytes``: budgets of the tiers, in which copies of the data set's ``samples`` samples stay (0: there is none);
-    ``directory``: of that on disk, for which ``run`` is a name of the loader. ``workers``: how many prepare samples.
-    ``table``: from the reader process before, and for the next; ``fields_made_by``: what makes fields now, b"" where
-    none are.
-    """
+    """What a reader process is to do."""
 
-    ahead_bytes: int = 256 << 20
-    memory_bytes: int = 0
+    ahead_bytes: int = 256 << 20  # read and not used yet, at most (but for what the next batch misses)
+    memory_bytes: int = 0  # budgets of the tiers in which copies stay; 0: there is none
     disk_bytes: int = 0
-    directory: str = ""
-    run: str = ""
-    samples: int = 0
-    workers: int = 1
-    table: Table | None = None
-    fields_made_by: bytes = b""
+    directory: str = ""  # of the tier on disk
+    run: str = ""  # a name of the loader there
+    samples: int = 0  # of the data set
+    workers: int = 1  # that prepare them
+    keeps_fields: bool = False  # of samples, in memory
 
 
 def main(
-    end: socket.socket,
-    parent: int,
-    arena: Arena,
-    fields: socket.socket | None,
-    ring: Callable[[], None],
-    settings: ReaderSettings,
+    arena: Arena, end: socket.socket, of_fields: socket.socket | None, parent: int, settings: ReaderSettings
 ) -> None:
-    """The process's work, to its end. ``parent``: process id of the loader's; ``fields``: where workers send what is to
-    be kept; ``ring`` wakes whoever waits of the loader's process."""
+    """The process's work, to its end. ``parent``: process id of the loader's; ``of_fields``: where workers send fields
+    that are to be kept."""
     try:
-        asyncio.run(_serve(parent, partial(_Link, end, parent, arena, fields, ring, settings)))
+        asyncio.run(_serve(parent, partial(_Link, arena, end, of_fields, parent, settings)))
     finally:
         os._exit(0)  # nothing that the loader's process has registered for its own end
 
@@ -105,63 +91,55 @@ class _Link:
 
     def __init__(
         self,
-        end: socket.socket,
-        parent: int,
         arena: Arena,
-        fields: socket.socket | None,
-        ring: Callable[[], None],
+        end: socket.socket,
+        of_fields: socket.socket | None,
+        parent: int,
         settings: ReaderSettings,
         ended: asyncio.Event,
     ) -> None:
-        self._parcels, self._ring, self._ended = Parcels(end), ring, ended
+        self._messages, self._fields, self._ended, self._arena = MessageSocket(end), of_fields, ended, arena
         self._loop = asyncio.get_running_loop()
         self._telling = Telling()
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
         self._stats_at = 0.0
-        self._memory = _taken_up(arena, settings)
-        self._table, self._arena, self._fields_made_by = settings.table, arena, settings.fields_made_by
-        self._fields = fields
-        blocks = Blocks(arena)
-        self._service = service = Service(blocks, settings.ahead_bytes, self._tell, self._memory)
-        self._disk: DiskPool | None = None
-        tier = _opened(settings, parent)
-        placing = Placing(self._memory, service.expected, copies=tier is not None)
-        self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, placing=placing)
-        if tier is not None:
-            from minato_gpu.sources.disk_pool import DiskPool  # LMDB: only a tier on disk needs it
-
-            following = Following(settings.samples, settings.memory_bytes)
-            self._disk = service.pool = service.disk = DiskPool(tier, blocks, self._pool, following)
-        if fields is not None and self._memory is not None:
-            samples, workers = settings.samples, settings.workers
-            service.fields = FieldKeeping(self._memory, samples, workers, lambda: self._pool.rate.bytes_per_s)
-            self._loop.add_reader(fields.fileno(), self._take_fields)
+        memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
+        self._blocks, self._settings, self._parent = Blocks(arena), settings, parent
+        self._service = service = Service(self._blocks, settings.ahead_bytes, self._tell, memory)
+        self._disk: DiskPool | None = None  # open while there are workers
+        self._disk_counts: dict[str, Any] | None = None
+        placing = Placing(memory, service.expected, copies=settings.disk_bytes > 0)
+        self._pool = service.pool = ReaderPool(self._blocks, service.done, behind=service.behind, placing=placing)
+        if of_fields is not None and memory is not None:
+            rate = self._pool.rate
+            service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
+            self._loop.add_reader(of_fields.fileno(), self._take_fields)
         self._loop.add_reader(end.fileno(), self._receive)
 
     def _take_fields(self) -> None:
         """All that have come. Before a sample is wanted, too, which may be one of those: where this process had no core
         for a while, the engine's message has come as well."""
         end = self._fields
-        while end is not None and self._service.fields is not None:
+        while end is not None:
             try:
-                found = field_transfer.receive(end)
+                found = fields.receive(end)
             except OSError:
                 self._loop.remove_reader(end.fileno())
                 return
             if found is None:
                 return
-            if found.file >= 0:
-                try:
-                    self._service.receive(found.sample, found.nbytes, found.saved_s, found.prepare_s, found.fill)
-                finally:
+            try:
+                self._service.receive(found)
+            finally:
+                if found.file >= 0:
                     os.close(found.file)
 
     def _receive(self) -> None:
         try:
-            found = self._parcels.receive()
+            found = self._messages.receive()
         except OSError:
-            self._loop.remove_reader(self._parcels.end.fileno())
+            self._loop.remove_reader(self._messages.end.fileno())
             self._ended.set()
             return
         self._take_fields()
@@ -176,27 +154,60 @@ class _Link:
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
+                self._open_disk()
                 self._service.begin(what)
                 if self._disk is not None:
                     self._disk.begin(what)
+            else:  # the workers have ended
+                self._close_disk()
+                self._loop.call_soon(self._answer_end)  # after what has been written
+
+    def _answer_end(self) -> None:
+        """Tell what has been done for the workers that have ended, and count anew for the next."""
+        self._take_fields()
+        self._arena.trim()
+        self._messages.put((self._run, [], self._counts(fully=True)))
+        self._flush()
+        self._service.count_anew()
+        self._pool.count_anew()
+        self._disk_counts = None
 
     async def close(self) -> None:
-        """End what is under way; what is kept in memory is left to the next, before a slow disk takes too long."""
+        """End what is under way, and write what waits to be written."""
         await self._pool.close()
-        if self._memory is not None and self._table is not None:
-            self._take_fields()  # what the last samples have left, where cores were busy
-            if self._service.fields is not None:
-                self._service.fields.note()
-            self._table.leave(self._memory.left(), self._fields_made_by)
-        if self._disk is not None:
-            self._disk.finish()
-        if self._memory is not None:
-            self._arena.forsake(_blocks_of(self._memory))  # what has been written by now, too
-        self._parcels.put((self._run, [], self._counts(fully=True)))
+        self._close_disk()
+        self._messages.put((self._run, [], self._counts(fully=True)))
         with contextlib.suppress(OSError):
-            self._parcels.flush()
-        if self._disk is not None:
-            self._disk.close()
+            self._messages.flush()
+
+    def _open_disk(self) -> None:
+        """Open the tier on disk with the first epoch of new workers, unless what was possible as the loader was made is
+        so no longer."""
+        settings, service = self._settings, self._service
+        if not settings.disk_bytes or self._disk is not None or self._disk_counts is not None:
+            return
+        from minato_gpu.sources.disk.directory import CacheDirectoryError
+        from minato_gpu.sources.disk.tier import DiskTier
+        from minato_gpu.sources.disk_pool import DiskPool
+
+        self._disk_counts = {}
+        try:
+            tier = DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, self._parent))
+        except CacheDirectoryError as error:
+            LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
+            return
+        following = Following(settings.samples, settings.memory_bytes)
+        self._disk = service.pool = service.disk = DiskPool(tier, self._blocks, self._pool, following)
+
+    def _close_disk(self) -> None:
+        """Write what waits, and let go of the directory: other runs are not to take this one for one that reads."""
+        disk, service = self._disk, self._service
+        if disk is None:
+            return
+        disk.finish()
+        self._disk_counts = disk.counts()
+        disk.close()
+        self._disk, service.disk, service.pool, self._pool.done = None, None, self._pool, service.done
 
     def _tell(self, told: Told) -> None:
         self._send_in(self._telling.add(told, self._service.there))
@@ -211,7 +222,7 @@ class _Link:
         self._timer = None
         told = self._telling.take()
         if told:
-            self._parcels.put((self._run, told, self._counts(fully=self._loop.time() >= self._stats_at)))
+            self._messages.put((self._run, told, self._counts(fully=self._loop.time() >= self._stats_at)))
             self._flush()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
@@ -220,50 +231,18 @@ class _Link:
         if fully:
             self._stats_at = self._loop.time() + _STATS_S
             counts |= self._pool.stats()
-            if self._disk is not None:
-                counts["disk"] = self._disk.counts()
+            disk = self._disk_counts if self._disk is None else self._disk.counts()
+            if disk:
+                counts["disk"] = disk
         return counts
 
     def _flush(self) -> None:
         try:
-            is_sent = self._parcels.flush()
+            is_sent = self._messages.flush()
         except OSError:
             self._ended.set()
             return
         if is_sent:
-            self._loop.remove_writer(self._parcels.end.fileno())
-            self._ring()
-        else:  # the loader is busy: it will have been rung for
-            self._loop.add_writer(self._parcels.end.fileno(), self._flush)
-
-
-def _taken_up(arena: Arena, settings: ReaderSettings) -> MemoryTier | None:
-    """The tier in memory, with what the process before has left there; all else in the arena is free."""
-    if not settings.memory_bytes:
-        return None
-    tier = MemoryTier(settings.memory_bytes, settings.samples)
-    left = None if settings.table is None else settings.table.take(settings.fields_made_by)
-    if left is not None:
-        tier.take_up(*left)
-        arena.occupy(_blocks_of(tier))
-        arena.forsake(_blocks_of(tier))
-    return tier
-
-
-def _blocks_of(tier: MemoryTier) -> list[tuple[int, int]]:
-    """Where its copies lie in the arena, and the memory that each takes."""
-    return [(copy.block, space_of(copy.nbytes)) for _, copy in tier.left()[1]]
-
-
-def _opened(settings: ReaderSettings, parent: int) -> DiskTier | None:
-    """The tier on disk, unless what was possible as the loader was made is so no longer."""
-    if not settings.disk_bytes:
-        return None
-    from minato_gpu.sources.disk.directory import CacheDirectoryError
-    from minato_gpu.sources.disk.tier import DiskTier
-
-    try:
-        return DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, parent))
-    except CacheDirectoryError as error:
-        LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
-        return None
+            self._loop.remove_writer(self._messages.end.fileno())
+        else:  # the loader is busy
+            self._loop.add_writer(self._messages.end.fileno(), self._flush)

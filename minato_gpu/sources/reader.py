@@ -1,71 +1,174 @@
-"""The loader's side of its reader process (process.py): started, told what is wanted, and heard."""
+"""The loader's side of its reader process (process.py): started, asked, heard, lent to one set of workers at a time.
+
+The process lives as long as its loader: what its tier in memory keeps stays when workers end with an epoch.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from select import select
+from time import monotonic
 from typing import Any
+from weakref import WeakSet, finalize
 
 from minato_gpu import children
+from minato_gpu.memory import address_space
+from minato_gpu.memory.arena import MOST, Arena, round_up
 from minato_gpu.notices import LOGGER
+from minato_gpu.sources import fields
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.parcels import Parcels
-from minato_gpu.sources.service import Told
-from minato_gpu.sources.unsaid import Unsaid
+from minato_gpu.sources.messages import MessageSocket
+from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.service import Told, Wanted
 
 _ROOM = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
-NO_RUN = -1
+TOGETHER = 64  # tickets
+_FAR = 512  # tickets: what is wanted so long before it enters the window may wait
+_NBYTES = 4 << 20  # released: room that the reader is not to miss
+_TOO_LARGE = (
+    "the cache keeps {budget} bytes in memory, for which {capacity} bytes of address space are reserved: raise the "
+    "limits of address space and file size (ulimit -v, ulimit -f), or pass a smaller cache"
+)
+
+Want = tuple[int, Sequence[Wanted]]
+"""A place, or some of it (see ``Service.want``)."""
+
+_readers: WeakSet[Reader] = WeakSet()
+"""Those of every loader alive here."""
+
+
+class Outbox:
+    """What is wanted and what is released, not sent yet: many tickets are sent together, where nobody waits for one.
+
+    Most are wanted long before anybody needs them, and what is released makes room for such. Sent one batch at a time
+    they would wake the reader process three times for each.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: list[Want] = []
+        self._tickets = 0
+        self._released: list[int] = []
+        self._nbytes = 0
+
+    def want(self, place: int, tickets: Sequence[Wanted]) -> None:
+        """These are wanted, after all before."""
+        if tickets:
+            self._wanted.append((place, tickets))
+            self._tickets += len(tickets)
+
+    def release(self, ticket: int, places: Iterable[Place]) -> None:
+        """What was there for a ticket is not needed any more."""
+        self._released.append(ticket)
+        for place in places:
+            self._nbytes += place[1]
+
+    def is_due(self, admitted: int, missing: int) -> bool:
+        """Whether to send it now: tickets before ``admitted`` are in the window, and ``missing`` of these not there."""
+        if not self._tickets and not self._released:
+            return False
+        if missing or self._tickets >= TOGETHER or len(self._released) >= TOGETHER or self._nbytes >= _NBYTES:
+            return True
+        return bool(self._tickets) and self._wanted[0][1][0][0] < admitted + _FAR
+
+    def take(self) -> tuple[list[int], list[Want]]:
+        """All of it: released, and wanted."""
+        sent = self._released, self._wanted
+        self._wanted, self._tickets, self._released, self._nbytes = [], 0, [], 0
+        return sent
 
 
 class Reader:
-    """``start`` starts the process with its end of the socket, and returns it; ``ends`` is given this side's end, which
-    no process that is forked may keep open. ``counts``: what the process has told of its work last."""
+    """One reader process. ``start`` starts it, with what ``process.main`` takes, and returns it; ``stays``: it goes on
+    after it is given back. To be made before the training process has threads.
 
-    def __init__(self, start: Callable[[socket.socket], Any], ends: list[Any]) -> None:
-        self.end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for each in (self.end, theirs):
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-        self._parcels = Parcels(self.end)
-        ends.append(self.end)
-        self.counts: dict[str, Any] = {}
-        with theirs:
-            self.process = start(theirs)
+    Raises OSError where there is no address space for what it is to keep in memory.
+    """
 
-    def begin(self, run: int, begun: Begun) -> None:
+    def __init__(self, start: Callable[..., Any], settings: ReaderSettings, *, stays: bool) -> None:
+        self.settings, self._stays = settings, stays
+        self.counts: dict[str, Any] = {}  # its work for these workers, as it was told last
+        self.run = 0  # of the tickets: what is told of an earlier one is of no use
+        self.lent = True
+        self.fields: socket.socket | None = None  # where workers send fields that are to be kept
+        self._owner = os.getpid()
+        with contextlib.ExitStack() as undo:
+            self.arena = _arena(settings.memory_bytes)
+            undo.callback(self.arena.close)
+            ends = [*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
+            for end in ends:
+                undo.callback(end.close)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+            self.end, theirs = ends
+            theirs_of_fields = None
+            if settings.keeps_fields:
+                theirs_of_fields, self.fields = fields.pair()
+                undo.callback(theirs_of_fields.close)
+                undo.callback(self.fields.close)
+            self._messages = MessageSocket(self.end)
+            _readers.add(self)
+            self.process = start(self.arena, theirs, theirs_of_fields, self._owner, settings)
+            undo.pop_all()
+        theirs.close()
+        if theirs_of_fields is not None:
+            theirs_of_fields.close()
+        self._forget_exit = children.closed_at_exit(self.close)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process does."""
+        return self.process is not None and children.exit_code(self.process, self.process.sentinel) is None
+
+    # --- what it is told -------------------------------------------------------------------------------------
+
+    def new_run(self) -> None:
+        """Nothing of what was wanted is wanted any more: the next message makes the process forget it."""
+        self.run += 1
+
+    def begin(self, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
-        self._say("begin", run, begun)
+        self._send("begin", begun)
 
-    def say(self, run: int, unsaid: Unsaid) -> None:
-        """Say what is wanted and what is released; a new ``run`` makes it forget the one before."""
-        self._say("say", run, unsaid.take())
+    def send(self, outbox: Outbox) -> None:
+        """Send what is wanted and what is released."""
+        self._send("say", outbox.take())
 
-    def _say(self, kind: str, run: int, what: Any) -> None:
-        self._parcels.put((kind, run, what))
+    def _send(self, kind: str, what: Any) -> None:
+        self._messages.put((kind, self.run, what))
         self._flush()
 
     def _flush(self) -> None:
         """What there is no room for is sent once it has said something."""
         with contextlib.suppress(OSError):  # it has ended, which ``receive`` finds out
-            self._parcels.flush()
+            self._messages.flush()
 
-    def receive(self, run: int) -> list[Told] | None:
+    # --- what it tells ---------------------------------------------------------------------------------------
+
+    def receive(self) -> list[Told] | None:
         """What has been told of this run since the last call; None once the process has ended."""
+        found = self._heard()
+        return None if found is None else [each for some in found for each in some]
+
+    def _heard(self) -> list[list[Told]] | None:
+        """The messages of this run."""
         try:
-            found = self._parcels.receive()
+            messages = self._messages.receive()
         except OSError:
             return None
-        told: list[Told] = []
-        for of, some, counts in found:
+        for _, _, counts in messages:
             self.counts |= counts
-            if of == run:
-                told += some
         self._flush()
-        return told
+        return [told for of, told, _ in messages if of == self.run]
 
     def say_lost(self) -> None:
         """Log that the process has ended, and what follows from it."""
+        if self.process is None:
+            return
         self.process.join(_LEAVE_S)
         LOGGER.warning(
             "The process that reads ahead (pid %d) has ended with %s. Workers read from storage themselves "
@@ -74,11 +177,32 @@ class Reader:
             children.in_words(children.exit_code(self.process, self.process.sentinel)),
         )
 
+    # --- its end ---------------------------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """The workers have ended: the process ends what is under way, and waits for the next; ``counts`` are complete.
+        Where it does not answer, it is closed."""
+        if self.process is None or os.getpid() != self._owner:
+            return
+        if not self._stays:
+            self.close()
+            return
+        self.new_run()
+        self._send("end", None)
+        until = monotonic() + _LEAVE_S
+        while (found := self._heard()) == []:
+            if not select([self.end], [], [], max(0.0, until - monotonic()))[0]:
+                break
+        self.lent = False
+        if not found:
+            self.close()
+
     def close(self) -> None:
-        """End the process, and hear what it has to say last. Idempotent."""
-        if self.process is None:
+        """End the process, and hear what it has to say last. Idempotent, and of no effect in a fork."""
+        if self.process is None or os.getpid() != self._owner:
             return
         process, self.process = self.process, None
+        self._forget_exit()
         with contextlib.suppress(OSError):
             self.end.shutdown(socket.SHUT_WR)
         process.join(_LEAVE_S)
@@ -86,5 +210,60 @@ class Reader:
             process.kill()
             process.join()
         children.close(process)
-        self.receive(NO_RUN)
+        self._heard()
         self.end.close()
+        if self.fields is not None:
+            self.fields.close()
+        self.arena.close()
+
+
+class ReaderOwner:
+    """Has the reader process of one loader, from the first workers on; lends it to one set of workers at a time."""
+
+    def __init__(self) -> None:
+        self._reader: Reader | None = None
+        self._pipeline: object = None  # whose fields it keeps
+
+    def borrow(self, loader: object, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
+        """A reader process with these settings, to be given back. While others have the loader's, it is another one
+        that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one."""
+        reader = self._reader
+        if reader is not None and reader.lent:
+            return Reader(start, replace(settings, memory_bytes=0, keeps_fields=False), stays=False)
+        same = reader is not None and reader.settings == settings and self._pipeline is pipeline
+        if reader is not None and not (same and reader.runs):
+            reader.close()
+            reader = None
+        if reader is None:
+            reader = Reader(start, settings, stays=True)
+            self._reader, self._pipeline = reader, pipeline
+            finalize(loader, reader.close)
+        reader.lent, reader.counts = True, {}
+        return reader
+
+
+def _arena(budget: int) -> Arena:
+    """Twice the budget, as sizes that differ leave gaps; and what is read ahead. Memory is taken as it is written."""
+    if not budget:
+        return Arena("fetched")
+    wanted = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
+    capacity = min(wanted, address_space.largest_file() >> 20 << 20)
+    file = os.memfd_create("minato-kept", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, capacity)
+        return Arena("kept", capacity, fd=file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.close(file)
+        raise OSError(error.errno, _TOO_LARGE.format(budget=budget, capacity=capacity)) from error
+
+
+def _close_inherited_ends() -> None:
+    """In a freshly forked process: it must not keep open what tells a reader process that its loader has gone. (Workers
+    need the socket for fields.)"""
+    for reader in list(_readers):
+        with contextlib.suppress(OSError):
+            reader.end.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited_ends)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
-from minato_gpu.sources.field_keeping import FieldKeeping
+from minato_gpu.sources.fields import FieldPolicy, Received
 from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.read_costs import ReadCosts
@@ -44,10 +44,9 @@ class Service:
     ) -> None:
         self.pool: Pool
         self.disk: DiskPool | None = None
-        self.fields: FieldKeeping | None = None
+        self.fields: FieldPolicy | None = None
         self.reads = 0  # done, with their bytes
         self.read_bytes = 0
-        self.copied = 0  # reads of copies on disk
         self.failed = 0
         self.there = 0  # tickets whose bytes are, and that are not released
         self.shared = 0  # sources that were under way or there for another ticket
@@ -63,6 +62,7 @@ class Service:
         self._started: dict[int, SourceBytes] = {}  # by number, not done
         self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
         self._typical = 0  # bytes of a source whose length is not declared
+        self._known = 0  # sources that this is made of
         self._parts = 1  # sources of a sample
         self._epoch = 0  # in which what comes is wanted
 
@@ -253,14 +253,14 @@ class Service:
 
     def _read(self, each: SourceBytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
         """The bytes are there: tiers may keep them."""
-        self.copied += on_disk
         if on_disk and each.users:  # else nobody wants it any more, but may so again
             self._pass(each)
         if not on_disk:
             self.reads += 1
             self.read_bytes += each.nbytes
             self._costs.observe(each.nbytes, seconds)
-        self._typical += round((each.nbytes - self._typical) / min(self.reads + self.copied, 100))
+        self._known = min(self._known + 1, 100)
+        self._typical += round((each.nbytes - self._typical) / self._known)
         if each.block >= 0:
             each.stamp = self._blocks.publish(each.block)
         memory = self._memory
@@ -294,21 +294,22 @@ class Service:
             self._ahead -= each.nbytes
         self._gone(going)
 
-    def receive(
-        self, sample: int, nbytes: int, saved_s: float, prepare_s: float, fill: Callable[[memoryview], None]
-    ) -> None:
-        """A worker has made fields of so many bytes, and sends them (``fill`` puts them where they are to lie). They
-        save so much of the ``prepare_s`` seconds that a worker takes for the sample."""
-        memory, fields = self._memory, self.fields
+    def receive(self, found: Received) -> None:
+        """A worker has made the fields of a sample, and sends them, or why there are none."""
+        memory, fields, sample, nbytes = self._memory, self.fields, found.sample, found.nbytes
         if memory is None or fields is None:
             return
-        fields.observe(nbytes, saved_s, prepare_s)
+        if found.why_not:
+            fields.refuse(found.why_not)
+        if found.file < 0:
+            return
+        fields.observe(nbytes, found.saved_s, found.prepare_s)
         if fields.is_due:
             self._choose()
         if not memory.may_keep(sample, nbytes) or not fields.wants(sample):
             return
         block, view = self._blocks.allocate(nbytes)
-        fill(view)
+        found.fill(view)
         cost = self._costs.compared(self._typical) * nbytes / max(self._typical, 1)  # a byte earns what others do
         key = fields_key(sample)
         kept, going = memory.offer_fields(sample, Copy(key, block, nbytes, self._blocks.publish(block), cost))
@@ -341,8 +342,14 @@ class Service:
         """Whether less than half of what is wanted is there."""
         return 2 * self.there < len(self._tickets)
 
+    def count_anew(self) -> None:
+        """Count from zero."""
+        self.reads = self.read_bytes = self.failed = self.shared = 0
+        if self._memory is not None:
+            self._memory.count_anew()
+
     def counts(self) -> dict[str, Any]:
-        """What has been done since the process began."""
+        """What has been done for the workers that there are."""
         kept: dict[str, Any] = {} if self.fields is None else {"kept": self.fields.why()}
         return {
             "reads": self.reads,

@@ -49,6 +49,7 @@ TOYS = (
     Toy("tails --case 'short epochs, 105' --loader 'pytorch in order'", "efficiency elapsed_s", 1),
     Toy("trace_cost", "ratio bytes_per_sample pairs", 4),
     Toy("whatif --question latency", "predicted_s measured_s", 2, ("question", {"latency", "all"})),
+    Toy("node", "of_bound", 40, ("loader", {"pytorch", "minato, host", "fixed", "host"})),
     Toy("worker_count", "samples_per_s at_work", 3),
 )
 

@@ -337,6 +337,7 @@ KNOWN: tuple[Case, ...] = (
     Case(fault="start kills", epochs=1),
     Case(stay="persistent", interruption="forked"),
     Case(stay="persistent", fault="killed once"),  # in each epoch
+    Case(data="pipeline", workers=3),  # what a stage drew from global generators was another worker's
     Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""

@@ -126,8 +126,8 @@ def _read_objects(batch: Any) -> Iterable[Sample]:
 
 
 def _read_pipeline(batch: Any) -> Iterable[Sample]:
-    values = ({*x} for x in batch["x"].tolist())
-    return (Sample(n, len(each), (max(each),)) for n, each in zip(batch["label"].tolist(), values, strict=True))
+    values, labels, numbers = ({*x} for x in batch["x"].tolist()), batch["label"].tolist(), batch["drawn"].tolist()
+    return (Sample(n, len(each), (max(each), *more)) for n, each, more in zip(labels, values, numbers, strict=True))
 
 
 def file_of(key: int, version: int = 0) -> bytes:
@@ -151,7 +151,11 @@ def _square(key: int) -> float:
 def _read_fields(fields: Any, params: Any) -> Any:
     fields["tries"][:] += 1  # works in place: another try begins with what the data set has returned
     n = fields["make"](fields["n"])
-    return {"x": np.full(5, n, np.float32), "label": n + 1_000 * (int(fields["tries"][0]) - 1)}
+    return {
+        "x": np.full(5, n, np.float32),
+        "label": n + 1_000 * (int(fields["tries"][0]) - 1),
+        "drawn": np.array(drawn()),
+    }
 
 
 def _draw(rng: np.random.Generator, meta: Any) -> Any:
@@ -168,11 +172,16 @@ def _shift_on_device(fields: Any, params: Any) -> Any:
 
 PIPELINE = Pipeline(
     (
-        Stage("read", ("n", "make", "tries"), {"x": _X, "label": Field(np.int64)}, cpu=_read_fields),
+        Stage(
+            "read",
+            ("n", "make", "tries"),
+            {"x": _X, "label": Field(np.int64), "drawn": Field(float, (3,))},
+            cpu=_read_fields,
+        ),
         Stage("shift", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
         Stage("again", ("x",), {"x": _X}, cpu=_shift, draw=_draw, device=TorchFunction(_shift_on_device)),
     ),
-    outputs=("x", "label"),
+    outputs=("x", "label", "drawn"),
 )
 
 

@@ -176,6 +176,30 @@ def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(lin
     assert sample["x"].tolist() == [33.0] * 3, "no stage is applied twice"
 
 
+def test_what_a_stage_draws_from_global_generators_is_the_same_wherever_the_sample_is_cut(
+    links: WorkerChannels,
+) -> None:
+    x = Field(object)
+
+    def drawing(fields: Any, _: Any) -> Any:
+        return {"x": [*fields.get("x", ()), *draws()]}
+
+    read = Stage("read", ("n",), {"x": x}, cpu=drawing)
+    stages = [Stage(f"{n}", ("x",), {"x": x}, drawing, TorchFunction(drawing)) for n in range(3)]
+    pipeline = Pipeline((read, *stages), outputs=("x",))
+    plain = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline))
+    cut = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline, cuts=pipeline.cuts), number=1)
+    (whole,) = values(plain, plain.run(task(piece([5]))))
+    assert len({*whole["x"]}) == len(whole["x"]), "stages draw the same"
+    (read_,) = items_of(cut.run(task(piece([5]), kind="inspect", chunk=2)))
+    for stop in (4, 2, 3):
+        (item,) = items_of(cut.run(task(piece([5], sources=[read_.fields]), stop=stop, chunk=2 * stop)))
+        if stop < 4:
+            assert isinstance(item, Handed)
+            (item,) = items_of(cut.run(task(piece([5], sources=[item]), chunk=2 * stop + 1)))
+        assert cut.store.get(item) == whole
+
+
 _SOURCES: dict[str, Callable[[], float]] = {
     "random": random.random,
     "numpy": np.random.random_sample,
@@ -183,10 +207,11 @@ _SOURCES: dict[str, Callable[[], float]] = {
 }
 
 
+@pytest.mark.parametrize("stage", [False, True], ids=["data set", "stage"])
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "blobs"])
 @pytest.mark.parametrize(("first", "source"), [(0, "random"), (13, "numpy"), (29, "torch")])
 def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
-    links: WorkerChannels, source: str, first: int, rows: bool
+    links: WorkerChannels, source: str, first: int, rows: bool, stage: bool
 ) -> None:
     """Same content as from chunks of one; samples before the first draw and the memory of the first try included."""
     calls: list[int] = []
@@ -195,14 +220,18 @@ def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
         calls.append(key)
         return {"key": key, "draw": _SOURCES[source]() if key >= first else -1.0}
 
-    bench = Bench(links, job(make))
+    what = job(make)
+    if stage:
+        made = Stage("make", ("n",), {"key": Field(object), "draw": Field(object)}, lambda fields, _: make(fields["n"]))
+        what = job(lambda key: {"n": key}, pipeline=Pipeline((made,), outputs=("key", "draw")))
+    bench = Bench(links, what)
     slab = Slab(links, {"key": 1, "draw": 1.0}, 30)
     one = piece(range(30), slab=slab.offset if rows else -1)
     got = bench.run(task(one, layout=slab.bytes if rows else None))
     views = slab.layout.views(links.engine_arena.buffer, slab.offset, 30)
     samples = [slab.layout.read(views, row, None) for row in range(30)] if rows else values(bench, got)
     assert len(calls) > 30, "the chunk was not tried without seeds first"
-    other = Bench(links, job(make), number=1)
+    other = Bench(links, what, number=1)
     alone = [values(other, other.run(task(piece([key], position=key), chunk=key + 2)))[0] for key in range(30)]
     assert samples == alone
     if not rows:

@@ -27,6 +27,27 @@ FAULTS = (
         ("lanes/test_worker.py",),
     ),
     Fault(
+        "generators are seeded before the data set alone, not before the stages of a pipeline",
+        "lanes/produce.py",
+        "        seeder.seed(stage_seed(seed, number))\n\n",
+        "\n",
+        ("lanes/test_worker.py", "contracts/test_table.py"),
+    ),
+    Fault(
+        "all stages of a sample draw the same",
+        "lanes/produce.py",
+        "        seeder.seed(stage_seed(seed, number))\n\n",
+        "        seeder.seed(seed)\n\n",
+        ("lanes/test_worker.py",),
+    ),
+    Fault(
+        "a cache keeps what a stage has drawn from a global generator",
+        "kept_fields.py",
+        "kept[number] = _DREW if drew() else",
+        "kept[number] =",
+        ("contracts/test_kept_fields.py",),
+    ),
+    Fault(
         "a tensor's key is where it lies in memory",
         "samples.py",
         '    if hasattr(key, "untyped_storage"):  # a tensor, without an import of torch\n',

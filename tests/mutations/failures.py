@@ -141,8 +141,8 @@ FAULTS = (
     Fault(
         "without workers the batches that were drawn to find a sample to repeat are lost",
         "inline.py",
-        "self._ahead.popleft() if self._ahead else self._source.draw()",
-        "self._source.draw()",
+        "self._ahead.popleft() if self._ahead else self._epoch.draw()",
+        "self._epoch.draw()",
         ("contracts/test_survivors.py",),
     ),
     Fault(

@@ -296,4 +296,25 @@ FAULTS = (
         ("lanes/test_cpu.py",),
         "e118d72",
     ),
+    Fault(
+        "the rank that is furthest ahead gets the host's cores",
+        "scheduling/host_shares.py",
+        "key=lambda at: needs[at].ready)",
+        "key=lambda at: -needs[at].ready)",
+        ("scheduling/test_host_shares.py",),
+    ),
+    Fault(
+        "a rank may be left without a worker",
+        "scheduling/host_shares.py",
+        "max(1, min(cores, needs[at].most))",
+        "max(0, min(cores, needs[at].most))",
+        ("scheduling/test_host_shares.py",),
+    ),
+    Fault(
+        "ranks that have ended keep their share of the host's cores",
+        "engine/host_share.py",
+        "rows[:, _WRITTEN] > now - _SILENT_S",
+        "rows[:, _WRITTEN] > 0",
+        ("engine/test_host_share.py",),
+    ),
 )

@@ -15,8 +15,8 @@ FAULTS = (
     Fault(
         "batches that were drawn to find a sample to repeat are lost",
         "inline.py",
-        "        drawn = self._ahead.popleft() if self._ahead else self._source.draw()\n        if drawn is None:\n",
-        "        drawn = self._source.draw()\n        if drawn is None:\n",
+        "        drawn = self._ahead.popleft() if self._ahead else self._epoch.draw()\n        if drawn is None:\n",
+        "        drawn = self._epoch.draw()\n        if drawn is None:\n",
         ("contracts/test_survivors.py",),
     ),
     Fault(

@@ -129,7 +129,7 @@ class Kept(Bench):
 
     def check(self) -> None:
         """Nobody wants anything: what is kept is what is held."""
-        assert self.held == sum(space_of(copy.nbytes) for _, copy in self.memory.left()[1]) <= self.memory.budget
+        assert self.held == sum(space_of(copy.nbytes) for copy in self.memory._copies.values()) <= self.memory.budget
         assert self.service.counts()["bytes_ahead"] == 0
 
 

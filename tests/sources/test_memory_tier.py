@@ -84,7 +84,7 @@ class Books:
         memory = sum(space_of(copy.nbytes) for copy in self.kept.values())
         assert counts["bytes"] == memory <= self.tier.budget
         assert counts["copies"] == len(self.kept)
-        assert sorted(copy.block for _, copy in self.tier.left()[1]) == sorted(self.kept)
+        assert sorted(copy.block for copy in self.tier._copies.values()) == sorted(self.kept)
 
 
 def key(name: object, length: int | None = None) -> Key:
@@ -167,32 +167,18 @@ def test_orders_of_items_follow_those_of_samples() -> None:
     assert orders not in (OfItems(Shares(5, 1), 5, 1), OfItems(Shares(6, 1), 5, 2), "another")
 
 
-def test_a_process_knows_sizes_by_what_it_takes_up() -> None:
-    """Or each that begins with an epoch would think that half of the set fits, and that all are alike."""
-    books = Books(100 * PAGE, 40)
-    epoch(books, 0, np.arange(40), None)
-    after = MemoryTier(100 * PAGE, 6)
-    after.take_up(*books.tier.left())
-    assert {copy.key for _, copy in after.left()[1]} == {key((each, 0)) for each in range(6)}, "of no other samples"
-    after = MemoryTier(100 * PAGE, 40)
-    after.take_up(*books.tier.left())
-    after.begin(Begun(1, Shares(40, 2), 2))
-    after.items(0, 1)
-    assert "room for the whole set" in str(after.counts()["why"])
-
-
 SIZES = st.sampled_from([0, 1, SIZE, 20_000, 60_000])
 
 
 @half()
 @given(st.data())
 def test_any_course(data: st.DataObject) -> None:
-    """Whatever is wanted, read late, read twice or taken up: nothing is lost, the budget holds (``Books.check``)."""
+    """Whatever is wanted, read late or read twice: nothing is lost, the budget holds (``Books.check``)."""
     samples = data.draw(st.integers(1, 12))
     budget = data.draw(st.integers(1, 40)) * PAGE
     books, late, number = Books(budget, samples), list[tuple[int, Key, int]](), 0
     for _ in range(data.draw(st.integers(1, 60))):
-        step = data.draw(st.sampled_from(["read", "read", "read", "miss", "late", "begin", "again", "next process"]))
+        step = data.draw(st.sampled_from(["read", "read", "read", "miss", "late", "begin", "again"]))
         sample, parts = data.draw(st.integers(-1, samples)), data.draw(st.integers(0, 3))
         keys = tuple(key(name) for name in data.draw(st.lists(st.integers(0, 9), min_size=parts, max_size=parts)))
         if step == "read":
@@ -209,9 +195,4 @@ def test_any_course(data: st.DataObject) -> None:
             books.tier.begin(Begun(number, data.draw(st.sampled_from([None, Shares(samples, shards)])), shards))
         elif step == "again":
             books.tier.skip(1)
-        elif step == "next process":
-            parts, copies, learned = books.tier.left()
-            books.tier, late = MemoryTier(budget, samples), []
-            books.tier.take_up(parts, copies, learned)
-            assert books.tier.left()[1] == copies
         books.check()

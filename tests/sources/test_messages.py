@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.sources.parcels import LARGEST, Parcels
+from minato_gpu.sources.messages import LARGEST, MessageSocket
+from minato_gpu.sources.reader import TOGETHER, Outbox
 from minato_gpu.sources.service import Wanted
 from minato_gpu.sources.telling import LATER_S, PLENTY, SOON_S, Telling
-from minato_gpu.sources.unsaid import TOGETHER, Unsaid
 
 PLACE = (4096, 100, 7, "a", 0, None)
 
@@ -63,20 +63,20 @@ def place(nbytes: int) -> tuple[int, int, int, str, int, int | None]:
 
 
 def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
-    unsaid = Unsaid()
-    unsaid.want(0, [])
-    assert not unsaid.is_due(0, missing=5) and unsaid.take() == ([], [])
-    unsaid.want(1000, tickets(1000, 4))
-    assert not unsaid.is_due(0, missing=0)
-    assert unsaid.is_due(500, missing=0)
-    unsaid = Unsaid()
-    unsaid.release(0, [place(10)])
-    assert not unsaid.is_due(500, missing=0)
-    assert unsaid.is_due(500, missing=1)
+    outbox = Outbox()
+    outbox.want(0, [])
+    assert not outbox.is_due(0, missing=5) and outbox.take() == ([], [])
+    outbox.want(1000, tickets(1000, 4))
+    assert not outbox.is_due(0, missing=0)
+    assert outbox.is_due(500, missing=0)
+    outbox = Outbox()
+    outbox.release(0, [place(10)])
+    assert not outbox.is_due(500, missing=0)
+    assert outbox.is_due(500, missing=1)
 
 
 def test_many_are_due() -> None:
-    wanted, released = Unsaid(), Unsaid()
+    wanted, released = Outbox(), Outbox()
     for number in range(TOGETHER):
         assert not wanted.is_due(0, missing=0)
         assert not released.is_due(0, missing=0)
@@ -87,22 +87,22 @@ def test_many_are_due() -> None:
 
 
 def test_much_memory_is_given_back_soon() -> None:
-    unsaid = Unsaid()
-    unsaid.release(0, [place(3 << 20)])
-    assert not unsaid.is_due(0, missing=0)
-    unsaid.release(1, [place(1 << 20)])
-    assert unsaid.is_due(0, missing=0)
+    outbox = Outbox()
+    outbox.release(0, [place(3 << 20)])
+    assert not outbox.is_due(0, missing=0)
+    outbox.release(1, [place(1 << 20)])
+    assert outbox.is_due(0, missing=0)
 
 
 def test_all_is_said_once_in_order() -> None:
-    unsaid = Unsaid()
-    unsaid.want(0, tickets(0, 300))
-    unsaid.want(300, tickets(300, 5))
+    outbox = Outbox()
+    outbox.want(0, tickets(0, 300))
+    outbox.want(300, tickets(300, 5))
     for number in range(3):
-        unsaid.release(number, [])
-    assert unsaid.take() == ([0, 1, 2], [(0, tickets(0, 300)), (300, tickets(300, 5))])
-    assert not unsaid.is_due(400, missing=1), "nothing is left"
-    assert unsaid.take() == ([], [])
+        outbox.release(number, [])
+    assert outbox.take() == ([0, 1, 2], [(0, tickets(0, 300)), (300, tickets(300, 5))])
+    assert not outbox.is_due(400, missing=1), "nothing is left"
+    assert outbox.take() == ([], [])
 
 
 # --- messages --------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def descriptors() -> list[str]:
 
 
 def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket]) -> None:
-    here, there = Parcels(ends[0]), Parcels(ends[1])
+    here, there = MessageSocket(ends[0]), MessageSocket(ends[1])
     sent = [b"x", bytes(LARGEST - 99), os.urandom(LARGEST), ("between", 1), os.urandom(3 << 20)]
     before = descriptors()
     for each in sent:
@@ -142,7 +142,7 @@ def test_messages_of_any_size(ends: tuple[socket.socket, socket.socket]) -> None
 
 @pytest.mark.parametrize("size", [LARGEST - 99, LARGEST])
 def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.socket], size: int) -> None:
-    here, there = Parcels(ends[0]), Parcels(ends[1])
+    here, there = MessageSocket(ends[0]), MessageSocket(ends[1])
     sent = 0
     before = descriptors()
     while here.flush():
@@ -157,7 +157,7 @@ def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.s
 
 
 def test_where_descriptors_are_short_it_ends(ends: tuple[socket.socket, socket.socket]) -> None:
-    here, there = Parcels(ends[0]), Parcels(ends[1])
+    here, there = MessageSocket(ends[0]), MessageSocket(ends[1])
     for each in ("before", bytes(LARGEST)):
         here.put(each)
     assert here.flush()

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader
 from tests.support.waiting import wait_until
 
@@ -161,12 +163,12 @@ def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCa
 
 
 def test_a_reader_process_that_something_else_collects_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    def start(end: socket.socket) -> Any:
+    def start(arena: Arena, end: socket.socket, *_: Any) -> Any:
         process = multiprocessing.get_context("fork").Process(target=end.recv, args=(1,))
         process.start()
         return process
 
-    reader = Reader(start, [])
+    reader = Reader(start, ReaderSettings(), stays=True)
     process = reader.process
     os.kill(process.pid, signal.SIGKILL)
     os.waitpid(process.pid, 0)

@@ -219,7 +219,7 @@ def test_copies_that_come_from_disk_are_no_reads_but_are_kept_and_not_written_ag
     bench.service.release([0])
     bench.check()
     assert (bench.service.counts()["reads"], bench.memory.counts()["copies"]) == (0, 1)
-    assert [copy.cost for _, copy in bench.memory.left()[1]] == [1.0], "it is worth as much as any other"
+    assert [copy.cost for copy in bench.memory._copies.values()] == [1.0], "it is worth as much as any other"
     bench.service._gone(bench.memory.shrink(False, 0))
     assert bench.disk.waiting == []
     bench.check()

@@ -1,7 +1,11 @@
-"""Messages of any size through a socket that keeps them apart.
+"""Messages between the training process and its reader process, through a socket that keeps them apart.
 
-A message is taken whole or not at all, and how large it may be is the kernel's to say (some 200 KB, unless told
-otherwise). What is larger goes along as a file in memory, which has no name, and is gone once it has been read.
+A message is taken whole or not at all, and nobody waits for the other side. The kernel says how large one may be (some
+200 KB, unless told otherwise). What is larger goes along as a file in memory, which has no name, and is gone once it
+has been read.
+
+Rejected: ``multiprocessing.connection``. Its ``send_bytes`` waits until all is written: a reader process that stopped
+would stop the training loop, and two sides that both have much to say would wait for each other.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
 _AT_ONCE = 512  # buffers of one system call
 
 
-class Parcels:
-    """Objects to and from the process at the other side of ``end``, whole and in order, without waiting for it."""
+class MessageSocket:
+    """Objects to and from the process at the other side of ``end``, whole and in order."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -60,12 +64,17 @@ class Parcels:
 
     def _next(self) -> Any:
         data, file = receive(self.end, LARGEST)
-        if data == _ELSEWHERE:
-            if file < 0:
-                self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
-                raise OSError("no descriptor was free for a message")
-            return pickle.loads(_contents(file))
-        return pickle.loads(data)
+        if data != _ELSEWHERE:
+            return pickle.loads(data)
+        if file < 0:
+            self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
+            raise OSError("no descriptor was free for a message")
+        try:
+            whole = bytearray(os.fstat(file).st_size)
+            read_into(file, memoryview(whole), 0)
+        finally:
+            os.close(file)
+        return pickle.loads(whole)
 
 
 def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[bytes | memoryview]) -> None:
@@ -74,7 +83,13 @@ def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[byte
     file = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC)
     try:
         for at in range(0, len(buffers), _AT_ONCE):
-            _write(file, [memoryview(each).cast("B") for each in buffers[at : at + _AT_ONCE] if len(each)])
+            views = [memoryview(each).cast("B") for each in buffers[at : at + _AT_ONCE] if len(each)]
+            while views:
+                done = os.writev(file, views)
+                while views and done >= len(views[0]):
+                    done -= len(views.pop(0))
+                if views:
+                    views[0] = views[0][done:]
         socket.send_fds(end, [head], [file])
     finally:
         os.close(file)
@@ -88,21 +103,3 @@ def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
     if not data:
         raise ConnectionError("the other side has ended")
     return data, files[0] if files else -1
-
-
-def _contents(file: int) -> bytearray:
-    try:
-        whole = bytearray(os.fstat(file).st_size)
-        read_into(file, memoryview(whole), 0)
-    finally:
-        os.close(file)
-    return whole
-
-
-def _write(file: int, views: list[memoryview]) -> None:
-    while views:
-        done = os.writev(file, views)
-        while views and done >= len(views[0]):
-            done -= len(views.pop(0))
-        if views:
-            views[0] = views[0][done:]

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.sources.blocks import ASKED, HEAD, space_of
-from minato_gpu.sources.field_keeping import LEARNED, FieldKeeping
-from minato_gpu.sources.field_transfer import pair, receive, send
+from minato_gpu.sources.fields import LEARNED, FieldPolicy, Received, pair, receive, send
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.source import FIELDS
 from tests.sources.by_hand import PAGE, SIZE, Kept, content
@@ -30,7 +29,7 @@ class Fields(Kept):
     def __init__(self, pages: int, samples: int = 10, rate: float = 0.0) -> None:
         super().__init__(pages, samples=samples)
         self.rate = rate
-        self.keeping = self.service.fields = FieldKeeping(self.memory, samples, 1, lambda: self.rate)
+        self.keeping = self.service.fields = FieldPolicy(self.memory, samples, 1, lambda: self.rate)
 
     def learn(self, saved_s: float = 3 * MS) -> None:
         """What fields of other samples were like."""
@@ -41,10 +40,10 @@ class Fields(Kept):
     def send(self, sample: int, nbytes: int = SIZE) -> None:
         """A worker sends fields: their bytes are the sample's number."""
 
-        def fill(view: memoryview) -> None:
-            view[:] = bytes([sample]) * nbytes
-
-        self.service.receive(sample, nbytes, 3 * MS, 4 * MS, fill)
+        file = os.memfd_create("test")
+        os.write(file, bytes([sample]) * nbytes)
+        self.service.receive(Received(sample, 3 * MS, 4 * MS, file, nbytes))
+        os.close(file)
 
     def asked(self, ticket: int) -> list[int]:
         """Of which samples its worker is to send fields."""
@@ -123,7 +122,7 @@ def test_any_course(rate: float, data: st.DataObject) -> None:
                 assert fields in ([], [bytes([sample]) * len(fields[0] or b"")] if fields else [])
                 raw = {content(f"{sample}", SIZE), content(f"{sample}b", SIZE)}
                 assert set(found) - set(fields) <= raw
-        assert bench.held >= sum(space_of(copy.nbytes) for _, copy in bench.memory.left()[1])
+        assert bench.held >= sum(space_of(copy.nbytes) for copy in bench.memory._copies.values())
         assert int(bench.memory.counts()["bytes"]) <= bench.memory.budget
     bench.service.release([number for number, _ in wanted])
     for number in sorted(bench.pool.under_way):
@@ -137,14 +136,12 @@ RAW = 4096 - HEAD
 FIELD = space_of(3 * 4096 - HEAD)
 
 
-def keeping(budget: int, read_s: float = 0.0, workers: int = 2, memory: MemoryTier | None = None) -> FieldKeeping:
+def keeping(budget: int, read_s: float = 0.0, workers: int = 2, memory: MemoryTier | None = None) -> FieldPolicy:
     memory = memory or MemoryTier(budget, 1000)
-    return FieldKeeping(memory, 1000, workers, lambda: RAW / read_s if read_s else 0.0)
+    return FieldPolicy(memory, 1000, workers, lambda: RAW / read_s if read_s else 0.0)
 
 
-def learned(
-    budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: MemoryTier | None = None
-) -> FieldKeeping:
+def learned(budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: MemoryTier | None = None) -> FieldPolicy:
     choice = keeping(budget, read_s, memory=memory)
     for _ in range(LEARNED):
         choice.observe(3 * 4096 - HEAD, saved_s, 4 * MS)
@@ -221,6 +218,15 @@ def test_nobody_waits_for_room(ends: Ends) -> None:
     assert got == sum(sent)
     assert send(ends[1], 1, [b"abc"], 0.0, 0.0), "there is room again"
     assert open_files() == 0
+
+
+def test_why_a_sample_has_none_is_told(ends: Ends) -> None:
+    bench = Fields(4)
+    assert send(ends[1], 3, None, 0.0, 0.0, "é" * 600)
+    found = receive(ends[0])
+    assert found is not None and (found.file, found.why_not) == (-1, "é" * 250)
+    bench.service.receive(found._replace(why_not="a matrix"))
+    assert bench.keeping.why().endswith("; of 1 samples no fields: a matrix")
 
 
 def test_where_descriptors_are_short_they_are_not_kept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,154 @@
+"""Several loaders on one host: ranks of one job that share its cores (``max_workers="host"``), measured and simulated.
+
+Measured: ranks that wait for each other at every step, samples that compute for a random time (one in twenty is forty
+times slower), steps that sleep, 95 % of the cores busy. ``of_bound``: the time that the steps alone take, as a share of
+the time that the run takes. Simulated: more ranks and cores than this machine has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Sequence
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from typing import Any, NamedTuple, get_args
+
+import click
+import torch
+
+from benchmarks import report
+from benchmarks.isolate import isolated
+from benchmarks.node_simulation import BATCH, BUSY, MEAN_S, Host, Policy, costs
+from benchmarks.turns import in_turns
+from minato_gpu import DataLoader
+
+RANKS = CORES = 2
+AHEAD = 4  # batches, for every loader
+SIMULATED = ((2, 2, (4, 8)), (4, 8, (4, 8)), (8, 64, (8, 16)))  # ranks, cores, batches ahead
+SKEWS = (1.0, 1.5)
+
+
+class Samples:
+    """Sample ``key`` computes for ``seconds[key]``."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        end = time.thread_time() + self.seconds[key]
+        while time.thread_time() < end:
+            hashlib.blake2b(b"x" * 2000).digest()
+        return torch.tensor([key])
+
+
+class Ranks(NamedTuple):
+    """A loader for each rank. ``arguments``: beside data set and batch size."""
+
+    name: str
+    loader: Any
+    arguments: dict[str, Any]
+
+
+LOADERS = (
+    Ranks("pytorch", torch.utils.data.DataLoader, {"num_workers": 1, "prefetch_factor": AHEAD}),
+    Ranks("minato", DataLoader, {"num_workers": 1, "prefetch_factor": AHEAD}),
+    Ranks("minato, max_workers=2", DataLoader, {"num_workers": 1, "max_workers": 2, "prefetch_factor": AHEAD // 2}),
+    Ranks("minato, host", DataLoader, {"num_workers": 1, "max_workers": "host", "prefetch_factor": AHEAD // 2}),
+)
+
+
+def run(ranks: Ranks, skew: float, steps: int, seed: int) -> float:
+    """Train ``steps`` steps; returns the share of the bound."""
+    rng = random.Random(seed)
+    seconds = [costs(BATCH * steps, MEAN_S / 8 * (skew if rank == 0 else 1.0), rng) for rank in range(RANKS)]
+    step_s = sum(map(sum, seconds)) / CORES / BUSY / steps
+    context = multiprocessing.get_context("fork")
+    barrier, found = context.Barrier(RANKS), context.Queue()
+    started = [
+        context.Process(target=_train, args=(ranks, rank, seconds[rank], step_s, barrier, found))
+        for rank in range(RANKS)
+    ]
+    for process in started:
+        process.start()
+    elapsed = max(found.get() for _ in started)
+    for process in started:
+        process.join()
+    return float((steps - 1) * step_s / elapsed)
+
+
+def _train(ranks: Ranks, rank: int, seconds: list[float], step_s: float, barrier: Barrier, found: Queue[float]) -> None:
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS), "MASTER_PORT": str(os.getppid())}
+    torch.set_num_threads(1)
+    batches = iter(ranks.loader(Samples(seconds), BATCH, **ranks.arguments))
+    received = [next(batches)]
+    barrier.wait()
+    begin = time.perf_counter()
+    for batch in batches:
+        barrier.wait()
+        time.sleep(step_s)
+        received.append(batch)
+    elapsed = time.perf_counter() - begin
+    if torch.cat(received).flatten().tolist() != list(range(len(seconds))):
+        raise AssertionError("samples are lost, doubled or out of order")
+    found.put(elapsed)
+
+
+def measured(skew: float, repetitions: int, steps: int) -> list[dict[str, Any]]:
+    """A row for each loader."""
+    case, rows, seeds = (
+        f"{RANKS} ranks, {CORES} cores, skew {skew}",
+        [],
+        dict.fromkeys((one.name for one in LOADERS), 0),
+    )
+
+    def measure(ranks: Ranks) -> float:
+        seeds[ranks.name] += 1  # every loader has the same samples in its nth turn
+        return isolated(run, ranks, skew, steps, seeds[ranks.name], timeout_s=600)
+
+    runs, errors = in_turns(case, LOADERS, repetitions, measure, lambda found: f"{found:.3f} of the bound")
+    for ranks in LOADERS:
+        row: dict[str, Any] = {"case": case, "loader": ranks.name, "clients": RANKS}
+        if found := runs[ranks.name]:
+            row |= report.summarise("of_bound", found)
+        rows.append(row | ({"error": errors[ranks.name]} if ranks.name in errors else {}))
+    return rows
+
+
+def simulated(seeds: int, steps: int) -> list[dict[str, Any]]:
+    """A row for each number of ranks, skew, window and policy."""
+    rows = []
+    for ranks, cores, windows in SIMULATED:
+        for skew in SKEWS:
+            for ahead in windows:
+                for policy in get_args(Policy):
+                    found = [Host(policy, ranks, cores, skew, ahead, steps, seed).of_bound() for seed in range(seeds)]
+                    case = f"simulated: {ranks} ranks, {cores} cores, skew {skew}, {ahead} batches ahead"
+                    rows.append(
+                        {"case": case, "loader": policy, "clients": ranks} | report.summarise("of_bound", found)
+                    )
+    return rows
+
+
+@click.command(help=__doc__)
+@report.command
+@click.option("--steps", type=click.IntRange(min=4), default=100, show_default=True, help="Of each run.")
+def main(json_path: str | None, quick: bool, repetitions: int | None, steps: int) -> None:
+    steps, repetitions = (4, 1) if quick else (steps, repetitions or 5)
+    rows = [row for skew in SKEWS for row in measured(skew, repetitions, steps)]
+    rows += simulated(seeds=1 if quick else 4, steps=steps)
+    settings = {"batch_size": BATCH, "steps": steps, "repetitions": repetitions, "quick": quick}
+    columns = ("loader", "of_bound", "of_bound_spread", "error")
+    report.publish(report.document("node", settings, rows), json_path, columns)
+    if any("error" in row for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The page by which the ranks of one job on this host share its cores (``max_workers="host"``).
+
+It is a small file in the user's private folder, mapped by every rank. A rank writes its own row and reads the others';
+nobody waits for anybody. A row that has been silent for a second does not count, so a rank that is dead, stopped or
+between two epochs leaves its cores to the others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from minato_gpu.lanes.host_cores import HostCores
+from minato_gpu.observe.private_folder import SharedFile
+from minato_gpu.scheduling.host_shares import Need, shares
+
+PERIOD_S = 0.1  # between two looks at the page
+_SILENT_S = 1.0
+_WRITTEN, _READY, _MOST = range(3)  # columns: seconds of perf_counter, which all processes of a host share
+_ROW_BYTES = 64  # float64 each; a cache line
+
+
+class HostShare:
+    """A rank's part in its job's page. ``workers``: how many should be at work now."""
+
+    def __init__(self, host: HostCores, workers: int) -> None:
+        """Raises OSError where the user has no private folder."""
+        self.workers = workers
+        self._host = host
+        self._due = 0.0
+        self._page = SharedFile(f"cores-{host.job}", _ROW_BYTES * host.ranks)
+
+    def look(self, now: float, ready: float) -> bool:
+        """Say that ``ready`` batches lie ready, and see what others have. Returns whether ``workers`` has changed."""
+        if now < self._due:
+            return False
+        self._due = now + PERIOD_S
+        rank, rows = self._host.rank, np.frombuffer(self._page.map).reshape(self._host.ranks, -1)
+        rows[rank, :3] = now, ready, self._host.most
+        alive = np.flatnonzero(rows[:, _WRITTEN] > now - _SILENT_S).tolist()
+        needs = [Need(float(rows[at, _READY]), int(rows[at, _MOST])) for at in alive]
+        before, self.workers = self.workers, shares(needs, self._host.cores)[alive.index(rank)]
+        return self.workers != before
+
+    def close(self) -> None:
+        """Leave the page; the last rank removes it."""
+        self._page.close()

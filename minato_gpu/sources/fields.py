@@ -1,0 +1,179 @@
+"""Fields of samples in the tier in memory: which are asked of workers, how they come, and what goes to make room.
+
+The fields of the first samples are asked for, so that their size and what they save are known. From that, from what the
+storage gives and from what workers take follow the shares of samples kept as fields and as raw bytes that make an epoch
+shortest (caching/split.py). A hash of a sample's number says of which kind it is, so that both kinds fill at the same
+pace.
+
+A worker sends fields in a memory file of their own, by a socket that all workers share. It never waits: where the
+socket is full, or descriptors are short, the fields are not kept. So few are under way at a time that their memory is
+of no account.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from minato_gpu.caching.split import Means, Shares, split
+from minato_gpu.sources import messages
+from minato_gpu.sources.blocks import space_of
+from minato_gpu.sources.disk.filesystem import read_into
+from minato_gpu.sources.memory_tier import NO_ITEM, Copy, MemoryTier
+from minato_gpu.sources.source import Key, fields_key
+
+LEARNED = 32  # samples whose fields are known before anything is chosen
+_ASKED = 4 * LEARNED  # at most, before that: fields may be such as cannot be sent
+_HASH = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+_SLACK = 1.05  # times what is chosen of a kind may be kept before some of it goes: choices move a little each epoch
+_HEAD = struct.Struct("<qdd")
+_TEXT = 500  # bytes of a reason
+_ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
+
+
+class FieldPolicy:
+    """Decides for ``samples`` samples, which so many ``workers`` prepare. ``rate``: what the storage gives, in bytes a
+    second (0.0: more than is asked for)."""
+
+    def __init__(self, memory: MemoryTier, samples: int, workers: int, rate: Callable[[], float]) -> None:
+        self.shares: Shares | None = None  # once they are chosen
+        self.refused = 0  # samples of which nothing can be kept,
+        self.why_refused = ""  # and why, of the last one
+        self._means: Means | None = None
+        self._memory, self._samples, self._workers, self._rate = memory, samples, workers, rate
+        self._asked = 0
+        self._known_rate = 0.0
+        self._known = 0  # samples whose fields were seen; and their means: bytes, and seconds of a worker
+        self._field_bytes = self._saved_s = self._prepare_s = 0.0
+
+    def plan(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
+        """A sample is wanted: what is to be found for it, of which items, and whether to ask for its fields."""
+        memory, parts = self._memory, len(keys)
+        items = memory.items(sample, parts)
+        if not parts or items[0] == NO_ITEM:
+            return keys, items, False
+        key = fields_key(sample)
+        if memory.holds(key):
+            memory.skip(parts - 1, hits=parts - 1)
+            return (key,), items[:1], False
+        if not self.wants(sample) or not memory.may_keep(sample, round(self._field_bytes)):
+            return keys, items, False
+        found = [item if memory.holds(key) else NO_ITEM for key, item in zip(keys, items, strict=True)]
+        missed = found.count(NO_ITEM)
+        memory.skip(missed, misses=missed)
+        return keys, found, True
+
+    def wants(self, sample: int) -> bool:
+        """Whether to keep this sample's fields, rather than its raw bytes."""
+        if self.shares is None:
+            self._asked += 1
+            return self._asked <= _ASKED
+        fields, raw = self.shares
+        return (sample * _HASH & _MASK) / (_MASK + 1) * (fields + raw) < fields
+
+    def observe(self, nbytes: int, saved_s: float, prepare_s: float) -> None:
+        """The fields of a sample have so many bytes; they save so much of a worker's ``prepare_s`` seconds."""
+        self._known += 1
+        weight = 1 / min(self._known, 1000)
+        self._field_bytes += weight * (nbytes - self._field_bytes)
+        self._saved_s += weight * (saved_s - self._saved_s)
+        self._prepare_s += weight * (prepare_s - self._prepare_s)
+
+    def refuse(self, why: str) -> None:
+        """A sample has a field that cannot be kept."""
+        self.refused += 1
+        self.why_refused = why
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough is known, and nothing has been chosen."""
+        return self.shares is None and self._known >= (LEARNED if self._rate() else 2 * LEARNED)
+
+    def choose(self, nbytes: float) -> list[Copy]:
+        """Choose anew, if enough is known; ``nbytes``: what is read for a sample. Returns what goes."""
+        self._known_rate = self._rate() or self._known_rate
+        if self._known < LEARNED:
+            return []
+        read_s = nbytes / self._known_rate if self._known_rate else 0.0
+        prepare_s, saved_s = self._prepare_s / self._workers, self._saved_s / self._workers
+        raw_bytes, field_bytes = space_of(round(nbytes)), space_of(round(self._field_bytes))
+        self._means = Means(read_s, prepare_s, max(0.0, min(saved_s, prepare_s)), raw_bytes, field_bytes)
+        memory, room = self._memory, self._memory.budget / max(self._samples, 1)
+        self.shares = split(self._means, room, keeps_raw=not memory.off_for_files)
+        most = _SLACK * self._samples
+        return [
+            *memory.shrink(fields=True, budget=most * self.shares.fields * field_bytes),
+            *memory.shrink(fields=False, budget=most * self.shares.raw * raw_bytes),
+        ]
+
+    def why(self) -> str:
+        """In words."""
+        refused = f"; of {self.refused} samples no fields: {self.why_refused}" if self.refused else ""
+        if self._means is None or self.shares is None:
+            return f"raw bytes, until it is known what fields would save{refused}"
+        read, prepare, saved, *_ = (1e3 * part for part in self._means)
+        kept = f"fields of {self.shares.fields:.0%} and raw bytes of {self.shares.raw:.0%} of the samples"
+        times = f"reading takes {read:.2f} ms a sample, preparing {prepare:.2f}, of which fields save {saved:.2f}"
+        return f"{kept}: {times}{refused}"
+
+
+# --- how they come ---------------------------------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    """The fields of a sample that a worker has sent."""
+
+    sample: int
+    saved_s: float  # what they save
+    prepare_s: float  # of what it takes to prepare the sample
+    file: int  # memory that holds them, the receiver's to close; -1: there are none
+    nbytes: int
+    why_not: str = ""  # there are none, in words; empty where no descriptor was free
+
+    def fill(self, view: memoryview) -> None:
+        """Copy them to ``view``, of ``nbytes`` bytes."""
+        read_into(self.file, view, 0)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The ends of the reader process and of all workers."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def send(
+    end: socket.socket,
+    sample: int,
+    buffers: Sequence[bytes | memoryview] | None,
+    saved_s: float,
+    prepare_s: float,
+    why_not: str = "",
+) -> bool:
+    """Send the fields of a sample, or why there are none (``buffers`` is None). Returns whether they are under way."""
+    head = _HEAD.pack(sample, saved_s, prepare_s)
+    try:
+        if buffers is None:
+            end.send(head + why_not.encode("utf-8", "replace")[:_TEXT])
+        else:
+            messages.send_file(end, "fields", head, buffers)
+    except OSError:  # descriptors or memory are short, the socket is full, or the reader has ended
+        return False
+    return True
+
+
+def receive(end: socket.socket) -> Received | None:
+    """What has come next; None where nothing has. Raises ConnectionError once all workers' ends are closed."""
+    try:
+        data, file = messages.receive(end, _HEAD.size + _TEXT)
+    except BlockingIOError:
+        return None
+    nbytes = os.fstat(file).st_size if file >= 0 else 0
+    sample, saved_s, prepare_s = _HEAD.unpack_from(data)
+    return Received(sample, saved_s, prepare_s, file, nbytes, data[_HEAD.size :].decode("utf-8", "replace"))
