@@ -6,6 +6,7 @@ The same with workers and without; only where batches come from differs, see win
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence, Sized
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -19,10 +20,11 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.device.collated import mapped
 from minato_gpu.faults.failures import FailurePolicy
-from minato_gpu.lanes.base import reraise
+from minato_gpu.lanes.base import NoSample
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.options import Options, pads_batches
-from minato_gpu.samples import JSON, Value
+from minato_gpu.options import Options
+from minato_gpu.padding import batch_of, pads_batches
+from minato_gpu.samples import JSON, Ticket, Value
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
@@ -40,6 +42,15 @@ def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None
     """Bytes in flight, and how good the predictions of costs were."""
     nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
     return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
+
+
+class Taken(NamedTuple):
+    """A batch that was taken from ``Batches``, and is not delivered yet."""
+
+    data: Value
+    positions: Sequence[Span]
+    failed: int  # samples of the epoch that had been left out by then
+    good: Ticket | None  # a sample of it that could take the place of another batch
 
 
 class EpochIterator(_BaseDataLoaderIter):
@@ -75,7 +86,10 @@ class EpochIterator(_BaseDataLoaderIter):
         self._cursor = cursor
         self._num_yielded = cursor.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
+        self._options = options
         self._pads = pads_batches(loader, options)
+        self._held: deque[Taken] = deque()  # taken to find a good sample
+        self._good: Ticket | None = None  # a sample of the last batch that had one
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, cursor.epoch.delivered)
         self.view = EpochView(batches.log, self._failures, memory)
@@ -98,7 +112,7 @@ class EpochIterator(_BaseDataLoaderIter):
             raise StopIteration
         self._go_on()
         try:
-            data = self._placed(self._next_batch())
+            data, positions, failed = self._next_batch()
         except EndOfEpoch:
             self._end()
             raise StopIteration from None
@@ -107,26 +121,73 @@ class EpochIterator(_BaseDataLoaderIter):
             if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence
                 raise RuntimeError(_said_by(error)) from error
             raise
-        assert self._batches.delivered is not None
-        survivor = self._batches.survivor if self._pads else None
-        self._cursor.delivered(self._batches.delivered, survivor, self._failures.count)
+        self._cursor.delivered(positions, failed)
         return data
 
-    def _next_batch(self) -> Value:
-        """The next batch of which anything is left, or which ranks must have all the same."""
+    def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
+        """The next batch of which anything is left, or which ranks must have all the same: where it is wanted, its
+        positions, and how many samples had been left out by then."""
         batches = self._batches
         if batches.log.facts.hearers:
             batches.log.asked(perf_counter())
+        if self._pads:
+            return self._next_of_rank()
         while True:
             data = batches.next(self._number, self._failures.take, self._cursor.asked)
-            if data is NOTHING and self._pads:
-                data = batches.pad(self._number, self._cursor.epoch.delivered.survivor)
-                if data is NOTHING:  # no sample of this rank is left to repeat
-                    reraise(batches.bad[0].error)
-            if data is not NOTHING:
-                return data
             assert batches.delivered is not None
-            self._cursor.delivered(batches.delivered, failed=self._failures.count, returned=False)
+            if data is not NOTHING:
+                return self._placed(data), batches.delivered, self._failures.count
+            self._cursor.delivered(batches.delivered, self._failures.count, returned=False)
+
+    def _next_of_rank(self) -> tuple[Value, Sequence[Span], int]:
+        """The next batch, of one sample where it has lost its own."""
+        taken = self._held.popleft() if self._held else self._take()
+        self._batches.delivered = taken.positions
+        if taken.data is NOTHING:
+            data = self._padded(taken)
+        else:
+            self._good = taken.good or self._good
+            data = self._placed(taken.data)
+        return data, taken.positions, taken.failed
+
+    def _take(self) -> Taken:
+        """The next batch, or NOTHING in its place."""
+        batches = self._batches
+        data = batches.next(self._number, self._failures.take, self._cursor.asked)
+        assert batches.delivered is not None
+        good = None if data is NOTHING else batches.good
+        good = None if good is None or isinstance(good.index, NoSample) else good
+        return Taken(data, batches.delivered, self._failures.count, good)
+
+    def _padded(self, lost: Taken) -> Value:
+        """A batch of one sample for one that has lost all: of the last batch before it, else of the next to come."""
+        began, log = perf_counter(), self._batches.log
+        try:
+            good = self._good or self._look_ahead()
+        except BaseException:
+            self._held.appendleft(lost)  # the batch that raised is another, and this one is still to come
+            raise
+        self._batches.delivered = lost.positions
+        if good is None:
+            raise RuntimeError(
+                f"epoch {self._number}: every sample of a batch was left out, and this rank has no good one to put in "
+                "its place; without a batch other ranks would wait for ever. Repair the samples that "
+                'stats()["failures"] names, or resume from an earlier state'
+            )
+        data = batch_of(self._loader, self._options, self._cursor.epoch.seed, good)
+        data = EpochIterator._placed(self, data)
+        now = perf_counter()
+        log.delivered(now, self._cursor.batches, 0, now - began, (), padded=1)
+        return data
+
+    def _look_ahead(self) -> Ticket | None:
+        """A good sample of the batches to come; these are taken up to the one that has it. None where none has."""
+        while not self._held or self._held[-1].good is None:
+            try:
+                self._held.append(self._take())
+            except EndOfEpoch:
+                return None
+        return self._held[-1].good
 
     def _placed(self, data: Value) -> Value:
         """The batch where the training loop wants it."""

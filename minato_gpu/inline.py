@@ -12,9 +12,7 @@ choice that does not exist here; and each ``iter()`` takes 2 milliseconds, for a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from time import perf_counter
 from typing import NoReturn
 
@@ -145,19 +143,18 @@ class SamplesHere(Batches):
         self._batched = job.auto_collation
         self._epoch = epoch
         self._producer = Producer(0, job)
-        self._ahead: deque[Drawn | None] = deque()  # drawn to find a sample to repeat
-        self._kept: tuple[Ticket, Value] | None = None  # the last that did not fail, where some may
         self._task = Task(0, 0, "run", epoch.number, epoch.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
         # a batch is one sample, as the data set gives it: nothing is left out, or tried again
         self._one = not (job.auto_collation or job.pipeline or job.skips or job.retries)
+        self._bad: list[Failure] = []  # samples that the last batch came without
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """See Batches."""
         begin = perf_counter()
-        self.delivered, self.bad, self.survivor = None, [], None
-        drawn = self._ahead.popleft() if self._ahead else self._epoch.draw()
+        self.delivered, self._bad, self.good = None, [], None
+        drawn = self._epoch.draw()
         if drawn is None:
             self.log.ended(perf_counter())
             raise EndOfEpoch
@@ -169,10 +166,10 @@ class SamplesHere(Batches):
             return batch
         piece = _piece(drawn)
         samples = self._samples(piece)
-        good = len(piece.keys) - len(self.bad)
+        good = len(piece.keys) - len(self._bad)
         try:
-            if self.bad:
-                judge(self.bad, len(samples))
+            if self._bad:
+                judge(self._bad, len(samples))
                 if not samples:
                     return NOTHING
             batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
@@ -197,7 +194,7 @@ class SamplesHere(Batches):
 
     def _samples(self, piece: Piece) -> Value:
         """Those of a batch, or what there is in place of their list where the data set is asked once; what fails of
-        them goes to ``bad`` where it may be left out."""
+        them goes to ``_bad`` where it may be left out."""
         if self._many is not None:
             return self._of_all("__getitems__", piece, self._many, list(piece.keys))
         produce, last = self._producer.of(self._task, piece, False), -1
@@ -212,10 +209,9 @@ class SamplesHere(Batches):
                     bad.append(self._producer.failure(self._task, piece, at, error))
                     continue
                 self._raise(piece, at, error, len(samples))
-        self.bad = bad
+        self._bad = bad
         if samples and self._job.skips:
-            self.survivor = _ticket(self._task, piece, last)
-            self._kept = self.survivor, samples[-1]
+            self.good = _ticket(self._task, piece, last)
         return samples
 
     def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:
@@ -237,49 +233,12 @@ class SamplesHere(Batches):
 
     def _of_all_failed(self, what: str, piece: Piece, error: Exception) -> None:
         place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
-        self._lost(len(piece.keys) - len(self.bad), error, f"{what}, epoch {self._task.epoch}, {place}")
+        self._lost(len(piece.keys) - len(self._bad), error, f"{what}, epoch {self._task.epoch}, {place}")
 
     def _lost(self, samples: int, error: BaseException, where: str) -> None:
         """A batch raises, and takes all its samples along: those that are not left out."""
         add_note(error, where)
         self.log.lost(1, max(0, samples - 1))
-
-    # --- a batch that must come, and has lost all its samples ---------------------------------------------------
-
-    def pad(self, number: int, ticket: Ticket | None) -> Value:
-        """See Batches."""
-        begin = perf_counter()
-        ticket = ticket or self._next_survivor()
-        if ticket is None:
-            return NOTHING
-        sample = self._again(ticket)
-        batch = self._job.collate_fn([sample] if self._batched else sample)
-        self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, 0, padded=1)
-        return batch
-
-    def _again(self, ticket: Ticket) -> Value:
-        """This sample once more. What a data set draws without a pipeline is only the same if it is at hand."""
-        if self._kept is not None and self._kept[0] == ticket and self._job.pipeline is None:
-            return self._kept[1]
-        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], -1, 0, 0, False)
-        return self._producer.of(self._task._replace(singly=True), piece, False)(0)
-
-    def _next_survivor(self) -> Ticket | None:
-        """The first sample of the batches to come that can be prepared; what cannot is told when it is due."""
-        seen = 0
-        while True:
-            if seen == len(self._ahead):
-                self._ahead.append(self._epoch.draw())
-            drawn = self._ahead[seen]
-            if drawn is None:
-                return None
-            piece = _piece(drawn)
-            for at in range(len(piece.keys)):
-                ticket = _ticket(self._task, piece, at)
-                with suppress(Exception):
-                    self._kept = ticket, self._again(ticket)
-                    return ticket
-            seen += 1
 
 
 def _piece(drawn: Drawn) -> Piece:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation
-from minato_gpu.scheduling.messages import DEVICE
+from minato_gpu.scheduling.messages import DEVICE, Span
 from minato_gpu.session import Session
 
 
@@ -117,9 +117,9 @@ class EngineIterator(EpochIterator):
         """Whether the workers are the session's, and stay for later epochs."""
         return self._session.engine is self._engine
 
-    def _next_batch(self) -> Value:
+    def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
         try:
-            data = super()._next_batch()
+            taken = super()._next_batch()
         except KilledWorkers:
             raise
         except WorkerDied:
@@ -129,7 +129,7 @@ class EngineIterator(EpochIterator):
         session = self._session
         if self._keeps and session.speculates and session.ahead is None and self._engine.epochs.drained:
             self._try_to_prepare_next()
-        return data
+        return taken
 
     def _placed(self, data: Value) -> Value:
         return data if self._engine.assembly.loading is not None else super()._placed(data)

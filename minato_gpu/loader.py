@@ -68,11 +68,10 @@ class DataLoader(TorchDataLoader[T]):
         after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
         ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
         is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
-        out), and with several devices, every rank yields the number of batches that its sampler's positions fix: out of
-        order, batches are composed so that each keeps a sample while there are any; one that has none left comes as a
-        batch of one, which repeats the last sample delivered before (else the first one to come), with the same
-        content, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where no sample of the
-        rank's epoch is left.
+        out), and with several devices, every rank yields the number of batches that its sampler's positions fix: such a
+        batch comes as a batch of one, which repeats a sample of the last good batch (else of the next one), with the
+        same draws, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where the rank has
+        no good sample.
     max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
         One more raises ``TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
     on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.cache_options import CacheOptions
@@ -20,7 +20,6 @@ from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.trace_options import TraceOptions
 
 _DEFAULT_LATENESS = 8
@@ -238,15 +237,3 @@ def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
             "lanes: 'device' needs num_workers > 0, the workers read its input; pass num_workers=1 or more"
         )
     return LANES if "cpu" in loader.lanes else LANES[1:]
-
-
-def pads_batches(loader: Arguments, options: Options) -> bool:
-    """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
-    if not options.skips:
-        return False
-    if len(options.devices) > 1:
-        return True
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return True
-    sampler = Sampling(loader).inner
-    return isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1

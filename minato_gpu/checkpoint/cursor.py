@@ -16,7 +16,7 @@ from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import plain_between, plain_streams
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.packing import packed, packed_state, packed_states
-from minato_gpu.samples import Key, Ticket, witness_of
+from minato_gpu.samples import Key, witness_of
 from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches, Mark
 from minato_gpu.sampling.occurrences import Occurrences
@@ -57,14 +57,7 @@ class Cursor:
         if self._global and (state := global_generator.now()) != self._asked:  # few of them, mostly
             self._asked = state
 
-    def delivered(
-        self,
-        batch: Sequence[tuple[int, int]],
-        survivor: Ticket | None = None,
-        failed: int = 0,
-        *,
-        returned: bool = True,
-    ) -> None:
+    def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
         """The consumer has this batch: its positions, or the ticket of a stream. For the rest see
         ``DeliveredPositions.add``."""
         epoch = self.epoch
@@ -74,7 +67,7 @@ class Cursor:
             if epoch.streams is not None:
                 epoch.streams.delivered(batch[0][0])
             else:
-                epoch.delivered.add(batch, survivor, failed, returned=returned)
+                epoch.delivered.add(batch, failed, returned=returned)
 
     @property
     def batches(self) -> int:

@@ -94,7 +94,7 @@ class Resumption:
             self._agree("length")
         if replays and not self._sampling.replays:
             raise ValueError("the state says that the order can be drawn again, but this sampler gives no such promise")
-        self.delivered = s.positions_of(s.mapping(self.state, "progress"), self.number)
+        self.delivered = s.positions_of(s.mapping(self.state, "progress"))
         checks.match_progress(loader, self.delivered, self._sampling, source)
         if not replays:
             self._stored, self._counted = checks.stored(source, self.delivered, self._sampling)

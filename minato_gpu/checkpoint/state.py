@@ -18,7 +18,7 @@ import torch
 
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
-from minato_gpu.samples import JSON, Key, Position, Ticket, Value
+from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.delivered import DeliveredPositions
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 4
@@ -276,26 +276,16 @@ def _numpys(name: str, values: list[JSON]) -> list[Key]:
 
 
 def plain_positions(delivered: DeliveredPositions) -> State:
-    """A record as plain data; its survivor is None where its key cannot be stored."""
+    """A record as plain data."""
     out: State = {"batches": delivered.batches, "below": delivered.low, "above": packed(delivered.bits())}
-    if (ticket := delivered.survivor) is not None:
-        try:
-            key = plain_key(ticket.index)
-            out["survivor"] = {"position": ticket.position, "key": key, "occurrence": ticket.occurrence}
-        except ValueError:
-            out["survivor"] = None
     return {**out, "failed": delivered.failed} if delivered.failed else out
 
 
-def positions_of(progress: Mapping[str, JSON], epoch: int = 0) -> DeliveredPositions:
+def positions_of(progress: Mapping[str, JSON]) -> DeliveredPositions:
     """The record that ``plain_positions`` made plain. Raises ValueError for anything else."""
     if len(above := unpacked(progress, "above")) > MOST_ABOVE:
         raise ValueError("state: 'above' is longer than any window")
     delivered = DeliveredPositions.of_bits(number(progress, "batches"), number(progress, "below"), above)
-    if progress.get("survivor") is not None:
-        plain = mapping(progress, "survivor")
-        key = key_of(plain.get("key"))
-        delivered.survivor = Ticket(epoch, Position(number(plain, "position")), key, number(plain, "occurrence"))
     if progress.get("failed") is not None:
         delivered.failed = number(progress, "failed")
     return delivered

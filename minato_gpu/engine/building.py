@@ -49,9 +49,9 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
-from minato_gpu.sources.declared import SourceOf, source_of
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
+from minato_gpu.sources.source import SourceOf, source_of
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
@@ -105,7 +105,6 @@ class Builder:
             memory_bytes=cache.memory_bytes,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
-            run=cache.run,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
             keeps_fields=keeps and cache.memory_bytes > 0,

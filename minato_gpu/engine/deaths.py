@@ -18,7 +18,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from minato_gpu.faults.watchdog import WorkerHung
-from minato_gpu.lanes.base import Failure, Item, Task, failure
+from minato_gpu.lanes.base import Failure, Item, failure
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
@@ -112,14 +112,6 @@ class Deaths:
         if not self._again(serial):
             return nothing
         return Verdict((at, at + 1), [self._of_sample(exit_, claim, lane, serial, assembly)])
-
-    def judge_pad(self, exit_: Exit, claim: Claim, lane: str, pad: Task) -> Failure | None:
-        """The same for a batch of one sample that is repeated."""
-        piece = pad.pieces[0]
-        if claim.chunk < 0 or not self._again(("pad", piece.position_of(0))):
-            return None
-        origin = Origin(pad.epoch, piece.position_of(0), piece.keys[0], self.stage(claim), lane)
-        return self._failure(exit_, origin, True)
 
     def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
         """Raises WorkerDied where workers with a task of which this is left do not get as far as its first sample."""

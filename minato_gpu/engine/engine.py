@@ -25,7 +25,7 @@ from minato_gpu.engine.supervision import WorkerSupervisor
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RING_FROM
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Wait
-from minato_gpu.samples import OutputBatch, Ticket, Value
+from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.scheduling import messages as m
 from minato_gpu.threads import OwnThread, await_event
@@ -165,7 +165,7 @@ class Engine(Batches):
                 self._pump()
                 self._settle()
                 self._attention()
-        self.bad, self.survivor = batch.bad, None if batch.ends is None else batch.ends[1]
+        self.good = batch.good
         try:
             value = self._handover(self.log, epoch, batch, positions, judge, started)
         finally:
@@ -183,51 +183,6 @@ class Engine(Batches):
             return self._items.next(self.log, started)
         finally:
             self._left = perf_counter()
-
-    def pad(self, number: int, ticket: Ticket | None) -> Value:
-        """See Batches."""
-        started = perf_counter()
-        with self._lock:
-            if self.closed:
-                raise EndOfEpoch
-            epoch, order = self.epochs[number], OutputBatch(self.epochs.order - 1)
-            self.assembly.expect(order, epoch.first_order)  # not the next: the consumer still has the one before
-            self._links.board.words[ATTENTION] = NOBODY
-            self._settle()
-            self._pump()
-            try:
-                ticket = ticket or self._next_survivor(epoch, started)
-                if ticket is None:
-                    return NOTHING
-                self.pump.run.pad(order, order - epoch.first_order, number, ticket)
-                self._sleep_until(lambda: self.assembly.ready(order), started)
-                batch = self.assembly.take(order)
-            finally:
-                self.assembly.expect(OutputBatch(order + 1), epoch.first_order)
-            self._attention()
-        value, now = self.assembly.value(batch), perf_counter()
-        self.log.delivered(now, order - epoch.first_order, 0, now - started, (), padded=1)
-        self._left = perf_counter()
-        return value
-
-    def _next_survivor(self, epoch: Epoch, started: float) -> Ticket | None:
-        """The first sample that is left of the batches to come, which may mean to look beyond the window."""
-        self.pump.run.handle(m.Asked(perf_counter()))
-        ticket, order, epochs = None, self.epochs.order, self.epochs
-        try:
-            while ticket is None:
-                # not until it is ready: a budget may hold its load back for as long as batches before it are not taken
-                self._sleep_until(lambda: self.assembly.composed(order) or epoch.end == order, started)  # noqa: B023
-                if epoch.end == order:
-                    break
-                ticket = self.assembly.first_survivor(order)
-                order = OutputBatch(order + 1)
-                epochs.beyond = order - epochs.order  # batches of which nothing is left hold no memory
-                epochs.draw()
-                self._settle()
-        finally:
-            epochs.beyond = 0
-        return ticket
 
     def _sleep_until(self, condition: Callable[[], bool], started: float, wait: Wait | None = None) -> None:
         while not condition():

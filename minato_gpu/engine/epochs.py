@@ -57,7 +57,6 @@ class Epochs:
         self._pump = pump
         self._parts, self._settings = parts, parts.settings
         self._reads = parts.reads
-        self.beyond = 0  # batches that the window is longer by
         self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
         # batches of the sampler in a place, where each is one sample; the window is as many times as long
         self._together = 1
@@ -150,7 +149,7 @@ class Epochs:
     def draw(self) -> None:
         """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
         does, once the window would have come to where it did without having grown."""
-        raises_below = self.order + self._settings.window * self._together + self.beyond
+        raises_below = self.order + self._settings.window * self._together
         limit = raises_below + self._pump.run.scheduler.window.extra
         most = limit + self._parts.read_ahead - self._together
         while self._drawing and self._drawn <= most and not self._ends_in_error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minato_gpu.engine.deaths import Deaths
-from minato_gpu.lanes.base import Failure, Item, Piece, Reference, Task
+from minato_gpu.lanes.base import Item, Piece, Reference, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.observe.telemetry import Telemetry
@@ -21,22 +21,13 @@ class Jobs:
         self._deaths = deaths
         self._anew: set[OutputBatch] = set()  # batches of which the job is to prepare every sample
         self._left: set[TicketId] = set()  # samples that jobs are to prepare, and nobody has
-        self._pads: dict[OutputBatch, Task] = {}  # the only sample of a batch that has lost its own
 
     def leave(self, spans: tuple[m.TicketSpan, ...]) -> None:
         """These samples are to be prepared by the jobs that join them."""
         self._left.update(m.tickets(spans))
 
-    def pad(self, order: OutputBatch, place: int, task: Task) -> None:
-        """Batch ``order``, number ``place`` in its epoch, has lost all its samples, and must come all the same (see
-        ``Batches.pad``): it is to be made of the one that ``task`` is about."""
-        self._assembly.expect_another(order, place)
-        self._pads[order] = task
-
     def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int]) -> Task:
         """The task of joining the chunk's batch, without marks."""
-        if chunk.order in self._pads:
-            return self._pads[chunk.order]._replace(chunk=chunk.number)
         spans, window = self._assembly.spans(chunk.order), self._assembly.window
         stored = None if chunk.order in self._anew else self._stored(spans)
         epoch, piece = window.at(spans[0][0]).epoch, window.described(spans)._replace(stored=stored)
@@ -71,29 +62,17 @@ class Jobs:
         spans = self._assembly.spans(order)
         first = self._left.intersection(m.tickets(spans)) if self._left else set[TicketId]()
         self._left -= first
-        if self._pads.pop(order, None) is None:
-            log.repeated += prepared - len(first)
+        log.repeated += prepared - len(first)
         self._assembly.joined(order, items)
         return len(first)
 
     def lost(self, chunk: m.Chunk, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
         """A worker died at the job; returns whether another is to try it."""
-        failed: Failure | None
-        order, lane = chunk.order, chunk.lane
-        if (pad := self._pads.get(order)) is not None:
-            failed, offset = self._deaths.judge_pad(exit_, claim, lane, pad), 0
-        else:
-            spans, stop = self._assembly.spans(order), len(job.keys)
-            verdict = self._deaths.judge(exit_, claim, lane, spans, 0, stop, self._assembly, job=True)
-            failed, offset = verdict.failure, verdict.settled[0]
-            self._repeat(order, job, claim, log)
-        again = failed is None or self._assembly.give_up(order, offset, failed)
-        if not again:
-            self._pads.pop(order, None)
-        return again
-
-    def _repeat(self, order: OutputBatch, job: Piece, claim: Claim, log: Telemetry) -> None:
-        """Another worker may have to do the job; one that was joining may have changed in place what is stored."""
+        order, stop = chunk.order, len(job.keys)
+        spans = self._assembly.spans(order)
+        verdict = self._deaths.judge(exit_, claim, chunk.lane, spans, 0, stop, self._assembly, job=True)
         log.repeated += claim.started if job.stored is None else job.stored[: claim.started].count(None)
-        if claim.stage == JOINING:
+        if claim.stage == JOINING:  # what is stored may have been changed in place
             self._anew.add(order)
+        failed = verdict.failure
+        return failed is None or self._assembly.give_up(order, verdict.settled[0], failed)

@@ -20,7 +20,7 @@ from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Arrival
-from minato_gpu.samples import Origin, OutputBatch, Position, Ticket, TicketId
+from minato_gpu.samples import Origin, Position, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import cut
@@ -97,12 +97,6 @@ class Run:
             else:
                 self.awaits_answer = True
                 self._lanes[instruction.lane].revoke(self.number, instruction.chunk, instruction.keep)
-
-    def pad(self, order: OutputBatch, place: int, epoch: int, ticket: Ticket) -> None:
-        """Have a batch made of this sample alone: see ``Jobs.pad``."""
-        piece = Piece(ticket.position, [ticket.index], [ticket.occurrence], joins=True)
-        self._jobs.pad(order, place, Task(self.number, -1, "collate", epoch, self.seeds[epoch], (piece,)))
-        self.handle(m.CollateNeeded(perf_counter(), order))
 
     def _dispatch(self, chunk: m.Chunk) -> None:
         now, assembly = perf_counter(), self._assembly

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.device.lane import IN_FLIGHT
-from minato_gpu.options import Options, pads_batches
+from minato_gpu.options import Options
 from minato_gpu.scheduling.policy import Policy
 
 MICRO_BATCH = 16
@@ -103,7 +103,6 @@ class Settings:
             micro_batch=self.micro_batch,
             compose_ahead=len(options.devices),
             spares_device=options.device.type == "cuda",
-            spreads=pads_batches(loader, options),
             devices=len(options.devices),
             items=self.items > 0,
             streams=self.workers if self.streams else 0,

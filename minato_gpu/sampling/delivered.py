@@ -11,33 +11,23 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minato_gpu.samples import Ticket
 from minato_gpu.scheduling.messages import Span
 from minato_gpu.spans import without
 
 HISTORY = 256  # batches that can be taken back
-_Record = tuple[int, int, Sequence[Span], Ticket | None, int]
+_Record = tuple[int, int, Sequence[Span], int]
 _MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
 class DeliveredPositions:
     """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it.
 
-    ``survivor``: the last sample that did not fail, in a job where a batch that loses all of its own repeats it.
     ``failed``: how many samples had been left out by then, as ``max_failures`` counts them.
     """
 
-    def __init__(
-        self,
-        batches: int = 0,
-        low: int = 0,
-        above: Sequence[Span] = (),
-        survivor: Ticket | None = None,
-        failed: int = 0,
-    ) -> None:
+    def __init__(self, batches: int = 0, low: int = 0, above: Sequence[Span] = (), failed: int = 0) -> None:
         self.batches = batches
         self.low = low
-        self.survivor = survivor
         self.above = list(above)  # disjoint, not touching, rising, all above ``low``; never changed in place
         self.failed = failed
         # the record before each of the last batches, and whether the consumer got that
@@ -58,15 +48,12 @@ class DeliveredPositions:
         """All that has been delivered lies below this position."""
         return self.above[-1][1] if self.above else self.low
 
-    def add(
-        self, batch: Sequence[Span], survivor: Ticket | None = None, failed: int = 0, *, returned: bool = True
-    ) -> None:
-        """A batch of these positions was delivered; ``survivor``: the last of them that did not fail; ``failed``: how
-        many samples of the epoch have been left out now; ``returned``: or dealt with otherwise: left out, or raised."""
-        self._recent.append(((self.batches, self.low, self.above, self.survivor, self.failed), returned))
+    def add(self, batch: Sequence[Span], failed: int = 0, *, returned: bool = True) -> None:
+        """A batch of these positions was delivered; ``failed``: how many samples of the epoch have been left out now;
+        ``returned``: or dealt with otherwise: left out, or raised."""
+        self._recent.append(((self.batches, self.low, self.above, self.failed), returned))
         self.batches += 1
         self.failed = failed
-        self.survivor = survivor or self.survivor
         if not self.above and len(batch) == 1 and batch[0][0] == self.low:  # in order
             self.low = batch[0][1]
         else:

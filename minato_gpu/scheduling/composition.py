@@ -8,9 +8,6 @@ out of order only when ``eager``, because until then an older sample may still b
 Why free composition can always keep that promise: before batch n is composed, every sample of the places up
 to n - 1 - lateness has been delivered, so all that must be in batch n belong to place n - lateness, and a batch
 has room for one place. (Batch n has the size of place n, and epochs never mix.)
-
-With ``spreads``, free composition gives every batch a sample that did not fail, if one is ready or under way: it
-changes places with the youngest failed one of the batch. Samples that did not fail come no later for it.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from collections import defaultdict, deque
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
-from minato_gpu.scheduling.messages import Compose, TicketSpan, joined, singles, tickets
+from minato_gpu.scheduling.messages import Compose, TicketSpan
 from minato_gpu.scheduling.places import Place, Places
 
 
@@ -130,15 +127,13 @@ class ItemComposition(Composition):
 class FreeComposition(Composition):
     """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
 
-    def __init__(self, places: Places, lateness: int, spreads: bool = False) -> None:
+    def __init__(self, places: Places, lateness: int) -> None:
         super().__init__(places, lateness)
-        self._spreads = spreads
         self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
         # by epoch, what is ready and in no batch: sorted spans that never touch, and how many samples these hold
         self._ready: defaultdict[int, list[TicketSpan]] = defaultdict(list)
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._failed: set[TicketId] = set()
-        self._in_place_of: dict[TicketId, TicketId] = {}  # ready serials that have changed places, each with the other
 
     def admit(self, place: Place, batch: int) -> None:
         if batch:
@@ -165,28 +160,12 @@ class FreeComposition(Composition):
         overtakes = oldest is not None and oldest.first < self._ready[epoch][0][0] + size
         if overtakes and (not eager or self.held_back):
             return None
-        if self._spreads and self._failed and not self._has_survivor(epoch, size):
-            return None
         return self._take(epoch, size)
 
     @property
     def missing(self) -> int:  # type: ignore[override]
         """How many samples the next batch needs beside those that are ready."""
         return self._due[0][1] - self._counts[self._due[0][0]] if self._due else 0
-
-    def _has_survivor(self, epoch: int, size: int) -> bool:
-        """Whether not all of the next batch has failed, or cannot be helped; False: it is worth waiting."""
-        youngest = TicketId(-1)
-        for at, serial in enumerate(tickets(self._ready[epoch])):
-            if self._in_place_of.get(serial, serial) not in self._failed:
-                if at >= size:
-                    swapped = self._in_place_of
-                    one, other = swapped.get(youngest, youngest), swapped.get(serial, serial)
-                    swapped[youngest], swapped[serial] = other, one
-                return True
-            youngest = serial if at < size else youngest
-        oldest = self._places.oldest
-        return oldest is None or oldest.epoch != epoch
 
     def _take(self, epoch: int, need: int) -> Compose:
         self._counts[epoch] -= need
@@ -199,8 +178,6 @@ class FreeComposition(Composition):
             if upto < hi:
                 ready.insert(0, (upto, hi))
         self._due.popleft()
-        if swapped := self._in_place_of:
-            spans = joined(singles(sorted(swapped.pop(each, each) for each in tickets(spans))))
         if not self._counts[epoch]:
             del self._counts[epoch], self._ready[epoch]  # perhaps it was the epoch's last
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()

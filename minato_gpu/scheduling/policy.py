@@ -28,7 +28,6 @@ class Policy:
     overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
     too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
     the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
-    ``spreads``: a batch that is composed from what is ready has a sample that did not fail, if one is to be had.
     ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. In strict order that one
     prepares samples of places that go to number n; elsewhere, where a batch may be overtaken, any.
     ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at. ``items``: every sample
@@ -59,7 +58,6 @@ class Policy:
     compose_ahead: int = 1
     spares_device: bool = False
     rescue: bool = True
-    spreads: bool = False
     devices: int = 1
     device_ahead: int = 1
     items: bool = False

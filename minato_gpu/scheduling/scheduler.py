@@ -41,7 +41,7 @@ class Scheduler:
         elif policy.fixed:
             self._composition = FixedComposition(places, lateness)
         else:
-            self._composition = FreeComposition(places, lateness, policy.spreads)
+            self._composition = FreeComposition(places, lateness)
         self.window = WindowLength(policy.more_batches, policy.window_bytes)
         self._saves = False  # samples are unlike and in strict order: what is prepared beyond need is a reserve
         self._idled = False  # since the last delivery a lane was idle, and the window full
@@ -52,7 +52,6 @@ class Scheduler:
         self.fetching = self._work.fetching
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
-        self._empty: set[OutputBatch] = set()  # those of them of which every sample has failed
         self._undelivered = 0
         self._next_order = OutputBatch(0)  # the one to deliver next
         self._asked = False  # and has not been answered with whatever batch could be composed
@@ -103,9 +102,8 @@ class Scheduler:
 
     @property
     def _starves(self) -> bool:
-        """Whether no batch is ready for the consumer: one that is lost is none where another sample must pad it."""
-        lost_all = self.policy.spreads and len(self._empty) == len(self._sizes)
-        return lost_all or self._next_order not in self._sizes
+        """Whether no batch is ready for the consumer."""
+        return self._next_order not in self._sizes
 
     @property
     def end(self) -> OutputBatch | None:
@@ -366,7 +364,6 @@ class Scheduler:
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
-        self._empty.discard(event.order)
         self._undelivered -= size
         self._composed -= size
         self._ledger.deliver(event.in_flight)
@@ -456,8 +453,6 @@ class Scheduler:
                 return
             size = m.count(batch.spans)
             self._sizes[batch.order] = size
-            if len(batch.failed) == size:
-                self._empty.add(batch.order)
             self._composed += size
             self._intake.cold = False
             self._ledger.pool -= size

@@ -20,7 +20,7 @@ from minato_gpu.lanes.base import (
     reraise,
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.samples import OutputBatch, Ticket, TicketId, Value
+from minato_gpu.samples import OutputBatch, TicketId, Value
 from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, singles, tickets
 from minato_gpu.spans import without
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
@@ -130,7 +130,8 @@ class Assembly:
             if not batch.size:
                 batch.ready = True
                 return True
-        self._note_ends(batch)
+        if self._skips:
+            batch.good = self.window.ticket(TicketId(batch.spans[-1][1] - 1))
         failure = self._failure(batch.spans, failed)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(failed)
@@ -164,26 +165,7 @@ class Assembly:
         batch.spans = tuple(without(batch.spans, singles(holes)))
         batch.bad += bad
         batch.size -= len(bad)
-        self._note_ends(batch)
         self._drop(tuple(singles(holes)))
-
-    def _note_ends(self, batch: Batch) -> None:
-        """Where samples may be left out: remember which of this batch another could repeat."""
-        batch.ends = None
-        if self._skips and batch.spans:
-            both = batch.spans[0][0], TicketId(batch.spans[-1][1] - 1)
-            ends = [self.window.at(serial).ticket(serial) for serial in both]
-            if not isinstance(ends[0].index, NoSample):
-                batch.ends = (ends[0], ends[1])
-
-    def expect_another(self, order: OutputBatch, number: int) -> None:
-        """Batch ``order``, ``number`` in its epoch, has been taken: another is to be ``joined`` in its place."""
-        self._batches[order] = Batch((), order, number)
-
-    def first_survivor(self, order: OutputBatch) -> Ticket | None:
-        """The first sample of a batch that is ready, if it has any."""
-        batch = self._batches[order]
-        return None if batch.ends is None or batch.failure is not None else batch.ends[0]
 
     def spans(self, order: OutputBatch) -> tuple[TicketSpan, ...]:
         """The samples that a composed batch consists of."""
@@ -202,9 +184,6 @@ class Assembly:
         self.holdings.bytes -= batch.nbytes
         batch.nbytes, failed = 0, list[TicketId]()
         self.holdings.count(sum(item.nbytes for item in items if item is not None))
-        if not batch.spans:
-            self._padded(batch, items[0])
-            return
         for serial, item in zip(tickets(batch.spans), items, strict=True):
             self._put(serial, item)
             if isinstance(item, Failure):
@@ -212,14 +191,6 @@ class Assembly:
         done = self._settled(batch, failed)
         assert done, f"batch {order} was not joined"
         batch.nbytes = batch.nbytes if batch.failure is None else 0
-
-    def _padded(self, batch: Batch, item: Item) -> None:
-        """The batch is of a sample of another one."""
-        if isinstance(item, (Blob, Local)):
-            self._came(batch, item)
-        else:
-            assert isinstance(item, Failure)
-            batch.failure, batch.ready = item, True
 
     def _put(self, serial: TicketId, item: Item) -> None:
         """This is what came of the sample, in the place of what lay there."""
@@ -259,11 +230,6 @@ class Assembly:
         """Whether the batch can be taken."""
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
-
-    def composed(self, order: OutputBatch) -> bool:
-        """Whether it is known what the batch consists of: it can be taken, or is on its way to a device."""
-        batch = self._batches.get(order)
-        return batch is not None and (batch.ready or batch.load is not None)
 
     def make_room(self) -> None:
         """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""

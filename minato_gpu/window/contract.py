@@ -28,14 +28,12 @@ class Batches(Protocol):
     """The batches of an epoch, one after the other.
 
     ``log`` counts what is delivered and left out. Of the last batch: ``delivered``, its positions (of a stream, its
-    ticket; None: there was none), also where it raised; ``bad``, the samples that were left out of it; ``survivor``,
-    the last that was not, where some may be.
+    ticket; None: there was none), also where it raised; ``good``, its last sample, where some may be left out.
     """
 
     log: Telemetry
     delivered: Sequence[Span] | None = None
-    bad: Sequence[Failure] = ()
-    survivor: Ticket | None = None
+    good: Ticket | None = None
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """The next batch of epoch ``number``, or NOTHING.
@@ -44,11 +42,3 @@ class Batches(Protocol):
         batch alone, and after its keys were drawn. Raises EndOfEpoch at the end, whatever preparing the batch raised,
         and what a sampler raised when it was drawn from last.
         """
-
-    def pad(self, number: int, ticket: Ticket | None) -> Value:
-        """In place of the last batch, which was NOTHING: one of a single sample, prepared once more.
-
-        That of ``ticket``, which was delivered before; without one, the first that is left of the batches to come.
-        NOTHING where there is none. Raises what ``next`` does.
-        """
-        return NOTHING

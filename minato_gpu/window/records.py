@@ -84,6 +84,10 @@ class Window:
         """The place that holds the serial."""
         return self.records[bisect_right(self._firsts, serial) - 1]
 
+    def ticket(self, serial: TicketId) -> Ticket:
+        """What the sampler asked for under this serial."""
+        return self.at(serial).ticket(serial)
+
     def key(self, serial: TicketId) -> Key:
         """The data set's key of a ticket."""
         record = self.at(serial)
@@ -103,7 +107,7 @@ class Window:
 
     def described(self, spans: Iterable[TicketSpan]) -> Piece:
         """The tickets of a batch that a job joins."""
-        found = [self.at(serial).ticket(serial) for serial in tickets(spans)]
+        found = [self.ticket(serial) for serial in tickets(spans)]
         keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
         occurrences = [ticket.occurrence for ticket in found]
         return Piece(positions[0], keys, occurrences, joins=True, positions=positions)
@@ -132,8 +136,8 @@ class Batch:
     """A composed batch: what it is made of until it is ready, then the way to its value.
 
     ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``). ``dealt``:
-    its samples with those that were left out of ``spans``, ``bad``; ``ends``: where some may be, the first and the last
-    that were not. ``lent``: how the consumer gets at it. ``items``: the same for each of a run of samples that count as
+    its samples with those that were left out of ``spans``, ``bad``; ``good``: where some may be, the last that was not.
+    ``lent``: how the consumer gets at it. ``items``: the same for each of a run of samples that count as
     ``orders`` batches; the first is ``dealt``. ``load``: on its way to a device.
     """
 
@@ -141,7 +145,7 @@ class Batch:
     order: OutputBatch
     number: int
     bad: list[Failure] = field(default_factory=list)
-    ends: tuple[Ticket, Ticket] | None = None
+    good: Ticket | None = None
     nbytes: int = 0
     failed: int = 0
     ready: bool = False

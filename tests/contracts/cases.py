@@ -210,7 +210,7 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.streams and c.kind == "thread" and c.workers > 1,
     ),
     (
-        "Its samples draw from Python's and NumPy's generators, which no state has: without workers its resume is refused.",
+        "It draws from Python's and NumPy's generators, which no state has: without workers its resume is refused.",
         lambda c: c.data == "stream" and c.workers == 0 and c.interruption in ("saved", "saved twice", "ahead"),
     ),
     (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import minato_gpu.delivery
 import minato_gpu.device.accelerator
 import minato_gpu.engine.building
+from minato_gpu.device.collated import mapped
 from tests.device.several import Careless, Machine
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 
@@ -21,6 +23,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
             devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda device: devices[device.index])
+        put = lambda batch, device: mapped(batch, devices[device.index].put)  # noqa: E731
+        monkeypatch.setattr(minato_gpu.delivery, "to_device", put)
         return devices
 
     return make

@@ -139,11 +139,11 @@ FAULTS = (
         "7806559",
     ),
     Fault(
-        "without workers the batches that were drawn to find a sample to repeat are lost",
-        "inline.py",
-        "self._ahead.popleft() if self._ahead else self._epoch.draw()",
-        "self._epoch.draw()",
-        ("contracts/test_survivors.py",),
+        "a sample that pads a batch has the draws of its key's first occurrence",
+        "padding.py",
+        "sample_seed(epoch_seed, 0, ticket.index, ticket.occurrence)",
+        "sample_seed(epoch_seed, 0, ticket.index, 0)",
+        ("contracts/test_padding.py",),
     ),
     Fault(
         "an error that was kept is raised for every batch",
@@ -151,5 +151,12 @@ FAULTS = (
         "error, self.kept = self.kept, None",
         "error = self.kept",
         ("engine/test_faults.py",),
+    ),
+    Fault(
+        "a fragment that cannot be built leaves all samples to the CPU",
+        "device/work.py",
+        "            raise BrokenDown(error) from error\n        with",
+        "            raise\n        with",
+        ("lanes/test_opening.py",),
     ),
 )

@@ -81,13 +81,6 @@ FAULTS = (
         ("contracts/test_bad_samples.py",),
     ),
     Fault(
-        "the last sample that did not fail is not restored",
-        "checkpoint/state.py",
-        'if progress.get("survivor") is not None:',
-        "if False:",
-        ("contracts/test_survivors.py",),
-    ),
-    Fault(
         "generators of the loader are not put back",
         "sampling/samplers.py",
         "                generator.set_state(states[role])\n",
@@ -114,7 +107,7 @@ FAULTS = (
         "checkpoint/ranks.py",
         '"failed": failed + (mine["rank"] < rest)}',
         '"failed": failed * mine["replicas"] + rest}',
-        ("contracts/test_survivors.py", "contracts/test_resume_ranks.py"),
+        ("contracts/test_padding.py", "contracts/test_resume_ranks.py"),
     ),
     Fault(
         "ranks that seeded differently go on as another number of ranks",

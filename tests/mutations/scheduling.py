@@ -81,13 +81,6 @@ FAULTS = (
         ("scheduling/test_composition.py", "scheduling/test_scheduler.py"),
     ),
     Fault(
-        "a failed sample that changed places is told of as the other",
-        "scheduling/composition.py",
-        "joined(singles(sorted(swapped.pop(each, each) for each in tickets(spans))))",
-        "joined(singles(sorted(tickets(spans))))",
-        ("scheduling/test_scheduler.py", "contracts/test_survivors.py"),
-    ),
-    Fault(
         "samples that run take no memory",
         "scheduling/ledger.py",
         "expected = self.running * self.sample_bytes + self.handing * self.handed_bytes",

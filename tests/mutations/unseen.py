@@ -13,11 +13,11 @@ FAULTS = (
         ("contracts/test_bad_samples.py",),
     ),
     Fault(
-        "batches that were drawn to find a sample to repeat are lost",
-        "inline.py",
-        "        drawn = self._ahead.popleft() if self._ahead else self._epoch.draw()\n        if drawn is None:\n",
-        "        drawn = self._epoch.draw()\n        if drawn is None:\n",
-        ("contracts/test_survivors.py",),
+        "the batches that were taken to find a good sample are lost",
+        "delivery.py",
+        "self._held.popleft() if self._held else self._take()",
+        "self._take()",
+        ("contracts/test_padding.py",),
     ),
     Fault(
         "a batch that was delivered in part has only room for the rest after a resume",
@@ -69,10 +69,10 @@ FAULTS = (
         ("device/test_lane.py",),
     ),
     Fault(
-        "parts of a file that was replaced come from the old one",
-        "sources/local.py",
-        "            if file is not None and before == version:\n",
-        "            if file is not None:\n",
-        ("sources/test_local.py",),
+        "a source that ends too early comes in part",
+        "sources/files.py",
+        "            if count < nbytes:\n",
+        "            if count < 0:\n",
+        ("sources/test_files.py",),
     ),
 )

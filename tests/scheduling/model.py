@@ -218,9 +218,7 @@ class Shell:
         assert len({self.epoch_of[self.place_of[serial]] for serial in serials}) == 1
         for serial in serials:
             late = batch.order - self.place_of[serial]
-            assert late <= self.policy.max_lateness or (self.policy.spreads and serial in self.failed)
-        if self.policy.spreads and set(serials) == set(batch.failed):
-            self._check_nothing_better(self.epoch_of[self.place_of[serials[0]]])
+            assert late <= self.policy.max_lateness
         if self.policy.fixed:
             assert len({self.place_of[serial] for serial in serials}) == 1
             assert len(serials) == self.sizes[self.place_of[serials[0]]]
@@ -229,13 +227,6 @@ class Shell:
         if self.policy.max_lateness == 0:
             assert {self.place_of[serial] for serial in serials} == {batch.order}
         self.composed[batch.order] = batch
-
-    def _check_nothing_better(self, epoch: int) -> None:
-        """A batch of failed samples alone: every sample of the epoch has failed or is in another batch."""
-        batches = (*self.delivered, *self.composed.values())
-        gone = {serial for batch in batches for serial in _serials(batch.spans)} | self.failed
-        mine = (serial for serial, place in enumerate(self.place_of) if self.epoch_of[place] == epoch)
-        assert gone.issuperset(mine)
 
     def _forget(self, number: int) -> None:
         del self.held[number], self.done[number]

@@ -34,7 +34,6 @@ MODES: dict[str, dict[str, Any]] = {
     "fixed out of order": {"fixed": True, "max_lateness": 2},
     "joined": {"fixed": True, "max_lateness": 0, "joins": True},
     "free": {"fixed": False, "max_lateness": 3},
-    "free and spread": {"fixed": False, "max_lateness": 2, "spreads": True},
     "free under a budget": {"fixed": False, "max_lateness": 8, "budget_bytes": 12 * SAMPLE_BYTES},
     "two devices in order": {"fixed": True, "max_lateness": 0, "devices": 2},
     "two devices in order under a budget": {"fixed": True, "devices": 2, "budget_bytes": 3 * SAMPLE_BYTES},

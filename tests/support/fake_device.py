@@ -82,6 +82,12 @@ class FakeDevice(FakeStreams, Accelerator):
         memory = self._raw(tensor)
         self.kernel(lambda: check(memory))
 
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the consumer's ``tensor.to(device)`` returns."""
+        made = self.empty(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        self.read(made, lambda memory: memory.copy_(tensor))  # type: ignore[arg-type]
+        return made
+
     # --- Accelerator ---------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
