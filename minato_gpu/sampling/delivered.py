@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minato_gpu.scheduling.messages import Span
-from minato_gpu.spans import without
+from minato_gpu.spans import Span, without
 
 HISTORY = 256  # batches that can be taken back
 _Record = tuple[int, int, Sequence[Span], int]

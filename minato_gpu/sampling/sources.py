@@ -19,7 +19,7 @@ from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
 from minato_gpu.sampling.orders import REPLAY, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.spans import Span
 
 
 class Drawn(NamedTuple):

@@ -17,7 +17,7 @@ from math import ceil
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
-from minato_gpu.scheduling.flights import Flight, cut
+from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.intake import LAID_DOWN_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -26,6 +26,7 @@ from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.spans import TicketSpan, count, cut, joined
 
 LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
 PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
@@ -240,7 +241,7 @@ class Dispatcher:
         if not parts:
             return False
         one = parts[0].lo, parts[0].hi
-        spans = (one,) if len(parts) == 1 else tuple(m.joined([(part.lo, part.hi) for part in parts]))
+        spans = (one,) if len(parts) == 1 else tuple(joined([(part.lo, part.hi) for part in parts]))
         flight = self._dispatch(lane, "run", spans, parts, seconds, stop=_split(plan))
         if plan is not None:
             self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
@@ -398,7 +399,7 @@ class Dispatcher:
         self,
         lane: LaneState,
         kind: str,
-        spans: tuple[m.TicketSpan, ...],
+        spans: tuple[TicketSpan, ...],
         parts: Sequence[Entry],
         seconds: float,
         order: OutputBatch = m.NO_BATCH,
@@ -407,12 +408,11 @@ class Dispatcher:
     ) -> Flight:
         credit = 0
         if self._ledger.budget is not None and kind == "run" and not lane.is_device:
-            credit = self._ledger.credit(m.count(spans), handing=stop >= 0)
+            credit = self._ledger.credit(count(spans), handing=stop >= 0)
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit, worker)
         self._next_chunk += 1
-        flight = self.flights[chunk.number] = Flight(chunk, parts)
-        if lane.learns and lane.idle:
-            flight.sent = self.now
+        flight = self.flights[chunk.number] = Flight(chunk, parts, self.now)
+        flight.times = bool(lane.learns and lane.idle)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         self._ledger.promised += credit
         if kind in ("run", "next"):

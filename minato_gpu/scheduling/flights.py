@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import messages as m
@@ -14,10 +15,11 @@ class Flight:
     """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
 
     __slots__ = (
-        *("alone", "chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "told", "took"),
+        *("alone", "chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "task", "told"),
+        *("times", "took"),
     )
 
-    def __init__(self, chunk: m.Chunk, parts: Sequence[Entry]) -> None:
+    def __init__(self, chunk: m.Chunk, parts: Sequence[Entry], sent: float = 0.0) -> None:
         self.chunk = chunk
         self.size = chunk.size
         self.parts = parts
@@ -28,7 +30,9 @@ class Flight:
         self.told = 0  # bytes of what is reported
         self.look_at: float | None = None
         self.promised = 0.0  # seconds of the device that are to follow
-        self.sent: float | None = None  # when it was sent to a lane that learns, which had a free slot
+        self.sent = sent  # when it went to its lane
+        self.task: Any = None  # what it went as; the scheduler does not look at it
+        self.times = False  # the lane learns, and had a free slot then
         self.took = 0.0  # seconds of its samples that are reported, in such a lane
 
     @property
@@ -66,15 +70,3 @@ class Flight:
         parts = [part for part, _ in map(self.at, offsets) if part.read]
         handed = sum(part.at > 0 for part in parts)
         return len(parts) - handed, handed
-
-
-def cut(spans: tuple[m.TicketSpan, ...], start: int, stop: int) -> tuple[m.TicketSpan, ...]:
-    """The spans of samples number ``start`` to ``stop`` of a chunk."""
-    out: list[m.TicketSpan] = []
-    offset = 0
-    for lo, hi in spans:
-        a, b = max(start - offset, 0), min(stop - offset, hi - lo)
-        if a < b:
-            out.append((TicketId(lo + a), TicketId(lo + b)))
-        offset += hi - lo
-    return tuple(out)

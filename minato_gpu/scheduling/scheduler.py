@@ -15,7 +15,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import Composition, FixedComposition, FreeComposition, ItemComposition
 from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
 from minato_gpu.scheduling.fetching import Part
-from minato_gpu.scheduling.flights import Flight, cut
+from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -23,6 +23,7 @@ from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.streams import Streams
 from minato_gpu.scheduling.window_length import WindowLength
+from minato_gpu.spans import count, cut, number_at
 
 
 class Scheduler:
@@ -50,6 +51,7 @@ class Scheduler:
         self._work.missing = lambda: self._composition.missing
         self._intake = self._work.intake
         self.fetching = self._work.fetching
+        self.flights: Mapping[int, Flight] = self._work.flights  # chunks under way, by number
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
@@ -267,7 +269,7 @@ class Scheduler:
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
         """How fast a lane is that is not of this host."""
         flight.took += event.seconds
-        if event.final and flight.sent is not None:
+        if event.final and flight.times:
             lane.lease_took(event.time - flight.sent - flight.took)
         if (each := self._intake.cpu_mean()) > 0:
             lane.compared(flight.predicted(flight.done, event.done, each), event.seconds)
@@ -436,7 +438,7 @@ class Scheduler:
     def _mark(self, flight: Flight, done: int, failed: tuple[int, ...]) -> None:
         """The samples of the chunk up to ``done`` are ready."""
         spans = flight.chunk.spans
-        serials = tuple(cut(spans, offset, offset + 1)[0][0] for offset in failed)
+        serials = tuple(number_at(spans, offset) for offset in failed)
         if flight.done or done < flight.size:
             spans = cut(spans, flight.done, done)
         flight.done, epoch = done, flight.parts[0].place.epoch  # a chunk has one epoch
@@ -451,7 +453,7 @@ class Scheduler:
             batch = self._composition.compose(eager)
             if batch is None:
                 return
-            size = m.count(batch.spans)
+            size = count(batch.spans)
             self._sizes[batch.order] = size
             self._composed += size
             self._intake.cold = False

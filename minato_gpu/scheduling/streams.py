@@ -13,9 +13,10 @@ from collections import deque
 
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling.composition import Composition
-from minato_gpu.scheduling.messages import Awaited, Compose, TicketSpan, joined, serials, singles
+from minato_gpu.scheduling.messages import Awaited, Compose
 from minato_gpu.scheduling.places import Places
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.spans import TicketSpan, joined, serials, singles
 
 
 class Streams(Composition):

@@ -132,7 +132,7 @@ FAULTS = (
     Fault(
         "a lease with a budget has no byte credit",
         "scheduling/dispatch.py",
-        "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
+        "credit = self._ledger.credit(count(spans), handing=stop >= 0)",
         "credit = 0",
         ("scheduling/test_pacing.py", "contracts/test_memory.py"),
         "8257426",
