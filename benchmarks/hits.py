@@ -35,9 +35,9 @@ from minato_gpu.sources.blocks import HEAD, Blocks
 from minato_gpu.sources.disk.records import Entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
+from minato_gpu.sources.files import Ended, FileReads
 from minato_gpu.sources.following import Following
-from minato_gpu.sources.local import Ended, LocalReads
-from minato_gpu.sources.placing import Where
+from minato_gpu.sources.page_cache import Where
 from minato_gpu.sources.reading import AT_HAND
 
 _COLUMNS = ("tier", "cache", "bytes", "hit_us", "hit_spread_us", "bare_us", "bare_spread_us", "turn_us", "ratio")
@@ -121,7 +121,7 @@ class _DiskHits:
             done(number, block, nbytes, error, seconds)
 
         pool = DiskPool(self.tier, self.blocks, _Nothing(done), Following(0))  # type: ignore[arg-type]
-        bare = LocalReads(self.blocks, ended, self._barely)
+        bare = FileReads(self.blocks, ended, self._barely)
         rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
         bare.close()
         pool.finish()
@@ -135,7 +135,7 @@ class _DiskHits:
         return self.mine, os.preadv(self.files.fd(entry.segment), [self.into], entry.offset)
 
     async def _row(
-        self, pool: DiskPool, bare: LocalReads, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int
+        self, pool: DiskPool, bare: FileReads, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int
     ) -> Row:
         hits, turns, barely = list[float](), list[float](), list[float]()
         for at in range(len(self.entries)):  # which brings them into the page cache

@@ -49,9 +49,9 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
-from minato_gpu.sources.declared import SourceOf, source_of
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
+from minato_gpu.sources.source import SourceOf, source_of
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading

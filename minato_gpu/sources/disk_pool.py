@@ -19,10 +19,10 @@ from typing import Any
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.files import Ended, FileReads
 from minato_gpu.sources.following import Following
-from minato_gpu.sources.local import Ended, LocalReads
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.placing import Where
+from minato_gpu.sources.page_cache import Where
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.source import Key, Source
 
@@ -48,7 +48,7 @@ class DiskPool:
         self._tier, self._blocks, self.following = tier, blocks, following
         self._loop: AbstractEventLoop = get_running_loop()
         self._pool, self._done, pool.done = pool, pool.done, self._was_read
-        self._reads = LocalReads(blocks, self._looked, self._read)
+        self._reads = FileReads(blocks, self._looked, self._read)
         self._writer = ThreadPoolExecutor(1, "minato-write")
         self._looking: dict[int, Source] = {}
         self._cancelled: set[int] = set()  # of those

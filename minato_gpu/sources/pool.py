@@ -1,7 +1,7 @@
 """The reader pool: reads what it is told in that order, as many at once as pay, and does not wait for the slowest.
 
-How many are under way is concurrency.py's decision; files of this machine are read by local.py, URLs by attempts.py.
-All of this runs in the event loop of the reader process.
+Files of this machine are read by threads (files.py), URLs by fsspec (remote.py). All of this runs in the event loop of
+the reader process.
 """
 
 from __future__ import annotations
@@ -14,16 +14,22 @@ from functools import partial
 from statistics import quantiles
 from typing import Any, Protocol
 
-from minato_gpu.sources.attempts import Answer, Attempts
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.concurrency import Concurrency
-from minato_gpu.sources.local import Ended, LocalReads
-from minato_gpu.sources.placing import Placing
-from minato_gpu.sources.rate import StorageRate
-from minato_gpu.sources.remote import RemoteReads
+from minato_gpu.sources.files import Ended, FileReads
+from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.remote import Answer, RemoteReads, UrlReads
 from minato_gpu.sources.source import Source
 
 _LATENCIES = 1024
+_PAYS = 1.1
+_STEP = 2
+_HOLD_S, _LONGEST_HOLD_S = 1.0, 8.0
+_SHORTEST_S = 0.05
+_LATER = 2.0  # a latency that grows by this factor by itself: nothing that was learned is worth anything
+_AT_LEISURE = 8  # as many keep a buffer of 256 at half through the slowest in a hundred, at 667/s and 100 ms
+_OTHERWISE = 1.5  # where the storage only queues, latency grows as the limit does, and not by this much more
+_SHORTEST_STRETCH_S, _LEAST_READS = 0.1, 8  # of a stretch
+_STRETCHES = 32
 
 
 class Pool(Protocol):
@@ -37,7 +43,7 @@ class Pool(Protocol):
 
 
 class Files(Protocol):
-    """What reads files of this machine: see LocalReads."""
+    """What reads files of this machine: see FileReads."""
 
     def submit(self, number: int, source: Source) -> None:
         """Read this next."""
@@ -51,7 +57,7 @@ class ReaderPool:
     it took in seconds.
 
     Local files and URLs have limits of their own. ``behind``: whether little of what is wanted is there; else there is
-    no reason to read many at once. ``placing``: of files, see LocalReads, in whose place ``files`` may make another.
+    no reason to read many at once. ``placement``: of files, see FileReads, in whose place ``files`` may make another.
     ``rate``: what the storage gives.
     """
 
@@ -61,14 +67,15 @@ class ReaderPool:
         done: Callable[..., None],
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
-        placing: Placing | None = None,
+        placement: Placement | None = None,
         files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
-        self._local: Files = (files or partial(LocalReads, blocks, placing=placing))(self._local_ended)
-        self._attempts = Attempts(remote or RemoteReads(), self._lanes[1].concurrency, self._remote_ended)
+        self._file_reads: Files = (files or partial(FileReads, blocks, placement=placement))(self._local_ended)
+        concurrency = self._lanes[1].concurrency
+        self._urls = UrlReads(remote or RemoteReads(), lambda: concurrency.at_its_limit, self._remote_ended)
         self._cancelled: set[int] = set()
         self._behind, self.rate = behind, StorageRate()
 
@@ -88,9 +95,9 @@ class ReaderPool:
                 self._cancelled.discard(number)
                 self._loop.call_soon(self._ended, lane, number, -1, 0, asyncio.CancelledError(), 0.0)
             elif lane is self._lanes[0]:
-                self._local.submit(number, source)
+                self._file_reads.submit(number, source)
             else:
-                self._attempts.submit(number, source)
+                self._urls.submit(number, source)
 
     def _ended(
         self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float
@@ -128,16 +135,16 @@ class ReaderPool:
     def stats(self) -> dict[str, Any]:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
-        return {**self._attempts.counts, **kinds}
+        return {**self._urls.counts, **kinds}
 
     def count_anew(self) -> None:
         """Count from zero."""
-        self._attempts.counts = dict.fromkeys(self._attempts.counts, 0)
+        self._urls.counts = dict.fromkeys(self._urls.counts, 0)
 
     async def close(self) -> None:
         """End what is under way."""
-        self._local.close()
-        await self._attempts.close()
+        self._file_reads.close()
+        await self._urls.close()
 
 
 class _Lane:
@@ -170,3 +177,106 @@ class _Lane:
             "latency_p90_s": percent[89],
             "latency_p99_s": percent[98],
         }
+
+
+class Concurrency:
+    """How many reads are under way at once: decisions only, told the time. ``limit``: reads that may be under way.
+
+    Little's law says how many must be for a rate and a latency: rate x latency. Neither is known before, and both
+    change, so the limit is doubled while that pays: where too little is there, and reads wait although as many are
+    under way as may be. A step that has not brought 10 % more is taken back, because then the storage is at its own
+    limit and only queues. It is tried again later.
+
+    Where much of what is wanted is there already, few reads are under way, in order of need. Several readers, such as
+    the ranks of a training, may share a storage, and all that one sends for later is answered before what another one
+    needs next: four ranks that each missed a fifth of an epoch took 1.6 times as long when each sent all of it at once.
+    """
+
+    def __init__(self, start: int = 16, most: int = 1024) -> None:
+        self.limit = start
+        self.latency_s = 0.0  # mean of the last interval
+        self._most = most
+        self._since: float | None = None
+        self._count = 0
+        self._seconds = 0.0
+        self._full = True  # all through the interval too little was there, and reads have waited
+        self._before: tuple[int, float, float] | None = None  # limit, rate and latency before the last step
+        self._hold_until = 0.0
+        self._hold_s = _HOLD_S
+
+    @property
+    def at_its_limit(self) -> bool:
+        """Whether more reads at once have brought nothing: the storage gives no more."""
+        return self._hold_until > 0.0
+
+    def allowed(self, *, behind: bool) -> int:
+        """How many reads may be under way now; ``behind``: whether little of what is wanted is there."""
+        return self.limit if behind else min(self.limit, _AT_LEISURE)
+
+    def finished(self, now: float, latency_s: float, *, full: bool) -> None:
+        """A read has ended; ``full``: more at once would help."""
+        if self._since is None:
+            self._since = now - latency_s
+        self._count += 1
+        self._seconds += latency_s
+        self._full = self._full and full
+        elapsed = now - self._since
+        if elapsed >= _SHORTEST_S and self._count >= min(self.limit, 64) and elapsed >= self._seconds / self._count:
+            self._evaluate(now, self._count / elapsed, self._seconds / self._count)
+            self._since, self._count, self._seconds, self._full = now, 0, 0.0, True
+
+    def _evaluate(self, now: float, rate: float, latency_s: float) -> None:
+        slower, first = latency_s > _LATER * self.latency_s > 0.0, self.latency_s == 0.0
+        self.latency_s = latency_s
+        if first:  # in which connections were made, and nothing came for as long as the first answer took
+            return
+        if not self._full:
+            self._before, self._hold_until = None, 0.0  # it gives what is wanted
+            return
+        if self._before is not None:
+            limit, rate_before, latency_before = self._before
+            self._before = None
+            queues = latency_s < _OTHERWISE * latency_before * self.limit / limit  # else the storage has become slower
+            if rate < _PAYS * rate_before and queues:
+                self.limit, self._hold_until = limit, now + self._hold_s
+                self._hold_s = min(2 * self._hold_s, _LONGEST_HOLD_S)
+                return
+            self._hold_until, self._hold_s = 0.0, _HOLD_S
+        if slower:
+            self._hold_until, self._hold_s = 0.0, _HOLD_S
+        if now >= self._hold_until and self.limit < self._most:
+            self._before = self.limit, rate, latency_s
+            self.limit = min(self._most, _STEP * self.limit)
+
+
+class StorageRate:
+    """What the storage gives: bytes a second, measured while the reader asks for all that it can give.
+
+    Where nothing is waited for, requests come seldom, and what they bring tells of the loader, not of the storage. So
+    only stretches count in which too little was there, and of these the upper quartile: the first ones may be slow,
+    while the number of reads at once grows.
+    """
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=_STRETCHES)
+        self._since: float | None = None
+        self._reads = self._nbytes = 0
+
+    def finished(self, now: float, nbytes: int, *, behind: bool) -> None:
+        """A read of so many bytes has ended; ``behind``: too little is there."""
+        if not behind:
+            self._since = None
+            return
+        if self._since is None:
+            self._since, self._reads, self._nbytes = now, 0, 0
+            return
+        self._reads += 1
+        self._nbytes += nbytes
+        if now - self._since >= _SHORTEST_STRETCH_S and self._reads >= _LEAST_READS:
+            self._rates.append(self._nbytes / (now - self._since))
+            self._since, self._reads, self._nbytes = now, 0, 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0.0 where there has been no such stretch: the storage never was what one waited for."""
+        return sorted(self._rates)[3 * len(self._rates) // 4] if self._rates else 0.0

@@ -2,7 +2,7 @@
 
 It is told by a socket what is wanted and what is released, and answers there where bytes lie (``service.py``). It ends
 when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is told by
-one message, and wakes the loader once (telling.py).
+one message, and wakes the loader once (``Notifier``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
-from minato_gpu.sources.placing import Placing
+from minato_gpu.sources.page_cache import Placement
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.service import Service, Told
-from minato_gpu.sources.telling import Telling
+from minato_gpu.sources.service import Ready, Service
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk_pool import DiskPool
 
 _STATS_S = 0.5
+PLENTY = 128  # samples: the loader knows so many that nobody waits for more
+SOON_S, LATER_S = 3e-3, 100e-3
+_SHARE = 4  # what is not told is a part of what is known, so that a fast loader does not come to the end of that
 
 
 @dataclass(frozen=True)
@@ -100,17 +102,17 @@ class _Link:
     ) -> None:
         self._messages, self._fields, self._ended, self._arena = MessageSocket(end), of_fields, ended, arena
         self._loop = asyncio.get_running_loop()
-        self._telling = Telling()
+        self._notifier = Notifier()
         self._run = 0
-        self._timer: asyncio.TimerHandle | None = None  # to send what is to be told
+        self._timer: asyncio.TimerHandle | None = None  # to send what is ready
         self._stats_at = 0.0
         memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
         self._blocks, self._settings, self._parent = Blocks(arena), settings, parent
-        self._service = service = Service(self._blocks, settings.ahead_bytes, self._tell, memory)
+        self._service = service = Service(self._blocks, settings.ahead_bytes, self._add, memory)
         self._disk: DiskPool | None = None  # open while there are workers
         self._disk_counts: dict[str, Any] | None = None
-        placing = Placing(memory, service.expected, copies=settings.disk_bytes > 0)
-        self._pool = service.pool = ReaderPool(self._blocks, service.done, behind=service.behind, placing=placing)
+        placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
+        self._pool = service.pool = ReaderPool(self._blocks, service.done, behind=service.behind, placement=placement)
         if of_fields is not None and memory is not None:
             rate = self._pool.rate
             service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
@@ -146,11 +148,11 @@ class _Link:
         for kind, run, what in found:
             if run != self._run:
                 self._service.drop()
-                self._run, self._telling = run, Telling()
+                self._run, self._notifier = run, Notifier()
             if kind == "say":
                 released, wanted = what
                 self._service.release(released)
-                self._send_in(self._telling.look(self._service.there))
+                self._send_in(self._notifier.look(self._service.there))
                 for place, tickets in wanted:
                     self._service.want(place, tickets)
             elif kind == "begin":
@@ -209,8 +211,8 @@ class _Link:
         disk.close()
         self._disk, service.disk, service.pool, self._pool.done = None, None, self._pool, service.done
 
-    def _tell(self, told: Told) -> None:
-        self._send_in(self._telling.add(told, self._service.there))
+    def _add(self, ready: Ready) -> None:
+        self._send_in(self._notifier.add(ready, self._service.there))
 
     def _send_in(self, delay: float | None) -> None:
         if delay is not None:
@@ -220,9 +222,9 @@ class _Link:
 
     def _send(self) -> None:
         self._timer = None
-        told = self._telling.take()
-        if told:
-            self._messages.put((self._run, told, self._counts(fully=self._loop.time() >= self._stats_at)))
+        ready = self._notifier.take()
+        if ready:
+            self._messages.put((self._run, ready, self._counts(fully=self._loop.time() >= self._stats_at)))
             self._flush()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
@@ -246,3 +248,39 @@ class _Link:
             self._loop.remove_writer(self._messages.end.fileno())
         else:  # the loader is busy
             self._loop.add_writer(self._messages.end.fileno(), self._flush)
+
+
+class Notifier:
+    """What has come and is not told yet. Decisions only, told what is there.
+
+    A wake-up of the loader costs more than a hundred samples told by it. So samples are told together: quickly where
+    somebody may be waiting, which is where the loader has few left that it knows of, or where one comes late, after
+    those that will be needed after it.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[Ready] = []
+        self._furthest = -1
+        self._soon = False
+
+    def add(self, ready: Ready, there: int) -> float | None:
+        """A ticket is there, one of ``there``; returns in how many seconds to tell, None where that is known."""
+        ticket = ready[0]
+        self._ready.append(ready)
+        late = ticket < self._furthest - PLENTY
+        self._furthest = max(self._furthest, ticket)
+        return self.look(there, late=late) or (LATER_S if len(self._ready) == 1 else None)
+
+    def look(self, there: int, *, late: bool = False) -> float | None:
+        """So many are there by now, as some were released: the same."""
+        count = len(self._ready)
+        known = there - count
+        if not count or self._soon or not (late or known < PLENTY or _SHARE * count > known):
+            return None
+        self._soon = True
+        return SOON_S
+
+    def take(self) -> list[Ready]:
+        """All of it, to be told now."""
+        ready, self._ready, self._soon = self._ready, [], False
+        return ready

@@ -24,7 +24,7 @@ from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reading import Place
-from minato_gpu.sources.service import Told, Wanted
+from minato_gpu.sources.service import Ready, Wanted
 
 _ROOM = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
@@ -149,12 +149,12 @@ class Reader:
 
     # --- what it tells ---------------------------------------------------------------------------------------
 
-    def receive(self) -> list[Told] | None:
+    def receive(self) -> list[Ready] | None:
         """What has been told of this run since the last call; None once the process has ended."""
         found = self._heard()
         return None if found is None else [each for some in found for each in some]
 
-    def _heard(self) -> list[list[Told]] | None:
+    def _heard(self) -> list[list[Ready]] | None:
         """The messages of this run."""
         try:
             messages = self._messages.receive()

@@ -14,16 +14,15 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
 from minato_gpu.sources.fields import FieldPolicy, Received
-from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
+from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, ReadCosts
 from minato_gpu.sources.pool import Pool
-from minato_gpu.sources.read_costs import ReadCosts
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
-from minato_gpu.sources.wanted import SourceBytes, WantedTicket
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk_pool import DiskPool
@@ -31,16 +30,54 @@ if TYPE_CHECKING:
 Wanted = tuple[int, int, tuple[Key, ...]]
 """A ticket, its sample (the data set's index; -1 where that is no whole number) and its sources."""
 
-Told = tuple[int, tuple[Place, ...]]
+Ready = tuple[int, tuple[Place, ...]]
 """A ticket whose bytes are there: where. What could not be read is missing: the worker reads it, and raises."""
 
 
+@dataclass(slots=True, eq=False)
+class SourceBytes:
+    """The bytes of one source while somebody wants them: to be read, being read, or there."""
+
+    key: Key
+    number: int
+    place: int
+    sample: int = -1  # of the first ticket that wants them,
+    epoch: int = 0  # in this epoch
+    item: int = NO_ITEM
+    at: int = 0  # position of the access that they were read for
+    users: int = 0  # tickets that want them
+    block: int = NOWHERE
+    nbytes: int = 0
+    stamp: int = 0
+    started: bool = False
+    done: bool = False
+    kept: bool = False  # by the tier in memory, whose the block is
+    waiting: list[PendingTicket] = field(default_factory=list)
+
+    def take(self, copy: Copy) -> bool:
+        """They are those of a copy in memory."""
+        self.block, self.nbytes, self.stamp = copy.block, copy.nbytes, copy.stamp
+        self.done = self.kept = True
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class PendingTicket:
+    """A ticket, and the bytes of its sources in their order."""
+
+    number: int
+    place: int
+    asked: int = -1  # the sample whose fields its worker is to send, if it is
+    bytes: list[SourceBytes] = field(default_factory=list)
+    missing: int = 0  # so many of them
+
+
 class Service:
-    """``tell`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
+    """``ready`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
     what ``memory`` keeps."""
 
     def __init__(
-        self, blocks: Blocks, limit: int, tell: Callable[[Told], None], memory: MemoryTier | None = None
+        self, blocks: Blocks, limit: int, ready: Callable[[Ready], None], memory: MemoryTier | None = None
     ) -> None:
         self.pool: Pool
         self.disk: DiskPool | None = None
@@ -52,11 +89,11 @@ class Service:
         self.shared = 0  # sources that were under way or there for another ticket
         self._blocks = blocks
         self._limit = limit
-        self._tell = tell
+        self._ready = ready
         self._memory = memory
         self._costs = ReadCosts()
         self._numbers = 0
-        self._tickets: dict[int, WantedTicket] = {}
+        self._tickets: dict[int, PendingTicket] = {}
         self._bytes: dict[Key, SourceBytes] = {}
         self._queue: deque[SourceBytes] = deque()  # not started
         self._started: dict[int, SourceBytes] = {}  # by number, not done
@@ -78,7 +115,7 @@ class Service:
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
         """Tickets of a place, or some of them, in the order of need; all come after those of earlier places."""
         for number, sample, keys in tickets:
-            ticket = self._tickets[number] = WantedTicket(number, place)
+            ticket = self._tickets[number] = PendingTicket(number, place)
             found, items, asked = self._planned(sample, keys)
             if asked:
                 ticket.asked = sample
@@ -87,7 +124,7 @@ class Service:
             for key, item in zip(found, items, strict=True):
                 self._want(ticket, sample, key, item)
             if not ticket.missing:
-                self._told(ticket)
+                self._complete(ticket)
         self._start()
 
     def _planned(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
@@ -96,7 +133,7 @@ class Service:
             return self.fields.plan(sample, keys)
         return keys, (NO_ITEM,) * len(keys) if self._memory is None else self._memory.items(sample, len(keys)), False
 
-    def _want(self, ticket: WantedTicket, sample: int, key: Key, item: int) -> None:
+    def _want(self, ticket: PendingTicket, sample: int, key: Key, item: int) -> None:
         found = self._bytes.get(key)
         if found is not None and found.kept:
             self.shared += 1
@@ -197,7 +234,7 @@ class Service:
             live = self._bytes[each.key] = each
         else:
             self._share(each, live)
-        self._tell_of(live, each)
+        self._pass_on(live, each)
         return True
 
     def _share(self, each: SourceBytes, live: SourceBytes) -> None:
@@ -209,7 +246,7 @@ class Service:
         for ticket in each.waiting:
             ticket.bytes[ticket.bytes.index(each)] = live
 
-    def _tell_of(self, live: SourceBytes, each: SourceBytes) -> None:
+    def _pass_on(self, live: SourceBytes, each: SourceBytes) -> None:
         """Who has waited for the one gets the other, if that is there; else they wait for that."""
         waiting, each.waiting = each.waiting, []
         if not live.done:
@@ -218,7 +255,7 @@ class Service:
         for ticket in waiting:
             ticket.missing -= 1
             if not ticket.missing and self._tickets.get(ticket.number) is ticket:  # not one of an earlier run
-                self._told(ticket)
+                self._complete(ticket)
 
     def expected(self, number: int) -> tuple[int, int]:
         """Of a read that has been started: what it is to the tier in memory, and about how many bytes."""
@@ -246,7 +283,7 @@ class Service:
             self.failed += not isinstance(error, CancelledError)
         else:
             self._read(each, seconds, version, on_disk=on_disk)
-        self._tell_of(each, each)
+        self._pass_on(each, each)
         if not each.users:
             self._free(each)
         self._start()
@@ -359,10 +396,10 @@ class Service:
             "bytes_ahead": self._ahead,
         } | ({} if self._memory is None else {"memory": self._memory.counts() | kept})
 
-    def _told(self, ticket: WantedTicket) -> None:
+    def _complete(self, ticket: PendingTicket) -> None:
         self.there += 1
         there = [each for each in ticket.bytes if each.block != NOWHERE]
         places: tuple[Place, ...] = tuple((each.block, each.nbytes, each.stamp, *each.key) for each in there)
         if ticket.asked >= 0:
             places = *places, (ASKED, 0, 0, *fields_key(ticket.asked))
-        self._tell((ticket.number, places))
+        self._ready((ticket.number, places))

@@ -69,10 +69,10 @@ FAULTS = (
         ("device/test_lane.py",),
     ),
     Fault(
-        "parts of a file that was replaced come from the old one",
-        "sources/local.py",
-        "            if file is not None and before == version:\n",
-        "            if file is not None:\n",
-        ("sources/test_local.py",),
+        "a source that ends too early comes in part",
+        "sources/files.py",
+        "            if count < nbytes:\n",
+        "            if count < 0:\n",
+        ("sources/test_files.py",),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.sources.hedging import Hedging, is_final, is_refusal
-from minato_gpu.sources.overdue import Overdue
+from minato_gpu.sources.remote import Overdue
 from tests.sources.virtual import run
 
 _REQUESTS = 4000

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.sources.messages import LARGEST, MessageSocket
+from minato_gpu.sources.process import LATER_S, PLENTY, SOON_S, Notifier
 from minato_gpu.sources.reader import TOGETHER, Outbox
 from minato_gpu.sources.service import Wanted
-from minato_gpu.sources.telling import LATER_S, PLENTY, SOON_S, Telling
 
 PLACE = (4096, 100, 7, "a", 0, None)
 
@@ -21,9 +21,9 @@ PLACE = (4096, 100, 7, "a", 0, None)
 # --- when the reader process tells what has come ---------------------------------------------------------------
 
 
-def told(*tickets: int, known: int) -> tuple[Telling, list[float | None]]:
+def told(*tickets: int, known: int) -> tuple[Notifier, list[float | None]]:
     """One that has told ``known`` tickets already, and what it says of each of these."""
-    telling = Telling()
+    telling = Notifier()
     return telling, [telling.add((ticket, (PLACE,)), known + at + 1) for at, ticket in enumerate(tickets)]
 
 

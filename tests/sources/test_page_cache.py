@@ -13,12 +13,11 @@ import pytest
 from benchmarks.page_cache import cached_pages, evict
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources import page_cache, placing
+from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
 from minato_gpu.sources.disk.filesystem import Uncached
 from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
-from minato_gpu.sources.page_cache import PageCache, bring_in, read
-from minato_gpu.sources.placing import LOOKED, Placing, Where
+from minato_gpu.sources.page_cache import FIRST, PageCache, Placement, Where, bring_in, read
 from minato_gpu.sources.reading import AT_HAND
 
 FILES, NBYTES = 24, 9000
@@ -130,22 +129,22 @@ def test_a_worker_reads_storage_where_it_has_gone(path: Path) -> None:
 def why_off(files: int, cached: int | None, nbytes: int = 1000) -> str:
     """Why memory keeps no files after so many of these have been looked at."""
     memory = MemoryTier(3 * 4096, 100)
-    decide = Placing(memory, lambda item: (item, 1), copies=False)
+    decide = Placement(memory, lambda item: (item, 1), copies=False)
     for _ in range(files):
         assert decide.is_open
         decide.had(nbytes, cached)
-    assert decide.is_open == (0 < files < LOOKED and cached is not None)
+    assert decide.is_open == (0 < files < FIRST and cached is not None)
     decide.where(0)
     return memory.off_for_files
 
 
 def test_the_page_cache_suffices_where_it_has_nearly_all_of_enough_files() -> None:
-    assert "had 95% of the first 256" in why_off(LOOKED, 950)
-    assert why_off(LOOKED, 4096), "whole pages are told"
-    assert not why_off(LOOKED, 949)
-    assert not why_off(LOOKED - 1, 1000), "these are too few to know"
+    assert "had 95% of the first 256" in why_off(FIRST, 950)
+    assert why_off(FIRST, 4096), "whole pages are told"
+    assert not why_off(FIRST, 949)
+    assert not why_off(FIRST - 1, 1000), "these are too few to know"
     assert not why_off(1, None)
-    assert not why_off(LOOKED, 0, nbytes=0)
+    assert not why_off(FIRST, 0, nbytes=0)
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -153,15 +152,15 @@ def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) 
     said: list[str] = []
     memory = MemoryTier(3 * 4096, 100)
     expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
-    monkeypatch.setattr(placing, "say_once", said.append)
-    decide = Placing(memory, expected, copies=copies)
+    monkeypatch.setattr(page_cache, "say_once", said.append)
+    decide = Placement(memory, expected, copies=copies)
     passes = Where.BLOCK if copies else Where.PAGE_CACHE
-    assert Placing(None, expected, copies=copies).where(0) is passes
+    assert Placement(None, expected, copies=copies).where(0) is passes
     memory.items(0, 1)
     assert decide.where(0) is Where.UNCACHED
     assert decide.where(1) is passes
     assert decide.where(2) is passes, "there is no room for it"
-    for _ in range(LOOKED):
+    for _ in range(FIRST):
         decide.had(1, 1)
     assert [decide.where(0) for _ in range(2)] == [passes] * 2
     assert len(said) == 1 and str(memory.counts()["why"]) == memory.off_for_files
@@ -203,7 +202,7 @@ class Files:
 @pytest.mark.parametrize("warm", [False, True])
 def test_no_byte_twice(tmp_path: Path, warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What memory keeps the page cache has not; and where it has all of the first files, memory keeps no more."""
-    monkeypatch.setattr(placing, "LOOKED", 8)
+    monkeypatch.setattr(page_cache, "FIRST", 8)
     files: Any = Files(tmp_path)
     if pages(files.paths, out=not warm) is None:
         pytest.skip("this kernel does not tell what the page cache has")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minato_gpu.sources.rate import StorageRate
-from minato_gpu.sources.read_costs import ReadCosts
+from minato_gpu.sources.memory_tier import ReadCosts
+from minato_gpu.sources.pool import StorageRate
 
 
 def fitted(nbytes: list[int], seconds: list[float]) -> ReadCosts:

@@ -22,9 +22,9 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import Blocks, copy
-from minato_gpu.sources.declared import source_of
 from minato_gpu.sources.reading import AT_HAND, Place
 from minato_gpu.sources.remote import RemoteReads
+from minato_gpu.sources.source import source_of
 from tests.sources.ranges import CONTENT, PARTS
 from tests.support import programs
 

@@ -26,7 +26,7 @@ from minato_gpu.lab.analysis.files import FileReads, Look
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, Value
-from minato_gpu.sources.declared import source_of
+from minato_gpu.sources.source import source_of
 from minato_gpu.stages import Fields, Params, Stage
 
 

@@ -23,8 +23,7 @@ from minato_gpu.lab.analysis.profile import CannotTry, Setting, Trial
 from minato_gpu.lab.analysis.questions import to_verify
 from minato_gpu.lab.analysis.script import in_one_line
 from minato_gpu.samples import Value
-from minato_gpu.sources.declared import source_of
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.source import Source, source_of
 
 if TYPE_CHECKING:
     from minato_gpu.lab.analysis.findings import Findings

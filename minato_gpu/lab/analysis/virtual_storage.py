@@ -2,7 +2,7 @@
 
 What is read when, how many reads are under way, what is asked for twice, what stays in memory, and when the loader
 hears of what has come: all of that are the objects of the reader process (``sources/service.py``, ``pool.py``,
-``attempts.py``, ``memory_tier.py``, ``telling.py``), in an event loop of asyncio whose time jumps to the next timer.
+``remote.py``, ``memory_tier.py``, ``process.py``), in an event loop of asyncio whose time jumps to the next timer.
 Only the storage is made up: each request waits for its latency, then its bytes for their turn at the storage's rate,
 all requests together; the event loop of the reader process has some work with each.
 """
@@ -26,14 +26,13 @@ from minato_gpu.engine.building import READ_AHEAD
 from minato_gpu.lab.analysis.profile import Storage
 from minato_gpu.lab.simulation.intake import Arrival
 from minato_gpu.sources.blocks import Blocks, space_of
-from minato_gpu.sources.local import Ended
+from minato_gpu.sources.files import Ended
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.process import Notifier, ReaderSettings
 from minato_gpu.sources.remote import RemoteReads
-from minato_gpu.sources.service import Service, Told
+from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.source import Key, Source
-from minato_gpu.sources.telling import Telling
 
 _NEVER = float("inf")
 
@@ -234,7 +233,7 @@ class _Requests(RemoteReads):
 
 
 class _LocalRequests:
-    """Reads of local files: like requests, but none is asked for twice. See LocalReads."""
+    """Reads of local files: like requests, but none is asked for twice. See FileReads."""
 
     def __init__(self, requests: _Requests, ended: Callable[[Ended], None]) -> None:
         self._requests, self._ended, self._loop = requests, ended, asyncio.get_running_loop()
@@ -279,7 +278,7 @@ class VirtualStorage:
         self._service = Service(blocks, ReaderSettings.ahead_bytes, self._tell, memory)
         self._time = VirtualTime()
         self._time.run_until_complete(self._open(blocks, link or Link(storage.measured.bytes_per_s), seed))
-        self._telling = Telling()
+        self._telling = Notifier()
         self._timer: asyncio.TimerHandle | None = None
         self._told: list[int] = []
         self._order = order_of(orders, 0)
@@ -354,7 +353,7 @@ class VirtualStorage:
         self._time.next_at = self._time.now  # at the earliest
         self._time.stop()
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: Ready) -> None:
         self._tell_in(self._telling.add(told, self._service.there))
 
     def _tell_in(self, delay: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Files that one thread reads together: each is told of by itself, and large ones are not read so."""
+"""Reads of files by threads: each is told of by itself, and none holds up another."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 
 from minato_gpu import Source
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources import local
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
-from minato_gpu.sources.local import Ended, LocalReads
-from minato_gpu.sources.placing import Where
+from minato_gpu.sources.files import Ended, FileReads
+from minato_gpu.sources.page_cache import Where
 from tests.sources.by_hand import Always
 from tests.support.leaks import open_links
 
@@ -44,13 +43,13 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 @dataclass
 class Reads:
-    """LocalReads that are closed in the end."""
+    """FileReads that are closed in the end."""
 
     where: Where = Where.PAGE_CACHE
 
     async def __aenter__(self) -> Reads:
         self.arena, self._ended = Arena("test", 1 << 20), asyncio.Queue[Ended]()
-        self.pool = LocalReads(Blocks(self.arena), self._ended.put_nowait, placing=Always(self.where))
+        self.pool = FileReads(Blocks(self.arena), self._ended.put_nowait, placement=Always(self.where))
         return self
 
     async def __aexit__(self, error: object, *_: object) -> None:
@@ -74,13 +73,6 @@ class Reads:
         return {each[0]: each for each in found}
 
 
-@pytest.fixture
-def none_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes a thread that waits for a core for one that waits for a file, and adds another."""
-    monkeypatch.setattr(local, "_STUCK_S", 3600.0)
-
-
-@pytest.mark.usefixtures("none_is_stuck")
 @in_a_loop
 async def test_each_of_several_is_told_of(sources: list[Source]) -> None:
     async with Reads() as reads:
@@ -88,14 +80,12 @@ async def test_each_of_several_is_told_of(sources: list[Source]) -> None:
         assert [each[2:] for _, each in sorted(found.items())] == [
             (IN_PAGE_CACHE, NBYTES + number, None) for number in range(COUNT)
         ]
-        assert len(reads.pool._threads) < COUNT / 3
     assert not any(link.startswith(str(Path(sources[0].path).parent)) for link in open_links())
 
 
 @in_a_loop
 async def test_one_that_cannot_be_read_is_that_one_alone(sources: list[Source]) -> None:
-    """Of several that the kernel has begun with, one is not there, one is a folder, and of one a part is wanted that
-    reaches beyond its end."""
+    """One is not there, one is a folder, and of one a part is wanted that reaches beyond its end."""
     path = sources[3].path
     Path(path).unlink()
     sources[5] = Source(str(Path(path).parent))
@@ -110,7 +100,7 @@ async def test_one_that_cannot_be_read_is_that_one_alone(sources: list[Source]) 
 
 @in_a_loop
 async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) -> None:
-    """Named pipes into which nobody writes yet, more than there are threads, before the files and among them."""
+    """Named pipes into which nobody writes yet, before the files and among them."""
     pipes = [number for number in range(COUNT) if number < 8 or number % 2]
     for number in pipes:
         path = Path(sources[number].path)

@@ -1,0 +1,131 @@
+"""Reads of files on this machine: by threads, into the page cache (page_cache.py) or straight into shared memory.
+
+A thread that is in a system call holds no lock of Python's, so many are under way at once. What they have done is
+handed to the event loop together: it is woken once for all that ended meanwhile.
+
+Rejected: several small files for each thread, begun together. That saves 16 of some 40 µs of CPU for a cold file of 95
+KB, and needs a way for other threads to take over what one that is stuck has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import monotonic
+
+from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
+from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into, read_to_end, tells_size
+from minato_gpu.sources.page_cache import PageCache, Placement, Where
+from minato_gpu.sources.source import Source
+
+_MOST_THREADS = 64
+
+Ended = tuple[int, float, int, int, BaseException | None]
+"""Number, seconds, block, bytes, or the error."""
+
+
+class FileReads:
+    """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
+    they come from its file. ``placement``: where they are to go; to the page cache where the file system is such that
+    workers find them there."""
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        ended: Callable[[Ended], None],
+        read: Callable[[Source, Where], tuple[int, int]] | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self._blocks = blocks
+        self._ended = ended
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[tuple[int, Source, Where] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._under_way = 0
+        self._done: list[Ended] = []  # not handed over
+        self._woken = False  # the event loop has been, for these
+        self._lock = threading.Lock()
+        self._read = read or self._read_file
+        self._placement, self._page_cache, self._uncached = placement, PageCache(), Uncached()
+
+    def submit(self, number: int, source: Source) -> None:
+        """Read this next."""
+        self._under_way += 1
+        where = Where.BLOCK if self._placement is None else self._placement.where(number)
+        count = len(self._threads)
+        if count < min(self._under_way, _MOST_THREADS):
+            self._threads.append(threading.Thread(target=self._work, daemon=True, name=f"minato-read-{count}"))
+            self._threads[-1].start()
+        self._queue.put((number, source, where))
+
+    def close(self) -> None:
+        """Let the threads end, without waiting for what storage does not answer."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (task := self._queue.get()) is not None:
+            number, source, where = task
+            begin = monotonic()
+            try:
+                block, nbytes = self._read(source, where)
+                ended: Ended = number, monotonic() - begin, block, nbytes, None
+            except BaseException as error:
+                ended = number, monotonic() - begin, NOWHERE, 0, error
+            with self._lock:
+                self._done.append(ended)
+                woken, self._woken = self._woken, True
+            if not woken:
+                try:
+                    self._loop.call_soon_threadsafe(self._hand_over)
+                except RuntimeError:  # it has been closed
+                    return
+
+    def _hand_over(self) -> None:
+        with self._lock:
+            done, self._done, self._woken = self._done, [], False
+        self._under_way -= len(done)
+        for each in done:
+            self._ended(each)
+
+    # --- in a thread -----------------------------------------------------------------------------------------
+
+    def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
+        file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if where is Where.PAGE_CACHE:
+                brought = self._page_cache.bring_in(file, source)
+                if brought is not None:
+                    return IN_PAGE_CACHE, brought
+            return self._into_block(file, source, where)
+        finally:
+            os.close(file)
+
+    def _into_block(self, file: int, source: Source, where: Where) -> tuple[int, int]:
+        found, nbytes = os.fstat(file), source.length
+        sized = tells_size(found)
+        if nbytes is None:
+            if not sized:
+                data = read_to_end(file, source.offset)
+                block, view = self._blocks.allocate(len(data))
+                view[:] = data
+                return block, len(data)
+            nbytes = found.st_size - source.offset
+        if nbytes < 0:
+            raise EOFError(f"{source} begins {-nbytes} bytes after the end")
+        uncached = where is Where.UNCACHED and sized
+        if uncached and self._placement is not None and self._placement.is_open:
+            self._placement.had(nbytes, cached_bytes(file, source.offset, nbytes))
+        block, view = self._blocks.allocate(nbytes)
+        try:
+            read = self._uncached.read if uncached else read_into
+            count = read(file, view, source.offset)
+            if count < nbytes:
+                raise EOFError(f"{source} ends {nbytes - count} bytes too early")
+        except BaseException:
+            self._blocks.free(block)
+            raise
+        return block, nbytes
