@@ -105,7 +105,6 @@ class Builder:
             memory_bytes=cache.memory_bytes,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
-            run=cache.run,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
             keeps_fields=keeps and cache.memory_bytes > 0,

@@ -9,9 +9,7 @@ A guess that fails costs misses, never content: a cache holds what a source says
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +17,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSamp
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.orders import Orders, Part, merged, share
+from minato_gpu.caching.orders import Orders, share
 from minato_gpu.packing import unpacked_state
 from minato_gpu.samples import Value
 from minato_gpu.sampling.drawn_orders import KINDS, DrawnOrders
@@ -33,8 +31,7 @@ _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before
 
 @dataclass(frozen=True)
 class DistributedOrders:
-    """The orders of a ``DistributedSampler`` over ``keys`` indices: what ``rank`` reads, and ``others`` side by side
-    with it, where they share a directory.
+    """The orders of a ``DistributedSampler`` over ``keys`` indices: what ``rank`` reads.
 
     The epoch that the sampler is told (``set_epoch``) is ``first`` plus ``stride`` times the loader's own count.
     """
@@ -47,7 +44,6 @@ class DistributedOrders:
     ranks: int
     first: int
     stride: int
-    others: tuple[int, ...] = ()
 
     def order(self, epoch: int) -> Integers:
         whole = np.arange(self.keys)
@@ -55,16 +51,7 @@ class DistributedOrders:
             generator = torch.Generator()
             generator.manual_seed(self.seed + self.first + self.stride * epoch)
             whole = torch.randperm(self.keys, generator=generator).numpy()
-        each = [share(whole, rank, self.ranks, drop_last=self.drop_last) for rank in (self.rank, *self.others)]
-        return merged(each, 1) if self.others else each[0]
-
-    def part(self, epoch: int) -> Part:
-        alike = replace(self, rank=0, first=0, others=())
-        job = blake2b(repr(alike).encode(), digest_size=16).digest()
-        return Part(job, self.rank, self.first + self.stride * epoch)
-
-    def beside(self, ranks: Collection[int]) -> DistributedOrders:
-        return replace(self, others=tuple(sorted(set(ranks) - {self.rank})))
+        return share(whole, self.rank, self.ranks, drop_last=self.drop_last)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ FAULTS = (
     Fault(
         "what waits to be written is not on disk when workers have ended",
         "sources/process.py",
-        "                self._close_disk()\n                self._loop",
+        "                self._leave_disk()\n                self._loop",
         "                self._loop",
         ("contracts/test_cache.py",),
     ),

@@ -23,9 +23,9 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders, merged
+from minato_gpu.caching.orders import Orders
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
+from minato_gpu.sampling.look_ahead import LookAhead
 from minato_gpu.sampling.told_orders import ToldOrders, told_by
 from minato_gpu.sources.memory_tier import Begun
 
@@ -75,7 +75,6 @@ def test_distributed(
     make[rank].set_epoch(first)
     state = torch.get_rng_state()
     begun = looking(make[rank])(epoch(first))
-    together = DistributedOrders(count, shuffle, drop_last, seed, rank, ranks, 0, 1).beside(range(ranks))
     told = listed(begun, *range(first, first + 3))
     assert (begun.epoch, begun.shards, begun.once, begun.skipped) == (first, ranks, True, 0)
     assert torch.equal(torch.get_rng_state(), state) and make[rank].epoch == first
@@ -84,8 +83,6 @@ def test_distributed(
             sampler.set_epoch(first + place)
         orders = [list(sampler) for sampler in make]
         assert told[place] == orders[rank]
-        side_by_side = [orders[rank], *orders[:rank], *orders[rank + 1 :]]
-        assert together.order(first + place).tolist() == merged([np.array(each) for each in side_by_side], 1).tolist()
 
 
 def test_orders_are_equal_until_something_changes() -> None:
