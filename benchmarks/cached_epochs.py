@@ -33,6 +33,7 @@ from torch.utils.data import DistributedSampler
 
 from benchmarks import report
 from benchmarks.cache_replay import Items, run_epoch
+from benchmarks.disk_tier import budget_of
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
@@ -42,7 +43,7 @@ from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank, simulated_together
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.lab.simulation.work import Array
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
 
@@ -52,7 +53,6 @@ WORKERS = 2
 LATENCY_MS = 5.0
 RATE = 4e6  # bytes a second: so little that 17 processes, which stand for four hosts, have cores enough
 PREPARE_S = 10e-3
-DIRECTORY_OVERHEAD = 2 << 20  # what a directory takes beside the copies
 SHARES = (0.25, 0.5, 0.75, 1.0)
 _SEEDS = 8  # of which copies are on disk, in the model
 
@@ -159,10 +159,9 @@ def _copies(directory: Path) -> int:
 
 def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end: Connection) -> None:
     objects = Objects(address, case.count, case.prepare_s)
-    kept: dict[str, Any] = {"cache": _budget(case, space_of(NBYTES))}
+    kept: dict[str, Any] = {"cache": round(case.share * case.count) * space_of(NBYTES)}
     if case.on_disk:
-        disk = -(-NBYTES // 4096) * 4096
-        kept = {"cache": _budget(case, disk) * 128 // 127 + DIRECTORY_OVERHEAD, "cache_dir": Path(directory) / "cache"}
+        kept = {"cache": budget_of(round(case.share * case.count), NBYTES), "cache_dir": Path(directory) / "cache"}
     sampler = DistributedSampler(objects, case.ranks, rank)  # type: ignore[arg-type,var-annotated]
     loader: Any = DataLoader(
         objects,  # type: ignore[arg-type]
@@ -186,10 +185,6 @@ def _rank(case: Case, rank: int, address: str, directory: str, barrier: Any, end
     prepare_s = float(objects.took_s[objects.took_s > 0].mean())
     end.send(Measured(seconds[case.filling :], np.diff(reads)[case.filling :].tolist(), prepare_s))
     end.close()
-
-
-def _budget(case: Case, each: int) -> int:
-    return round(case.share * case.count) * each
 
 
 def expected_reads(case: Case, policy: str) -> list[int]:
@@ -272,7 +267,7 @@ def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
         return max(float(np.mean(reads)) * NBYTES / case.rate, preparing_s)
 
     row = _row(case, case.policy)
-    if case.on_disk:  # about as many copies as were asked for, since the index takes of the budget what it needs
+    if case.on_disk:  # as many copies as were asked for
         row["cache_share"] = float(np.mean([each.kept_share for each in found]))
         case = replace(case, share=row["cache_share"])
     expected = expected_reads(case, case.policy)

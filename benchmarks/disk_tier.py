@@ -1,173 +1,128 @@
-"""What a copy on disk costs: a hit beside a bare ``preadv`` of the same bytes into the same buffer, in turns.
+"""What copies on disk cost in a directory of very many: keeping one, a hit, giving one up, opening the directory, and
+an eviction of a twentieth.
 
-In one pass over all entries every other one is read barely, and those between are hits (finding it in the index,
-reading it, comparing its checksum); the next pass swaps them, so that both read the same bytes of the same files.
-``warm``: the page cache has them, but the processor's caches have seen all the others since. ``cold``: each is thrown
-out before it is read, and ``cachestat`` must find nothing of it. The ratio is that of the medians of one repetition,
-two passes; the tables have the median of all repetitions, and their spread.
-
-Also what it costs to keep a copy, to give one up, and to open a directory that a process was killed in; and what
-checksums of as many bytes would cost, which is why entries have the one they have.
+``hit`` is of copies drawn at random, in turns of a directory of a thousand and of the large one, after a bare read of
+the same file has brought it into the page cache; ``ratio`` is to a hit among a thousand. ``open`` follows a run that
+has ended, ``open after a death`` one that was killed: then all is counted anew. ``evict`` includes the scan of all
+copies.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
-import time
-import zlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from benchmarks import report
-from benchmarks.page_cache import cached_pages, evict
-from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk import LEAST_BUDGET
+from minato_gpu.sources.disk.entry import disk_space_of, name_of
 from minato_gpu.sources.disk.tier import DiskTier
 
 Row = dict[str, Any]
 _VERSION = b"1"
-_COLUMNS = ("what", "cache", "bytes", "bare_us", "hit_us", "ratio", "ratio_spread", "us", "us_spread", "cold_pages")
-_CHECKSUMS: dict[str, Callable[[memoryview], object]] = {
-    "xxh3 (64 bits)": xxh3_64_intdigest,
-    "crc32": zlib.crc32,
-    "blake2b": lambda data: hashlib.blake2b(data, digest_size=16).digest(),
-}
+_FEW = 1000
+_COLUMNS = ("what", "entries", "bytes", "us", "us_spread", "seconds", "ratio")
 
 
-def hit_rows(folder: Path, sizes: Sequence[int], entries: int, repetitions: int) -> list[Row]:
-    """Rows of each size: keeping, a hit warm and cold, giving up."""
-    return [row for size in sizes for row in _of_size(folder / f"of-{size}", size, entries, repetitions)]
+def budget_of(entries: int, nbytes: int) -> int:
+    """A budget in which so many copies of so many bytes have just room."""
+    return max((entries * disk_space_of(nbytes) + (1 << 20)) * 64 // 63 + 1, LEAST_BUDGET)
 
 
-def _of_size(path: Path, size: int, entries: int, repetitions: int) -> list[Row]:
-    tier = DiskTier(path, entries * (size + 8192) * 2 + (64 << 20))
-    keys = [number.to_bytes(16, "big") for number in range(entries)]
-    content = np.random.default_rng(size).bytes(size)
-    rows = [_timed("keep a copy", size, [partial(_kept, tier, key, content) for key in keys])]
-    files = Files(path)
-    rows += [_hits(files, tier, keys, size, cold, repetitions) for cold in (False, True)]
-    files.close()
-    rows.append(_timed("give a copy up", size, [partial(tier.remove, [key]) for key in keys]))
-    tier.close()
-    return rows
+class Copies:
+    """A directory of ``entries`` copies of ``nbytes`` bytes, which fill its budget."""
 
+    def __init__(self, path: Path, entries: int, nbytes: int) -> None:
+        self.path, self.entries, self.nbytes = path, entries, nbytes
+        self.budget = budget_of(entries, nbytes)
+        self.tier = DiskTier(path, self.budget)
+        self.content = memoryview(np.random.default_rng(nbytes).bytes(nbytes))
+        self.into = memoryview(bytearray(nbytes))
 
-class Files:
-    """The tier's files, opened by another way."""
+    def key(self, number: int) -> bytes:
+        """Of a copy; spread over all folders."""
+        return (number * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)).to_bytes(16, "big")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._open: dict[int, int] = {}
+    def fill(self) -> Row:
+        """Keep them all."""
+        times = [self.timed(lambda number=number: self.keep(number)) for number in range(self.entries)]  # type: ignore[misc]
+        return self.row("keep a copy", times) | {"seconds": sum(times)}
 
-    def fd(self, number: int) -> int:
-        """Of a segment; what is in it is on disk, so that it can be thrown out of the page cache."""
-        if number not in self._open:
-            self._open[number] = os.open(self._path / "segments" / f"{number:016x}.seg", os.O_RDWR)
-            os.fdatasync(self._open[number])
-        return self._open[number]
+    def keep(self, number: int) -> None:
+        """Write one."""
+        if not self.tier.write(self.key(number), _VERSION, self.content):
+            raise RuntimeError(f"copy {number} was not kept: {self.tier.stats()}")
 
-    def close(self) -> None:
-        """Close them."""
-        for fd in self._open.values():
-            os.close(fd)
+    def hit(self, number: int) -> float:
+        """Seconds of a hit."""
+        (self.path / name_of(self.key(number))).read_bytes()
+        return self.timed(lambda: self.found(number))
 
+    def found(self, number: int) -> None:
+        """Read one."""
+        if self.tier.read(self.key(number), _VERSION, lambda _: self.into) is None:
+            raise RuntimeError(f"copy {number} was not found: {self.tier.stats()}")
 
-def checksum_rows(size: int, repetitions: int) -> list[Row]:
-    """What each checksum takes."""
-    data = memoryview(np.random.default_rng(0).bytes(size))
-    return [
-        _timed(f"checksum: {name}", size, [partial(function, data)] * (100 * repetitions))
-        for name, function in _CHECKSUMS.items()
-    ]
+    def opened(self, what: str) -> Row:
+        """Open it again, after a run that has ended or died."""
+        self.tier.close()
+        if what == "open after a death" and (child := os.fork()) == 0:
+            self.tier = DiskTier(self.path, self.budget)
+            os._exit(0)
+        elif what == "open after a death" and os.waitpid(child, 0)[1]:
+            raise RuntimeError("the process that was to die in the directory has failed")
+        return self.row(what, seconds=self.timed(self.open))
 
+    def open(self) -> None:
+        """As a new run, in its second epoch."""
+        self.tier = DiskTier(self.path, self.budget)
+        for _ in range(2):
+            self.tier.begin_epoch()
 
-def opening_row(folder: Path, entries: int) -> Row:
-    """How long it takes to open a directory that a process has died in, with its index read from end to end."""
-    path = folder / "opening"
-    child = os.fork()
-    if child == 0:
-        tier = DiskTier(path, entries * 8192 + (64 << 20))
-        for number in range(entries):
-            tier.write(number.to_bytes(16, "big"), _VERSION, memoryview(b"0"))
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError("the process that was to fill the directory has failed")
-    begin = time.perf_counter()
-    tier = DiskTier(path, None)
-    elapsed = time.perf_counter() - begin
-    tier.close()
-    return {"what": f"open after a death, {entries} entries", "us": elapsed * 1e6}
+    def evicted(self) -> Row:
+        """Make room of a twentieth."""
+        eviction, before = self.tier._eviction, self.tier.room().copies
+        assert eviction is not None
+        seconds = self.timed(lambda: eviction.make_room(self.entries // 20 * disk_space_of(self.nbytes)))
+        return self.row("evict", seconds=seconds) | {"what": f"evict {before - self.tier.room().copies}"}
 
+    def row(self, what: str, times: list[float] | None = None, seconds: float | None = None) -> Row:
+        """What it took."""
+        found: Row = {"what": what, "entries": self.entries, "bytes": self.nbytes, "seconds": seconds}
+        return found | (report.summarise("", [each * 1e6 for each in times], "us") if times else {})
 
-def _hits(files: Files, tier: DiskTier, keys: Sequence[bytes], size: int, cold: bool, repetitions: int) -> Row:
-    into = memoryview(bytearray(size))
-    entries = [_found(tier, key) for key in keys]
-    bare, hits, left = [], [], 0
-    for entry in entries:
-        os.preadv(files.fd(entry.segment), [into], entry.offset)
-    for _ in range(repetitions):
-        times: tuple[list[float], list[float]] = ([], [])
-        for number in range(2 * len(entries)):
-            entry, which = entries[number % len(entries)], (number + number // len(entries)) % 2
-            fd = files.fd(entry.segment)
-            if cold:
-                evict(fd, entry.offset, -(-size // 4096) * 4096)
-                left += cached_pages(fd, entry.offset, size) or 0
-            begin = time.perf_counter()
-            good = _hit(tier, entry.key, into) if which else os.preadv(fd, [into], entry.offset) == size
-            times[which].append(time.perf_counter() - begin)
-            if not good:
-                raise RuntimeError(f"{entry.key!r} could not be read")
-        bare.append(report.median(times[0]) * 1e6)
-        hits.append(report.median(times[1]) * 1e6)
-    ratios = [hit / read for hit, read in zip(hits, bare, strict=True)]
-    row: Row = {"what": "hit", "cache": "cold" if cold else "warm", "bytes": size, "cold_pages": left if cold else None}
-    for name, values, unit in (("bare", bare, "_us"), ("hit", hits, "_us"), ("ratio", ratios, "")):
-        row |= report.summarise(name, values, unit)
-    return row
-
-
-def _found(tier: DiskTier, key: bytes) -> Entry:
-    entry = tier.find(key, _VERSION)
-    if entry is None:
-        raise RuntimeError(f"{key!r} was not kept")
-    return entry
-
-
-def _hit(tier: DiskTier, key: bytes, into: memoryview) -> bool:
-    entry = tier.find(key, _VERSION)
-    return entry is not None and tier.read(entry, into)
-
-
-def _kept(tier: DiskTier, key: bytes, content: bytes) -> None:
-    if not tier.write(key, _VERSION, memoryview(content)):
-        raise RuntimeError(f"{key!r} was not kept: {tier.stats()}")
-
-
-def _timed(what: str, size: int, acts: Sequence[Callable[[], object]]) -> Row:
-    times = []
-    for act in acts:
-        begin = time.perf_counter()
+    @staticmethod
+    def timed(act: Callable[[], object]) -> float:
+        """Seconds that it takes."""
+        begin = perf_counter()
         act()
-        times.append((time.perf_counter() - begin) * 1e6)
-    return {"what": what, "bytes": size, "us": report.median(times), "us_spread": report.spread(times)}
+        return perf_counter() - begin
 
 
-def rows(folder: Path | None, quick: bool, repetitions: int) -> list[Row]:
+def rows(folder: Path | None, entries: int, nbytes: int, repetitions: int) -> list[Row]:
     """All of them, measured in a new folder of ``folder``, which goes afterwards."""
-    sizes, entries = ((100_000,), 20) if quick else ((10_000, 100_000, 1_000_000), 500)
     with tempfile.TemporaryDirectory(dir=folder, prefix="disk-tier-") as made:
-        found = hit_rows(Path(made), sizes, entries, repetitions)
-        found += checksum_rows(100_000, repetitions)
-        found.append(opening_row(Path(made), 100 if quick else 100_000))
+        both = few, many = [
+            Copies(Path(made) / f"{count}", count, nbytes) for count in (min(_FEW, entries // 2), entries)
+        ]
+        found = [each.fill() for each in both]
+        draw = np.random.default_rng(0)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(repetitions * _FEW):
+            for which, each in enumerate(both):
+                times[which].append(each.hit(int(draw.integers(each.entries))))
+        found += [each.row("hit", some) for each, some in zip(both, times, strict=True)]
+        found[-1]["ratio"] = report.median(times[1]) / report.median(times[0])
+        found += [many.opened("open"), many.opened("open after a death"), many.evicted()]
+        few.tier.close()
+        many.tier.remove([many.key(number) for number in range(entries - _FEW, entries)])
+        many.tier.close()
     return found
 
 
@@ -178,9 +133,13 @@ def rows(folder: Path | None, quick: bool, repetitions: int) -> list[Row]:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="On the disk to be measured; without it, that of temporary files.",
 )
-def main(json_path: str | None, quick: bool, repetitions: int | None, folder: Path | None) -> None:
-    repetitions = repetitions or (2 if quick else 7)
-    found = rows(folder, quick, repetitions)
+@click.option("--entries", default=100_000, show_default=True, help="Copies in the large directory.")
+@click.option("--bytes", "nbytes", default=10_000, show_default=True, help="Of each.")
+def main(
+    json_path: str | None, quick: bool, repetitions: int | None, folder: Path | None, entries: int, nbytes: int
+) -> None:
+    entries, repetitions = 200 if quick else entries, repetitions or (1 if quick else 5)
+    found = rows(folder, entries, nbytes, repetitions)
     settings = {"repetitions": repetitions, "quick": quick}
     report.publish(report.document("disk_tier", settings, found), json_path, _COLUMNS)
 

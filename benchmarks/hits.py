@@ -4,8 +4,9 @@ from disk.
 ``memory``: ``read_bytes`` of a source that lies at hand, beside a bare ``preadv`` of shared memory into an array that
 is there already.
 
-``disk``: a read by the reader pool that finds a copy on disk: the file's time and size, the index, the read into a new
-block, the checksum; beside a bare ``preadv`` of the same file by such a thread, into a block that is there already.
+``disk``: a read by the reader pool that finds a copy on disk: the file's time and size, the read of the copy's file
+into a new block, the checksum; beside a bare ``preadv`` of the same file, open, by such a thread, into a block that is
+there already.
 ``warm``: the page cache has them (a hit leaves it as it is); ``cold``: each is thrown out before it is read. ``hit_us``
 is what the pool's thread takes, ``turn_us`` until the event loop has been told.
 
@@ -27,12 +28,11 @@ import click
 import numpy as np
 
 from benchmarks import report
-from benchmarks.disk_tier import Files
 from benchmarks.page_cache import evict
 from minato_gpu import Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import HEAD, Blocks
-from minato_gpu.sources.disk.records import Entry
+from minato_gpu.sources.disk import entry
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.files import Ended, FileReads
@@ -98,16 +98,16 @@ class _DiskHits:
         self.arena = Arena("hits", 1 << 26)
         self.blocks = Blocks(self.arena)
         self.mine, self.into = self.blocks.allocate(nbytes)
-        self.sources, self.entries = [], list[Entry]()
+        self.sources, self.files = [], list[int]()
         for number in range(copies):
             path = folder / f"{number}"
             path.write_bytes(np.random.default_rng(number).bytes(nbytes))
             self.sources.append(Source(str(path)))
             key, version = name_of((str(path), 0, None)), version_of(self.sources[-1])
-            entry = self.tier.find(key, version) if self.tier.write(key, version, _read(path)) else None
-            assert entry is not None
-            self.entries.append(entry)
-        self.files = Files(folder / "cache")
+            if not self.tier.write(key, version, _read(path)):
+                raise AssertionError(f"copy {number} was not kept")
+            self.files.append(os.open(folder / "cache" / entry.name_of(key), os.O_RDWR))
+            os.fdatasync(self.files[-1])  # so that it can be thrown out of the page cache
 
     async def rows(self, repetitions: int) -> list[Row]:
         """Warm and cold."""
@@ -125,26 +125,25 @@ class _DiskHits:
         rows = [await self._row(pool, bare, told, cold, repetitions) for cold in (False, True)]
         bare.close()
         pool.finish()
-        pool.close()
-        self.files.close()
+        self.tier.close()
+        for file in self.files:
+            os.close(file)
         self.arena.close()
         return rows
 
     def _barely(self, source: Source, _: Where = Where.BLOCK) -> tuple[int, int]:
-        entry = self.entries[source.offset]
-        return self.mine, os.preadv(self.files.fd(entry.segment), [self.into], entry.offset)
+        return self.mine, os.preadv(self.files[source.offset], [self.into], entry.HEAD)
 
     async def _row(
         self, pool: DiskPool, bare: FileReads, told: asyncio.Queue[tuple[Any, ...]], cold: bool, repetitions: int
     ) -> Row:
         hits, turns, barely = list[float](), list[float](), list[float]()
-        for at in range(len(self.entries)):  # which brings them into the page cache
+        for at in range(len(self.files)):  # which brings them into the page cache
             self._barely(Source("", at))
         for number in range(2 * repetitions * len(self.sources)):
             at, which = number % len(self.sources), (number + number // len(self.sources)) % 2
-            entry, fd = self.entries[at], self.files.fd(self.entries[at].segment)
             if cold:
-                evict(fd, entry.offset, -(-self.nbytes // 4096) * 4096)
+                evict(self.files[at])
             begin = perf_counter()
             if which:
                 bare.submit(number, Source("", at))

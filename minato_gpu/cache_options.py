@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from torch.utils.data import IterableDataset
 
@@ -20,12 +19,11 @@ from minato_gpu.sources.source import source_of
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Budgets in bytes (0: no such tier), and the directory of the tier on disk. ``run``: a name of the loader."""
+    """Budgets in bytes (0: no such tier), and the directory of the tier on disk."""
 
     memory_bytes: int = 0
     disk_bytes: int = 0
     directory: str = ""
-    run: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
     def __bool__(self) -> bool:
         return bool(self.memory_bytes or self.disk_bytes)
@@ -54,7 +52,7 @@ class CacheOptions:
         if options.memory_bytes > limit:
             raise ValueError(f"cache={options.memory_bytes} is more than the {limit} bytes of {what}; pass less")
         if options.disk_bytes:
-            from minato_gpu.sources.disk.tier import DiskTier  # LMDB: only whoever asks for a directory needs it
+            from minato_gpu.sources.disk.tier import DiskTier
 
             DiskTier(options.directory, options.disk_bytes).close()
         return options

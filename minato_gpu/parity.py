@@ -49,7 +49,7 @@ class StageParity:
 
     ``implementation``: such as "dali on cpu". ``max_deviation`` and ``mean_deviation`` (levels): of the worst
     sample; infinite where dtypes, shapes or what is no number differ or the device implementation failed, and then
-    ``problem`` says how.
+    ``problem`` says how. ``note``: why no deviation could be above the limit, if none could.
     """
 
     stage: str
@@ -60,6 +60,7 @@ class StageParity:
     limit_max: float = 0.0
     limit_mean: float = 0.0
     problem: str = ""
+    note: str = ""
 
     @property
     def passed(self) -> bool:
@@ -254,6 +255,7 @@ def _compare(
 ) -> None:
     executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH)
     declared = pipeline.fields_at(stages.stop)
+    spans: dict[str, float] = {}
     try:
         with from_extra("cuda13", "cuda12"):
             executor.load()
@@ -264,8 +266,29 @@ def _compare(
             for fields, (_, seed), got in zip(copies, items, _run(executor, items), strict=True):
                 known = pipeline.run(fields, seed, stages.start, stages.stop)
                 into.add({name: known[name] for name in executor.makes}, got, declared)
+                for name in executor.makes:
+                    spans[name] = max(spans.get(name, 0.0), _levels(known[name], declared[name]))
     finally:
         executor.close()
+    into.note = _cannot_fail(spans, declared, into.limit_max)
+
+
+def _levels(value: Value, declared: Field) -> float:
+    """How many levels there are between the lowest and the highest of these floats; 0 for other values."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        return float(np.ptp(value)) / declared.level
+
+
+def _cannot_fail(spans: Mapping[str, float], declared: Mapping[str, Field], limit: float) -> str:
+    found = [name for name, levels in spans.items() if 0 < levels <= limit]
+    if not found:
+        return ""
+    return (
+        f"all values of {found[0]!r} are within {spans[found[0]]:.3g} levels, so a limit of {limit:g} cannot fail: "
+        f"give its Field the level of its scale, such as level={declared[found[0]].level * spans[found[0]] / 255:.2g}"
+    )
 
 
 def _run(executor: DeviceExecutor, items: Sequence[tuple[Fields, int]]) -> list[Result]:

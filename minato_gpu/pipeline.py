@@ -190,13 +190,18 @@ class Pipeline:
         cpu: CpuFunction | None = None,
         writes: Mapping[str, Field] | None = None,
     ) -> Fields:
-        """What one stage writes, on the CPU. ``cpu``, ``writes``: something else to be run in its place, and what that
-        writes (see ``Keepable``). Raises as ``run`` does."""
+        """What one stage writes, on the CPU, from the fields that it declares to read: a device lane has no others.
+        ``cpu``, ``writes``: something else to be run in its place, and what that writes (see ``Keepable``). Raises as
+        ``run`` does."""
         stage = self.stages[number]
+        names = stage.reads if cpu is None or stage.keep is None else {*stage.reads, *stage.keep.writes}
+        reads = {name: fields[name] for name in names if name in fields}
         try:
-            written = (cpu or stage.cpu)(fields, self.draw(number, fields, seed))
+            written = (cpu or stage.cpu)(reads, self.draw(number, fields, seed))
             return check_written(stage.writes if writes is None else writes, written)
         except Exception as error:
+            if isinstance(error, KeyError) and str in map(type, error.args[:1]) and error.args[0] in fields:
+                add_note(error, f"stage {stage.name!r} reads this field, which is not among its reads {stage.reads}")
             raise stage_error(stage.name, "cpu", fields, error) from error
 
     def check_given(self, fields: Fields) -> Fields:

@@ -72,32 +72,6 @@ assert loader.stats()["samples_delivered"] == 8 and loader.timeline()
 print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))
 """
 
-# Two epochs of a data set that declares its sources, with a cache in memory, where LMDB is not installed.
-CACHED = """
-import os, sys
-sys.modules["lmdb"] = None  # importing it is an ImportError
-from minato_gpu import DataLoader, Source, read_bytes
-os.chdir(sys.argv[1])
-
-class Files:
-    def __len__(self):
-        return 8
-    def source(self, key):
-        return Source(f"{key}.bin")
-    def __getitem__(self, key):
-        return len(read_bytes(self.source(key)))
-
-for key in range(8):
-    open(f"{key}.bin", "wb").write(bytes(key))
-loader = DataLoader(Files(), 4, num_workers=1, cache="8MB")
-for epoch in range(2):
-    print(*(int(n) for batch in loader for n in batch), loader.stats()["cache"]["memory"]["hits"])
-try:
-    DataLoader(Files(), 4, num_workers=1, cache="8MB", cache_dir="copies")
-except ImportError as error:
-    print(error)
-"""
-
 
 @pytest.mark.parametrize(
     ("room", "others"), [("scheduling", set()), ("caching", set()), ("lab.simulation", {"scheduling", "lab"})]
@@ -120,14 +94,6 @@ def test_a_loader_at_work_does_not_load_the_lab(tmp_path: Path) -> None:
     loaded = done.stdout.split()
     assert "minato_gpu.scheduling.scheduler" in loaded
     assert [name for name in loaded if name.startswith("minato_gpu.lab")] == []
-
-
-def test_only_a_cache_on_disk_needs_lmdb(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CACHED, str(tmp_path)]
-    done = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
-    first, second, refused = done.stdout.splitlines()
-    assert (first, second) == ("0 1 2 3 4 5 6 7 0", "0 1 2 3 4 5 6 7 8")
-    assert "lmdb" in refused
 
 
 def test_no_room_imports_one_that_comes_after_it() -> None:

@@ -162,6 +162,14 @@ class TestRun:
         assert (origin.stage, origin.lane, origin.path) == ("read", "cpu", "four")
         assert isinstance(caught.value.__cause__, ValueError)
 
+    def test_a_stage_gets_the_fields_that_it_declares_to_read(self) -> None:
+        """A device implementation gets no others either."""
+        undeclared = stage(cpu=lambda fields, params: {"x": fields["x"] + fields["label"]})
+        with pytest.raises(StageError, match="KeyError: 'label'") as found:
+            Pipeline((undeclared,), outputs=("x", "label")).run({"x": 1, "label": 1}, 0)
+        assert found.value.__cause__ is not None
+        assert "which is not among its reads ('x',)" in found.value.__cause__.__notes__[0]
+
     def test_an_interrupt_is_not_wrapped(self) -> None:
         def interrupt(fields: Fields, params: Params) -> Fields:
             raise KeyboardInterrupt

@@ -39,7 +39,7 @@ from minato_gpu.device.dali_outputs import Kept, Output, on_device, on_host
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import Batch, Drawn, as_tensor, device_number, plain
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Value
+from minato_gpu.samples import Value, add_note
 from minato_gpu.stages import DaliFragment, Stage
 
 _DECODERS = (b"decoders__Image", b"ImageDecoder")  # in a graph's definition, today's and the former
@@ -332,7 +332,11 @@ class DaliGraph(Segment):
 
         names = self._names[number]
         nodes = AskedFor(source) if names is None else {key: source(key) for key in names}
-        written = fragment.build(dali, reads, nodes, "gpu" if on_gpu else "cpu")
+        try:
+            written = fragment.build(dali, reads, nodes, "gpu" if on_gpu else "cpu")
+        except Exception as error:
+            add_note(error, f"in the DALI fragment of stage {stage.name!r}")
+            raise
         if written.keys() != stage.writes.keys():
             raise ValueError(
                 f"stage {stage.name!r}: its DALI fragment made {sorted(written)}, declared {sorted(stage.writes)}"

@@ -35,7 +35,7 @@ from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.graph_prebuild import BuildAhead
 from minato_gpu.device.output import DeviceOutput
 from minato_gpu.device.transfers import Transfers
-from minato_gpu.device.work import DeviceWork, Unreported
+from minato_gpu.device.work import BrokenDown, DeviceWork
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
@@ -290,7 +290,7 @@ class DeviceLane(Lane):
     def _break_down(self, error: BaseException) -> None:
         """Something that is nobody's fault but the lane's own: others do what it has begun."""
         traceback.clear_frames(error.__traceback__)  # they hold samples
-        if isinstance(error, Unreported):
+        if isinstance(error, BrokenDown):
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()

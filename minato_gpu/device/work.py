@@ -44,9 +44,9 @@ from minato_gpu.slices import Slices
 _MOST_USELESS = 32
 
 
-class Unreported(BaseException):
-    """A task could not be reported while another was at work: no error of the step that it was reported before, which
-    must not take it for its own. The lane has broken down; ``why`` is what was raised."""
+class BrokenDown(BaseException):
+    """The lane has broken down, for ``why``: a task could not be reported while another was at work, or a graph cannot
+    be built. No error of the step that is at work, which must not take it for its own."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(why)
@@ -187,7 +187,7 @@ class DeviceWork:
             try:
                 self.end()
             except Exception as error:
-                raise Unreported(error) from error
+                raise BrokenDown(error) from error
 
     # --- parts of tasks --------------------------------------------------------------------------------------
 
@@ -293,7 +293,12 @@ class DeviceWork:
         read = self._read_before(run, split, numbers) or self._read(run, numbers)
         items, ready, given = read.items, read.ready, read.given
         run.given = [numbers[at] for at in ready]
-        self._ahead.start(given)
+        try:
+            self._ahead.start(given)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise BrokenDown(error) from error
         with self._outlet.working(behind=read.begun):
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))

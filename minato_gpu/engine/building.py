@@ -43,7 +43,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options
-from minato_gpu.sampling.look_ahead import LookAhead
+from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
@@ -105,7 +105,6 @@ class Builder:
             memory_bytes=cache.memory_bytes,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
-            run=cache.run,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
             keeps_fields=keeps and cache.memory_bytes > 0,

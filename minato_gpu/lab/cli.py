@@ -94,7 +94,7 @@ def demo(out: CommandOutput, /, **options: Any) -> None:
 @click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
 @shows
 def check(out: CommandOutput, module: str, data: Path | None, device: str) -> None:
-    """Compare both implementations of every stage of the pipeline defined by MODULE.
+    """Compare both implementations of every stage of the pipeline defined by MODULE, a module's name or file.
 
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
     pipeline's tolerance.
@@ -105,6 +105,9 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
 
     found = parity.run_check(imported, None if data is None else str(data), device)
     show(out.console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
+    for row in found.rows:
+        if row.get("note"):
+            out.console.print(f"{row['stage']}: {row['note']}", style="yellow", markup=False)
     for reason in found.skipped:
         out.console.print(f"left out: {reason}", markup=False)
     settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}

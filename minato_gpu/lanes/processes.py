@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from time import monotonic
 
@@ -35,6 +36,7 @@ from minato_gpu import children
 from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.shared_pickle import SharedPickle
 from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
@@ -60,10 +62,12 @@ class KilledWorkers(WorkerDied):
     """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
 
 
-def worker_main(number: int, job: Job, links: WorkerChannels, parent: int) -> None:
+def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, parent: int) -> None:
     """Entry of a worker process. ``parent``: see ``_end_with``."""
     _set_worker_signal_handlers()
     forking.begin()
+    if isinstance(job, SharedPickle):  # a context that forks, and does not say so
+        job = job.value
     end = links.stack_writers[number]
     _end_with(parent, end)
     links.arenas[number].occupy(_awaited_blocks(end))
@@ -176,9 +180,10 @@ class Workers:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watch.register(self._bell, select.EPOLLIN)
         try:
-            for number in range(count):
-                self._adopt(number, self._start(number))
-                _let_begin(links.stack_readers[number], ())
+            with closing(SharedPickle(job)) as pickled:
+                for number in range(count):
+                    self._adopt(number, self._start(number, pickled))
+                    _let_begin(links.stack_readers[number], ())
             if replaceable and forks:
                 self._spawner = Spawner(context, links, self._start)
                 self._watch.register(self._spawner.fileno(), select.EPOLLIN)
@@ -187,8 +192,9 @@ class Workers:
             self.close(0.0)
             raise
 
-    def _start(self, number: int) -> BaseProcess:
-        arguments = number, self._job, self._links, _ends_by_kernel(forks=self._forks)
+    def _start(self, number: int, pickled: SharedPickle | None = None) -> BaseProcess:
+        """``pickled``: the job, for a process that is not forked."""
+        arguments = self._job if self._forks else pickled, number, self._links, _ends_by_kernel(forks=self._forks)
         process: BaseProcess = self._context.Process(target=worker_main, args=arguments)
         process.daemon = True
         _start(process)
@@ -262,7 +268,8 @@ class Workers:
 
     def _start_apart(self, number: int) -> None:
         try:
-            self._started.append((number, self._start(number)))
+            with closing(SharedPickle(self._job)) as pickled:
+                self._started.append((number, self._start(number, pickled)))
         except Exception as error:
             self._started.append((number, error))
         os.eventfd_write(self._bell, 1)

@@ -1,23 +1,23 @@
-"""A tier on disk before the reader pool: what has a copy there is read from it, and all else from its source.
+"""A cache on disk before the reader pool: what has a copy there is read from it, and all else from its source.
 
-The tier is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
+The cache is looked into by threads, as files are. It keeps what comes first, until its budget is full: then what is new
 passes by (CoorDL's MinIO cache, see caching/minio.py), unless there are copies that nobody uses any more, which make
-room (disk/upkeep.py). So the processes that share a directory need not agree on anything: each hits what any of them
-has kept. Where those who share it read a part of each epoch, and know which, a copy goes as it is used, if none of them
-will need it soon, and what is not needed soon is not written (following.py).
+room (disk/eviction.py). So the processes that share a directory need not agree on anything: each hits what any of them
+has kept. Where a run has a directory alone, reads a part of each epoch, and knows which, a copy goes as it is used if
+it is not needed soon, and what is not needed soon is not written (following.py).
 """
 
 from __future__ import annotations
 
 import os
-from asyncio import AbstractEventLoop, CancelledError, TimerHandle, get_running_loop
+from asyncio import AbstractEventLoop, CancelledError, get_running_loop
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import Any
 
-from minato_gpu.sources.blocks import Blocks
+from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.files import Ended, FileReads
 from minato_gpu.sources.following import Following
@@ -28,7 +28,6 @@ from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
 _EMPTY = b"0 "  # how the version of a file begins that says that it has no bytes
-_TELL_S = 60.0  # after which others see what has been used
 _FULL_FOR = 4096  # reads after which a tier that was full is asked again: copies may have been removed
 
 
@@ -56,7 +55,6 @@ class DiskPool:
         self._waiting = 0  # bytes to be written
         self._passes = 0  # writes that are not tried, as the tier is full
         self._epoch = 0  # how many have begun
-        self._tell: TimerHandle | None = None  # what has been used
         self._going: deque[bytes] = deque()  # names of copies that are not needed soon
         self._lets_go = False  # whether the writer has been asked to remove them
 
@@ -64,8 +62,8 @@ class DiskPool:
         """An epoch begins."""
         self._passes = 0
         self._epoch += 1
-        self.following.begin(begun, self._tier.beside(), self._tier.room())
-        self._writer.submit(self._tier.begin_epoch, self.following.part)
+        self.following.begin(begun, self._tier.is_alone(), self._tier.room())
+        self._writer.submit(self._tier.begin_epoch)
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -85,21 +83,24 @@ class DiskPool:
             version = version_of(source)
         except OSError:
             raise _Missing(None) from None  # who reads it finds that out, too
-        entry = self._tier.find(name_of(source.key), version)
-        if entry is None:
+        block = NOWHERE
+
+        def allocate(nbytes: int) -> memoryview:
+            nonlocal block
+            block, view = self._blocks.allocate(nbytes)
+            return view
+
+        nbytes = self._tier.read(name_of(source.key), version, allocate)
+        if nbytes is None:
+            if block != NOWHERE:
+                self._blocks.free(block)
             raise _Missing(version)
-        block, view = self._blocks.allocate(entry.length)
-        if not self._tier.read(entry, view):
-            self._blocks.free(block)
-            raise _Missing(version)
-        return block, entry.length
+        return block, nbytes
 
     def _looked(self, ended: Ended) -> None:
         number, seconds, block, nbytes, error = ended
         source, cancelled = self._looking.pop(number), number in self._cancelled
         self._cancelled.discard(number)
-        if self._tell is None:
-            self._tell = self._loop.call_later(_TELL_S, self._tell_uses)
         if error is None:
             self.following.read(nbytes)
             self._done(number, block, nbytes, None, seconds, on_disk=True)
@@ -108,10 +109,6 @@ class DiskPool:
         else:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
-
-    def _tell_uses(self) -> None:
-        self._tell = None
-        self._writer.submit(self._tier.tell_uses)
 
     def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
         version = self._versions.pop(number)
@@ -164,14 +161,12 @@ class DiskPool:
         """In the writer's thread: remove what is to go."""
         names = [self._going.popleft() for _ in range(len(self._going))]
         if names:
-            gives_back = self._tier.let_go(names, self.following.may)
-            self._loop.call_soon_threadsafe(self._have_gone, gives_back)
+            self._tier.let_go(names)
+            self._loop.call_soon_threadsafe(self._have_gone)
 
-    def _have_gone(self, gives_back: bool) -> None:
+    def _have_gone(self) -> None:
         self._lets_go = False
         self._passes = 0  # there is room since
-        if not gives_back:
-            self.following.stop("this disk does not take back the space of single copies")
         if self._going:
             self._lets_go = True
             self._writer.submit(self._make_go)
@@ -185,14 +180,8 @@ class DiskPool:
     def finish(self) -> None:
         """Write what waits, and let go of what is to go."""
         self._reads.close()
-        if self._tell is not None:
-            self._tell.cancel()
         self._writer.submit(self._make_go)
         self._writer.shutdown()
-
-    def close(self) -> None:
-        """Let go of the directory."""
-        self._tier.close()
 
 
 def name_of(key: Key) -> bytes:

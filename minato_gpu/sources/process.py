@@ -29,6 +29,7 @@ from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Ready, Service
 
 if TYPE_CHECKING:
+    from minato_gpu.sources.disk.tier import DiskTier
     from minato_gpu.sources.disk_pool import DiskPool
 
 _STATS_S = 0.5
@@ -45,7 +46,6 @@ class ReaderSettings:
     memory_bytes: int = 0  # budgets of the tiers in which copies stay; 0: there is none
     disk_bytes: int = 0
     directory: str = ""  # of the tier on disk
-    run: str = ""  # a name of the loader there
     samples: int = 0  # of the data set
     workers: int = 1  # that prepare them
     keeps_fields: bool = False  # of samples, in memory
@@ -57,7 +57,7 @@ def main(
     """The process's work, to its end. ``parent``: process id of the loader's; ``of_fields``: where workers send fields
     that are to be kept."""
     try:
-        asyncio.run(_serve(parent, partial(_Link, arena, end, of_fields, parent, settings)))
+        asyncio.run(_serve(parent, partial(_Link, arena, end, of_fields, settings)))
     finally:
         os._exit(0)  # nothing that the loader's process has registered for its own end
 
@@ -96,7 +96,6 @@ class _Link:
         arena: Arena,
         end: socket.socket,
         of_fields: socket.socket | None,
-        parent: int,
         settings: ReaderSettings,
         ended: asyncio.Event,
     ) -> None:
@@ -107,9 +106,10 @@ class _Link:
         self._timer: asyncio.TimerHandle | None = None  # to send what is ready
         self._stats_at = 0.0
         memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
-        self._blocks, self._settings, self._parent = Blocks(arena), settings, parent
+        self._blocks, self._settings = Blocks(arena), settings
         self._service = service = Service(self._blocks, settings.ahead_bytes, self._add, memory)
-        self._disk: DiskPool | None = None  # open while there are workers
+        self._tier: DiskTier | None = None  # on disk; stays open, so that other runs see that this one lives
+        self._disk: DiskPool | None = None  # while there are workers
         self._disk_counts: dict[str, Any] | None = None
         placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
         self._pool = service.pool = ReaderPool(self._blocks, service.done, behind=service.behind, placement=placement)
@@ -161,7 +161,7 @@ class _Link:
                 if self._disk is not None:
                     self._disk.begin(what)
             else:  # the workers have ended
-                self._close_disk()
+                self._leave_disk()
                 self._loop.call_soon(self._answer_end)  # after what has been written
 
     def _answer_end(self) -> None:
@@ -172,18 +172,22 @@ class _Link:
         self._flush()
         self._service.count_anew()
         self._pool.count_anew()
+        if self._tier is not None:
+            self._tier.count_anew()
         self._disk_counts = None
 
     async def close(self) -> None:
         """End what is under way, and write what waits to be written."""
         await self._pool.close()
-        self._close_disk()
+        self._leave_disk()
+        if self._tier is not None:
+            self._tier.close()
         self._messages.put((self._run, [], self._counts(fully=True)))
         with contextlib.suppress(OSError):
             self._messages.flush()
 
     def _open_disk(self) -> None:
-        """Open the tier on disk with the first epoch of new workers, unless what was possible as the loader was made is
+        """Use the tier on disk with the first epoch of new workers, unless what was possible as the loader was made is
         so no longer."""
         settings, service = self._settings, self._service
         if not settings.disk_bytes or self._disk is not None or self._disk_counts is not None:
@@ -194,21 +198,21 @@ class _Link:
 
         self._disk_counts = {}
         try:
-            tier = DiskTier(settings.directory, settings.disk_bytes, run=(settings.run, self._parent))
+            if self._tier is None or not self._tier.is_there():
+                self._tier = DiskTier(settings.directory, settings.disk_bytes)
         except CacheDirectoryError as error:
             LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
             return
         following = Following(settings.samples, settings.memory_bytes)
-        self._disk = service.pool = service.disk = DiskPool(tier, self._blocks, self._pool, following)
+        self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self._pool, following)
 
-    def _close_disk(self) -> None:
-        """Write what waits, and let go of the directory: other runs are not to take this one for one that reads."""
+    def _leave_disk(self) -> None:
+        """Write what waits."""
         disk, service = self._disk, self._service
         if disk is None:
             return
         disk.finish()
         self._disk_counts = disk.counts()
-        disk.close()
         self._disk, service.disk, service.pool, self._pool.done = None, None, self._pool, service.done
 
     def _add(self, ready: Ready) -> None:

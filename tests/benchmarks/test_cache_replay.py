@@ -18,11 +18,8 @@ from benchmarks.cache_replay import (
     middle,
     most_hits,
     replay,
-    run_epoch,
 )
 from minato_gpu.caching import choice
-from minato_gpu.caching.minio import Minio
-from minato_gpu.caching.orders import merged, share
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import best_hits, epochs_of_keys
 
@@ -60,16 +57,6 @@ def test_next_use_comes_within_two_hundredths_of_the_best(shards: int, cache_sha
 @pytest.mark.parametrize("policy", ["minio", "next-use", BLIND])
 def test_one_reader_hits_exactly_what_is_kept(policy: str, cache_share: float) -> None:
     assert counted(policy, Shuffles(KEYS, 1, 1), cache_share, 6) == [0] + [int(cache_share * KEYS)] * 5
-
-
-def test_ranks_on_one_directory_hit_what_is_kept_whoever_read_it() -> None:
-    """Together they read the whole set each epoch; 402 keys among 4 ranks, two come twice."""
-    policy, items = Minio(100 * 100_000), Items.equal(402)
-    for epoch in range(4):
-        whole = Shuffles(402, 1, 1).order(epoch)
-        order = merged([share(whole, rank, 4) for rank in range(4)], 16)
-        hit = run_epoch(policy, order, items, 0)
-        assert len(order) == 404 and (epoch == 0 or len(set(hit.tolist())) == 100)
 
 
 @pytest.mark.parametrize("sigma", [0.0, 1.0])

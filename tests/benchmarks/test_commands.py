@@ -39,7 +39,7 @@ TOYS = (
     Toy("busy --step", "late_p50_us late_p99_us", 3),
     Toy("caches", "hit_rate belady of_belady saved_share us_per_access epoch_s", 179),
     Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
-    Toy("disk_tier", "bare_us hit_us ratio_min", 5),
+    Toy("disk_tier", "us seconds ratio", 7),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),
     Toy("overhead", "samples_per_s scheduler_us_per_sample", 6),

@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from benchmarks.cache_replay import Items, replay_on_disk, run_epoch
+from benchmarks.disk_tier import budget_of
 from minato_gpu.caching.choice import bound, new_policy
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk import LEAST_BUDGET
-from minato_gpu.sources.disk.tier import DiskTier
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
 from tests.sources.disk.content import elsewhere
 
@@ -94,10 +94,9 @@ def test_as_many_hits_as_simulated(folder: Path, owns: bool, persistent: bool) -
 
 # --- hosts with directories of their own, each of which reads a share of every epoch -----------------------------
 
-_SHARDED, _NBYTES = 400, 40_960
+_SHARDED, _NBYTES = 400, 40_000
 _HOSTS, _SHARE = 4, 0.25
 _ROUNDS, _STEADY = 10, 5
-_INDEX = 200_000  # bytes, by which that of so few copies grows
 
 
 @pytest.fixture(scope="module")
@@ -109,13 +108,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def budget(tmp_path: Path) -> int:
+def budget() -> int:
     """Of a directory that has room for a quarter of the set."""
-    guess = 8 << 20
-    tier = DiskTier(tmp_path / "empty", guess)
-    wanted, room = round(_SHARE * _SHARDED) * _NBYTES, tier.room()[0]
-    tier.close()
-    return guess - (room - wanted - _INDEX) * 128 // 127  # what is not for copies grows with it
+    return budget_of(round(_SHARE * _SHARDED), _NBYTES)
 
 
 def host(folder: Path, directory: Path, budget: int, rank: int, **more: Any) -> tuple[Any, Any]:

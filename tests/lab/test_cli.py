@@ -101,6 +101,31 @@ def test_check_takes_a_module_of_the_current_folder(tmp_path: Path, monkeypatch:
     assert "No module named 'no_such_dependency'" in result.output
 
 
+def test_check_takes_a_file_and_says_which_limit_cannot_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "a_normalised_pipeline.py").write_text(_NORMALISED)
+    result = _run("check", str(tmp_path / "a_normalised_pipeline.py"))
+    assert "all values of 'x' are within 4 levels, so a limit of 8 cannot fail" in " ".join(result.output.split())
+    assert "level=0.016" in result.output
+
+
+_NORMALISED = """
+import numpy as np
+from minato_gpu import Field, Pipeline, Stage
+from minato_gpu.pipeline import CupyFunction, Tolerance
+
+def wrong(xp, fields, params):
+    return {"x": -fields["x"] / 2}
+
+X = {"x": Field(np.float32, (3,))}
+stage = Stage("scale", ("x",), X, lambda fields, _: {"x": fields["x"] / 2}, CupyFunction(wrong),
+              tolerance={"cpu": Tolerance(8, 8)})
+pipeline = lambda: Pipeline((Stage("read", ("n",), X, lambda fields, _: {"x": fields["n"]}), stage), outputs=("x",))
+example_data = lambda folder: None
+dataset = lambda folder: [{"n": np.array([-4, 0, 4], np.float32)}]
+"""
+
+
 def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], int]] = []
 

@@ -156,6 +156,40 @@ def test_a_graph_that_wants_to_know_all_names_is_built_with_the_first_sample(lin
     assert lane.close(5.0)
 
 
+def _no_device(dali: Any, reads: Any, params: Any) -> Any:
+    return {"x": reads["x"]}
+
+
+def _python_if(dali: Any, reads: Any, params: Any, device: str) -> Any:
+    return {"x": reads["x"] if reads["x"] > 0 else -reads["x"]}
+
+
+def _undeclared(dali: Any, reads: Any, params: Any, device: str) -> Any:
+    return {"x": reads["k"] if "a" in params else reads["k"] + 1}
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (_no_device, TypeError, "takes 3 positional arguments"),
+        (_python_if, TypeError, "conditional"),
+        (_undeclared, KeyError, "'k'"),
+    ],
+)
+def test_a_fragment_that_cannot_be_built(
+    build: Any, error: type[Exception], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The only lane raises, and nothing is logged beside that."""
+    stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(build))
+    pipeline = Pipeline((READ, stage), outputs=("x", "k"), name="tests")
+    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match="the device lane .*" + text) as caught:
+        list(DataLoader(Numbers(), 8, num_workers=1, pipeline=pipeline, lanes=["device"], timeout=20))
+    assert isinstance(caught.value.__cause__, error)
+    assert "fragment of stage 'double'" in str(caught.value.__cause__.__notes__)
+    assert not caplog.records
+
+
 class Current(Dataset[int]):
     """A sample is the number of the device that is its thread's current one."""
 

@@ -50,7 +50,7 @@ FAULTS = (
     Fault(
         "what this machine cannot run is said to be verifiable",
         "lab/analysis/questions.py",
-        "        here = HERE if count <= profile.cores else MORE_CORES\n",
+        "        here = HERE if count <= cores else MORE_CORES\n",
         "        here = HERE if count else MORE_CORES\n",
         ("lab/analysis/test_whatif.py",),
     ),

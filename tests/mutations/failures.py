@@ -152,4 +152,11 @@ FAULTS = (
         "error = self.kept",
         ("engine/test_faults.py",),
     ),
+    Fault(
+        "a fragment that cannot be built leaves all samples to the CPU",
+        "device/work.py",
+        "            raise BrokenDown(error) from error\n        with",
+        "            raise\n        with",
+        ("lanes/test_opening.py",),
+    ),
 )

@@ -84,4 +84,18 @@ FAULTS = (
         "cpu_slots, cpu_s = slots, seconds",
         SCHEDULING,
     ),
+    Fault(
+        "a second worker gets the descriptors of a shared tensor under other numbers",
+        "lanes/shared_pickle.py",
+        "            for fd in self._fds:\n                starting.duplicate_for_child(fd)\n",
+        "            pass\n",
+        ("lanes/test_shared_pickle.py",),
+    ),
+    Fault(
+        "every worker of a fork server imports what it needs by itself",
+        "lanes/shared_pickle.py",
+        '    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])\n',
+        "",
+        ("lanes/test_shared_pickle.py",),
+    ),
 )

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from minato_gpu.caching.orders import Part
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.disk.records import Entry, Room
+from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
@@ -32,23 +31,20 @@ class FakeTier:
         self.writes: list[bytes] = []
         self.told: list[str] = []
         self.has_room, self.raises = True, False
-        self.others: list[Part | None] = []
         self.batches: list[int] = []  # how many went together
         self.may_find, self.may_write = threading.Event(), threading.Event()
         self.may_find.set()
         self.may_write.set()
 
-    def find(self, key: bytes, version: bytes) -> Entry | None:
+    def read(self, key: bytes, version: bytes, allocate: Callable[[int], memoryview]) -> int | None:
         self.may_find.wait()
         if self.raises:
             raise ArithmeticError("in the tier")
         found, data = self.copies.get(key, (b"", b""))
-        return Entry(key, version, 0, 0, len(data), 0, 0.0) if found == version and data else None
-
-    def read(self, entry: Entry, into: memoryview) -> bool:
-        data = self.copies[entry.key][1]
-        into[: entry.length] = data
-        return data != b"damaged"
+        if found != version or not data:
+            return None
+        allocate(len(data))[:] = data
+        return None if data == b"damaged" else len(data)
 
     def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
         self.may_write.wait()
@@ -59,29 +55,21 @@ class FakeTier:
             self.copies[key] = version, bytes(data)
         return self.has_room
 
-    def begin_epoch(self, part: Part | None = None) -> None:
+    def begin_epoch(self) -> None:
         self.told.append("begin")
 
-    def beside(self) -> list[Part | None]:
-        return self.others
+    def is_alone(self) -> bool:
+        return True
 
     def room(self) -> Room:
         return Room(40 * 4096, 100, 100 * 4096)
 
-    def let_go(self, keys: Iterable[bytes], may: Callable[[list[Part | None]], bool]) -> bool:
-        assert may(self.others)
+    def let_go(self, keys: Iterable[bytes]) -> None:
         self.batches.append(sum(self.copies.pop(key, None) is not None for key in keys))
         self.has_room = True
-        return True
-
-    def tell_uses(self) -> None:
-        self.told.append("uses")
 
     def stats(self) -> dict[str, Any]:
         return {}
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class Bench:
@@ -136,7 +124,6 @@ class Bench:
 
     def close(self) -> None:
         self.pool.finish()
-        self.pool.close()
         self.arena.close()
 
 
@@ -203,6 +190,19 @@ def test_what_cannot_be_looked_for_is_read_and_not_written(tmp_path: Path, sourc
     async def act(bench: Bench) -> None:
         bench.pool.submit(0, source if tier.raises else Source(str(tmp_path / "missing")))
         assert (await bench.read(0, b"content"))["version"] is None
+
+    on_bench(tier, act)
+
+
+def test_a_copy_that_cannot_be_read_after_all_leaves_no_memory(source: Source) -> None:
+    tier = FakeTier()
+    tier.copies[name_of(source.key)] = version_of(source), b"damaged"
+
+    async def act(bench: Bench) -> None:
+        bench.pool.submit(0, source)
+        found = await bench.read(0, b"content")
+        bench.blocks.free(found["block"])
+        assert bench.arena.allocated == 0
 
     on_bench(tier, act)
 
@@ -284,9 +284,8 @@ def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Pat
     on_bench(tier, act)
 
 
-def removable(tier: FakeTier, bench: Bench) -> list[Key]:
+def removable(tier: FakeTier) -> list[Key]:
     """There are copies of five sources, and they may go."""
-    bench.following.may = lambda beside: True
     keys: list[Key] = [(f"https://somewhere/{number}", 0, None) for number in range(5)]
     tier.copies.update({name_of(key): (b"", b"copy") for key in keys})
     return keys
@@ -297,7 +296,7 @@ def test_what_goes_goes_before_what_comes_is_written(source: Source) -> None:
     tier = FakeTier()
 
     async def act(bench: Bench) -> None:
-        keys = removable(tier, bench)
+        keys = removable(tier)
         tier.has_room = False
         bench.pool.submit(9, source)
         found = await bench.read(9, b"new")

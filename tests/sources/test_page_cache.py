@@ -235,16 +235,18 @@ def fd(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("dontcache", [True, False], ids=["by the kernel", "by hand"])
 def test_what_is_read_and_written_past_it_does_not_fill_it(fd: int, dontcache: bool) -> None:
-    size, uncached = 1 << 20, Uncached(dontcache)
-    data = memoryview(os.urandom(size))
-    for number in range(64):
-        uncached.write(fd, data, number * size)
+    size, uncached, head = 1 << 20, Uncached(dontcache), b"head"
+    data = memoryview(os.urandom(64 * size))
+    uncached.write(fd, head, data)
     os.fdatasync(fd)  # what the kernel gives back by itself, it gives back once it has been written
     pages = 64 * size // os.sysconf("SC_PAGESIZE")
     assert (cached_pages(fd) or 0) < pages // 4
     evict(fd)
     into = memoryview(bytearray(size))
     for number in range(64):
-        assert uncached.read(fd, into, number * size) == size and into == data
+        before = bytearray(4)
+        found = uncached.read(fd, into, 4 + number * size, before)
+        assert found == 4 + size and into == data[number * size :][:size]
+        assert bytes(before) == (data[number * size - 4 : number * size].tobytes() if number else head)
     assert (cached_pages(fd) or 0) < pages // 16
-    assert uncached.read(fd, into, 64 * size - 5000) == 5000 and uncached.read(fd, into, 64 * size) == 0
+    assert uncached.read(fd, into, 4 + 64 * size - 5000) == 5000 and uncached.read(fd, into, 4 + 64 * size) == 0

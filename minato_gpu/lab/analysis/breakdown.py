@@ -28,6 +28,7 @@ TITLES: dict[str, str] = {
 }
 _TIMES_THE_ERROR = 2.0
 _BLOCKS = 10
+_LOADED = ("warm", "cold")  # phases whose batches the loader makes
 
 
 class EpochPart(NamedTuple):
@@ -71,15 +72,18 @@ class Mean(NamedTuple):
     error: float
 
 
-def mean_of(values: Sequence[float], blocks: int = _BLOCKS) -> Mean:
+def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) -> Mean:
     """Mean and error of times that depend on their neighbours: the error comes from means of blocks of neighbours.
 
-    Batches come in bursts where several workers each make one; blocks even that out.
+    Batches come in bursts where several ``workers`` each make one. So a block is of whole rounds of them, if there are
+    two rounds.
     """
     if not values:
         return Mean(0.0, 0.0)
     mean = math.fsum(values) / len(values)
     size = max(1, len(values) // blocks)
+    if len(values) >= 2 * workers > 0:
+        size = -(-size // workers) * workers
     means = [math.fsum(values[at : at + size]) / size for at in range(0, len(values) - size + 1, size)]
     if len(means) < 2:
         return Mean(mean, mean)  # a single time says nothing of its error
@@ -89,7 +93,7 @@ def mean_of(values: Sequence[float], blocks: int = _BLOCKS) -> Mean:
 
 def broken_down(profile: Profile) -> Breakdown | None:
     """The parts of this rank's epoch; None where not even T1 and T2 were measured."""
-    compute, warm, cold = (_phase(profile, name) for name in ("compute", "warm", "cold"))
+    compute, warm, cold = _phase(profile, "compute", 1), *(_phase(profile, name, profile.workers) for name in _LOADED)
     if compute is None or warm is None:
         return None
     stalls = max(warm.value - compute.value, 0.0)
@@ -147,9 +151,13 @@ def _fetch(warm_s: float, warm_error: float, cold: Mean | None) -> tuple[float, 
     return max(cold.value - warm_s, 0.0), math.hypot(cold.error, warm_error)
 
 
-def _phase(profile: Profile, name: str) -> Mean | None:
+def _phase(profile: Profile, name: str, workers: int) -> Mean | None:
     phase = profile.phases.get(name)
-    return Mean(phase.each_s, mean_of(phase.batch_s).error) if phase is not None and phase.batches else None
+    return (
+        Mean(phase.each_s, mean_of(phase.batch_s, workers=workers).error)
+        if phase is not None and phase.batches
+        else None
+    )
 
 
 def _slower_steps(profile: Profile, compute_s: float) -> float:

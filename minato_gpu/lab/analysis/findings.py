@@ -86,7 +86,7 @@ class Findings:
             max_lateness=subject.lateness(),
             rank=rank,
             ranks=ranks,
-            cores=max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
+            cores=_cores(usable_cores(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))),
             prepare_s=tuple(seen.seconds for seen in samples),
             prepare_cpu_share=min(1.0, on_core / whole) if whole else 1.0,
             collate_s=mean(each.seconds for each in batches),
@@ -146,6 +146,11 @@ class Findings:
 def _named(key: JSON, path: str) -> str:
     name = "a sample of a stream" if key is None else f"key {key}"
     return f"{name}: {path}" if path else name
+
+
+def _cores(usable: int, ranks: int) -> float:
+    """A rank's share of the cores that all ranks of a host may use: a part of one where there are fewer than ranks."""
+    return usable // ranks if usable >= ranks else usable / ranks
 
 
 def _stages(samples: Sequence[Seen]) -> dict[str, float]:

@@ -90,7 +90,7 @@ def cause_of(profile: Profile, step_s: float) -> Bottleneck:
     batch_s = worker_seconds(profile)
     needed_rate = profile.batch_size / max(step_s, 1e-9)
     if profile.workers == 0:
-        return Bottleneck("no workers", min(_workers_for(batch_s, step_s), max(profile.cores, 1)))
+        return Bottleneck("no workers", min(_workers_for(batch_s, step_s), max(int(profile.cores), 1)))
     if _is_flat(profile):
         return Bottleneck("one lock", times=_growth(profile))
     if _rate(profile, batch_s) >= _ENOUGH * needed_rate:

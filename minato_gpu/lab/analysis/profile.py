@@ -68,18 +68,18 @@ class Phase:
 class Profile:
     """One rank's epoch.
 
-    ``samples``: of an epoch. ``prefetch``: batches for each worker. ``cores``: that this rank may use.
-    ``prepare_s``: seconds of one worker for each sample that was seen while its bytes were in memory, in the
-    sampler's order; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``: of a batch.
-    ``step_s``: of each training step with a batch that was there already, its transfer left out; ``transfer_s``: of a
-    batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a batch. ``startup_s``:
-    until the first batch. ``scaling``: (workers, samples a second), as far as it was tried. ``phases``: by name:
-    ``compute`` (T1), ``warm`` (T2), ``cold`` (T3), ``prepare`` (no step). ``storage``: None where no read was seen.
-    ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several threads do).
-    ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends. ``shards``:
-    an epoch reads one sample of the set in so many, as where ranks share it out. ``between_s``: of the consumer's
-    thread from one epoch to the next, loader and all. ``slowest``: (seconds, key and file) of the slowest samples,
-    slowest first. ``notes``: what could not be measured, in sentences.
+    ``samples``: of an epoch. ``prefetch``: batches for each worker. ``cores``: that this rank may use, a part of one
+    where ranks outnumber them. ``prepare_s``: seconds of one worker for each sample that was seen while its bytes were
+    in memory, in the sampler's order; ``prepare_cpu_share``: of these, what was computed and not waited. ``collate_s``:
+    of a batch. ``step_s``: of each training step with a batch that was there already, its transfer left out;
+    ``transfer_s``: of a batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a
+    batch. ``startup_s``: until the first batch. ``scaling``: (workers, samples a second), as far as it was tried.
+    ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold`` (T3), ``prepare`` (no step). ``storage``: None where
+    no read was seen. ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several
+    threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends.
+    ``shards``: an epoch reads one sample of the set in so many, as where ranks share it out. ``between_s``: of the
+    consumer's thread from one epoch to the next, loader and all. ``slowest``: (seconds, key and file) of the slowest
+    samples, slowest first. ``notes``: what could not be measured, in sentences.
     """
 
     loader: LoaderKind
@@ -91,7 +91,7 @@ class Profile:
     max_lateness: int
     rank: int
     ranks: int
-    cores: int
+    cores: float
     prepare_s: tuple[float, ...]
     prepare_cpu_share: float
     collate_s: float
@@ -216,7 +216,7 @@ class Setting:
             storage = replace(storage, bytes_per_s=storage.bytes_per_s * profile.ranks / self.ranks)
         cores = profile.cores
         if self.cores is None:
-            cores = max(1, cores * profile.ranks // self.ranks)
+            cores = cores * profile.ranks / self.ranks  # ranks that have less than a core each take turns on it
         return replace(
             profile,
             samples=-(-whole // self.ranks),

@@ -116,12 +116,13 @@ def _workers(profile: Profile) -> Iterator[Point]:
 
 
 def _cores(profile: Profile) -> Iterator[Point]:
-    counts = {max(1, profile.cores // 2), profile.cores, 2 * profile.cores, 4 * profile.cores}
+    cores = max(1, int(profile.cores))
+    counts = {max(1, cores // 2), cores, 2 * cores, 4 * cores}
     for count in sorted(counts):
-        here = HERE if count <= profile.cores else MORE_CORES
-        more = max(1, count // profile.cores)  # further cores are of use to workers that are there
+        here = HERE if count <= cores else MORE_CORES
+        more = max(1, count // cores)  # further cores are of use to workers that are there
         setting = Setting(cores=count, workers=more * profile.workers)
-        yield Point("cores", count, setting, count == profile.cores, here)
+        yield Point("cores", count, setting, count == cores, here)
 
 
 def _cache(profile: Profile) -> Iterator[Point]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from minato_gpu.lab.analysis.script import Result, ScriptOrder
 
+_OURS = ("--seconds", "--loader", "--report", "--verify", "--json")  # that one may mean for the analysis
 _WARNING = (
     "The script runs as it is, side effects (checkpoints, logs, uploads) included, for at most {seconds:.0f} s of its "
     "training, and is stopped then."
@@ -63,6 +64,10 @@ def analyze(out: CommandOutput, /, script: str | None, arguments: tuple[str, ...
     from minato_gpu.lab.analysis.script import ScriptOrder
 
     what, given = _what(script, arguments, options)
+    for name in _OURS:
+        if any(each == name or each.startswith(f"{name}=") for each in arguments):
+            said = f"{name} comes after the script, so the script gets it; put it before {script} for the analysis."
+            out.console.print(said, style="yellow", markup=False, highlight=False)
     _check_report(options["report_path"])
     ranks = Ranks.of_environment()
     if options["verify"] and ranks.ranks > 1:
@@ -138,6 +143,7 @@ def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], r
     """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
     from minato_gpu.lab.analysis import tables
     from minato_gpu.lab.analysis.breakdown import of_ranks
+    from minato_gpu.lab.analysis.verdict import verdict
     from minato_gpu.lab.report import document
 
     console = out.console
@@ -152,15 +158,16 @@ def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], r
     problem = tables.problem(results)
     profiles = [result.profile for result in results if result.profile is not None]
     measured = bool(of_ranks(profiles))
-    if measured and report_path is not None:
+    if profiles and report_path is not None:
         from minato_gpu.lab.analysis import page
 
         with console.status("simulating what changes would bring"):
             what = str(settings.get("script") or settings["module"])
             page.write(report_path, what, profiles, found, answered=tried)
         console.print(f"The report is {report_path}.", markup=False, highlight=False)
-    if problem and not measured:
-        raise click.ClickException(f"nothing was measured: {problem}")
+    if not measured:
+        too_few = f"{verdict(profiles).sentence} Give it more --seconds: a step takes long." if profiles else ""
+        raise click.ClickException(f"nothing was measured: {problem or too_few}")
     if problem:
         console.print(f"Not all of it: {problem}", style="yellow", markup=False, highlight=False)
     if any(result.status == "died" for result in results):

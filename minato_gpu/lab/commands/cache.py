@@ -30,7 +30,7 @@ def cache(out: CommandOutput, directory: Path, verify: bool, empty: bool) -> Non
     Of no use, probably: unused_bytes are of copies that no run has used for a day. From oldest_s to newest_s seconds
     have passed since copies were used or written.
 
-    With --verify every copy is read; exits with 1 where one was damaged. A damaged index empties the cache.
+    With --verify every copy is read; exits with 1 where one was damaged.
     """
     if verify and empty:
         raise click.UsageError("what is to be emptied needs no --verify; give one of them")

@@ -91,11 +91,24 @@ def _brief(error: Exception) -> str:
     return str(error)
 
 
+def _module_of(file: Path) -> str:
+    """The name of the module in this file, which can be imported from now on."""
+    names, folder = [file.stem], file.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    sys.path.insert(0, str(folder))
+    return ".".join(names)
+
+
 def need_pipeline(module: str) -> str:
     """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
 
-    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so. The path of a file
+    that ends with ".py" stands for its module: of the folder that holds it, or its package.
     """
+    if module.endswith(".py") and Path(module).is_file():
+        return need_pipeline(_module_of(Path(module).resolve()))
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):

@@ -1,7 +1,4 @@
-"""A tier on NVMe: copies of sources' bytes, in a directory that processes share. ``tier.DiskTier`` is the way in.
-
-Only ``tier`` and what it imports need LMDB.
-"""
+"""A cache on disk: copies of sources' bytes, one file each, in a directory that processes share."""
 
 LEAST_BUDGET = 4 << 20
 """Bytes."""

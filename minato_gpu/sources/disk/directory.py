@@ -1,15 +1,12 @@
-"""The directory of a tier: made or taken as it is, and refused where bytes would not be safe in it.
+"""The directory of a cache: made or taken as it is, and refused where copies would not be safe in it.
 
-    format      what this is, and the number of its format
-    gate        held by the one process that is about to open the directory
-    lock        shared by all that have it open
-    owner       held by the one process that removes copies to make room
-    index/      LMDB
-    segments/   files of entries' bytes
+    format     names this package, and the number of the format
+    account    bytes and copies; its lock is held for every change (account.py)
+    evicting   locked by the one process that evicts
+    runs/      a directory for each run that has the cache open (runs.py)
+    00/ - ff/  a file for each copy (entry.py), by the first two digits of its key
 
-Who comes through the gate and finds nobody's lock repairs what earlier runs have left; who finds one finds a
-directory that has been repaired, since locks are taken behind the gate only. Both are flocks, which end with their
-process, however it ends. All files are the user's alone (0700).
+Everything is the user's alone (0700).
 """
 
 from __future__ import annotations
@@ -22,15 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minato_gpu.notices import LOGGER
-from minato_gpu.sources.disk.files import OpenFile
-from minato_gpu.sources.disk.filesystem import remote_kind
-from minato_gpu.sources.disk.index import RENEWED, renew
+from minato_gpu.sources.disk.filesystem import OpenFile, remote_kind
+from minato_gpu.sources.disk.runs import find_runs
 
-_FORMAT = 1
+_FORMAT = "2"
 _NAME = "minato-gpu cache, format "
-_OURS = {"format", "format.new", "gate", "lock", "owner", "index", "segments", "lost+found"}
-_LEAST_BLOCK = 4096
 
 
 class CacheDirectoryError(Exception):
@@ -38,36 +31,18 @@ class CacheDirectoryError(Exception):
 
 
 class Directory:
-    """An open directory. ``alone``: no other process has it open, and none comes, until ``enter`` has been called.
-
-    ``make``: it may be new. Raises CacheDirectoryError; OSError where the disk fails.
-    """
+    """An open directory; ``make``: it may be new. Raises CacheDirectoryError."""
 
     def __init__(self, path: Path, make: bool) -> None:
         self.path = Path(path).expanduser().absolute()
         try:
             _admit(self.path, make)
-            names = ("gate", "lock", "owner")
-            self._gate, self._lock, self._owner = (OpenFile(_lock_file(self.path / name)) for name in names)
-            try:
-                self.alone = self._come_in()
-                self.segments = OpenFile(os.open(self.path / "segments", os.O_RDONLY | os.O_DIRECTORY))
-            except BaseException:
-                self._gate.close()
-                self._lock.close()
-                self._owner.close()
-                raise
+            self.root = OpenFile(_opened(self.path))
         except OSError as error:
             raise CacheDirectoryError(f"{self.path} cannot be used for a cache: {error.strerror}") from error
-        self.block = max(os.statvfs(self.path).f_frsize, _LEAST_BLOCK)
-
-    @property
-    def index(self) -> Path:
-        """The folder of the index."""
-        return self.path / "index"
 
     def need_room(self, budget: int, held: int) -> None:
-        """Raise CacheDirectoryError where the disk has not room for ``budget`` bytes, of which it holds ``held``."""
+        """Raises CacheDirectoryError where the disk has not room for ``budget`` bytes, of which it holds ``held``."""
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize
         if budget > free + held:
@@ -76,69 +51,44 @@ class Directory:
                 f"the cache holds {held:,}"
             )
 
-    def enter(self) -> None:
-        """Hold it together with others from now on, and let the next one come."""
-        fcntl.flock(self._lock.fd, fcntl.LOCK_SH)
-        self._gate.close()
-
     @contextmanager
-    def owned(self) -> Iterator[bool]:
-        """Be the one process that removes copies to make room, if no other is; a holder that dies is none any more."""
-        owned = _is_free(self._owner.fd)
+    def evicting(self) -> Iterator[bool]:
+        """Tells whether this is the one process that may evict; no other may until the context ends, or it dies."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = OpenFile(os.open("evicting", flags, 0o600, dir_fd=self.root.fd))
         try:
-            yield owned
+            yield _is_free(file.fd)
         finally:
-            if owned:
-                fcntl.flock(self._owner.fd, fcntl.LOCK_UN)
+            file.close()
 
     def close(self) -> None:
-        """Let go of it; in a fork's copy, of that copy only."""
-        self.segments.close()
-        self._lock.close()
-        self._gate.close()
-        self._owner.close()
-
-    def _come_in(self) -> bool:
-        fcntl.flock(self._gate.fd, fcntl.LOCK_EX)
-        alone = _is_free(self._lock.fd)
-        if alone:
-            self._prepare()
-        return alone
-
-    def _prepare(self) -> None:
-        if not (self.path / "format").exists():
-            new = self.path / "format.new"
-            new.touch(mode=0o600)
-            new.write_text(f"{_NAME}{_FORMAT}\n", encoding="utf-8")
-            new.rename(self.path / "format")
-        if (self.index / "data.mdb").exists() and not renew(self.index):
-            LOGGER.warning("the index of the cache in %s is damaged: the cache begins anew, empty", self.path)
-            shutil.rmtree(self.path / "segments", ignore_errors=True)
-            shutil.rmtree(self.index)
-        (self.path / "index").mkdir(mode=0o700, exist_ok=True)
-        (self.path / "segments").mkdir(mode=0o700, exist_ok=True)
+        """Lets go of it."""
+        self.root.close()
 
 
 def wipe(path: Path) -> bool:
-    """Delete all that makes ``path`` a cache, whatever its format and state. False where a process has it open."""
+    """Deletes all that makes ``path`` a cache, of this format or an earlier one; False where a process has it open."""
     if not _format(path):
         raise CacheDirectoryError(f"{path} is no cache of this package")
-    gate, lock = (OpenFile(_lock_file(path / name)) for name in ("gate", "lock"))  # released with this function
-    fcntl.flock(gate.fd, fcntl.LOCK_EX)
-    if not _is_free(lock.fd):
+    root, earlier = OpenFile(_opened(path)), path / "lock"  # of format 1
+    lock = OpenFile(os.open(earlier, os.O_RDWR)) if earlier.exists() else None
+    if find_runs(root.fd)[0] or (lock is not None and not _is_free(lock.fd)):
         return False
-    for folder in (path / "segments", path / "index", *path.glob(f"{RENEWED}*")):
-        shutil.rmtree(folder, ignore_errors=True)
+    for file in path.iterdir():
+        if file.name == "runs" or len(file.name) == 2 or file.name.startswith(("segments", "index")):
+            shutil.rmtree(file, ignore_errors=True)
+        elif file.name in {"account", "evicting", "lock", "gate", "owner"}:
+            file.unlink()
     (path / "format").unlink()
     return True
 
 
-def _lock_file(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _is_free(fd: int) -> bool:
-    """Whether nobody else has locked it; then this process has."""
+    """Returns whether nobody else has locked it; then this process has."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -147,7 +97,7 @@ def _is_free(fd: int) -> bool:
 
 
 def _admit(path: Path, make: bool) -> None:
-    """Make the directory where there is none, and refuse what is not safe."""
+    """Makes the directory where there is none, and refuses what is not safe."""
     found = _format(path) if path.is_dir() else ""
     if not found and not make:
         raise CacheDirectoryError(f"{path} is no cache of this package")
@@ -157,20 +107,26 @@ def _admit(path: Path, make: bool) -> None:
     kind = remote_kind(path)
     if kind is not None:
         raise CacheDirectoryError(
-            f"{path} is on {kind}, a network file system, on which processes of several machines would spoil the "
-            f"index; give a directory on a disk of this machine"
+            f"{path} is on {kind}, a network file system, on which the locks of several machines would not hold; give "
+            f"a directory on a disk of this machine"
         )
-    if found and found != str(_FORMAT):
+    if found and found != _FORMAT:
         raise CacheDirectoryError(
             f"the cache in {path} has format {found}, this version of minato-gpu has {_FORMAT}; give another "
             f"directory, or empty it with: minato-gpu cache {path} --empty"
         )
-    others = {file.name for file in path.iterdir() if not file.name.startswith(RENEWED)} - _OURS
+    others = {file.name for file in path.iterdir() if not file.name.startswith("format.")} - {"lost+found"}
+    found = found or _format(path)  # another process may have made it meanwhile
     if not found and others:
         raise CacheDirectoryError(
             f"{path} has files that are no cache's ({min(others)}, for one); give a directory of its own"
         )
     _make_private(path, bool(found))
+    if not found:
+        new = path / f"format.{os.getpid()}"
+        new.touch(mode=0o600)
+        new.write_text(f"{_NAME}{_FORMAT}\n", encoding="utf-8")
+        new.rename(path / "format")
 
 
 def _make_private(path: Path, is_cache: bool) -> None:
@@ -191,7 +147,7 @@ def _make_private(path: Path, is_cache: bool) -> None:
 
 
 def _format(path: Path) -> str:
-    """The number in the directory's format file; empty where it has none."""
+    """Returns the number in the directory's format file; empty where it has none."""
     try:
         text = (path / "format").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the standard library does not reach: holes in files, kinds of file systems, reads around the page cache."""
+"""What the standard library does not reach: kinds of file systems, reads and writes around the page cache."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _RWF_DONTCACHE = 0x80
 _CACHESTAT = 451  # on every architecture
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_FLUSH_BYTES = 8 << 20
+_WRITE_AND_WAIT = 1 | 2 | 4  # of sync_file_range(2): also for what is being written already
 _READ_BYTES = 1 << 16  # what a pipe has at most
-# Memory maps and locks of an index are not coherent between hosts on these (Linux: magic numbers of statfs(2)).
+# Locks do not hold between hosts on these, or not always (Linux: magic numbers of statfs(2)).
 _REMOTE = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -32,15 +32,20 @@ _REMOTE = {
 }
 
 
-def punch_hole(fd: int, offset: int, length: int) -> bool:
-    """Give ``length`` bytes from ``offset`` on back to the disk. They read as noughts. False where the disk cannot."""
-    mode = _KEEP_SIZE | _PUNCH_HOLE
-    if _LIBC.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in _UNSUPPORTED:
-        return False
-    raise OSError(number, os.strerror(number))
+class OpenFile:
+    """A file that is closed with its last holder, so that the number of an open file is not reused under one."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def close(self) -> None:
+        """Close it now."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def remote_kind(path: str | os.PathLike[str]) -> str | None:
@@ -102,44 +107,45 @@ class Uncached:
     """Reads and writes that leave the page cache as it was: what a tier keeps is not held a second time in memory.
 
     Kernels from 6.14 on do that by themselves on ext4, XFS and others (``dontcache``, RWF_DONTCACHE). For the rest,
-    found out by trying, pages are given back after a read, and after some MB of writes once those have reached the
-    disk.
+    found out by trying, pages are given back afterwards; those written once they have reached the disk.
     """
 
     def __init__(self, dontcache: bool = True) -> None:
         self._dontcache = dontcache
-        self._written = 0  # bytes that are still in the page cache
 
-    def read(self, fd: int, into: memoryview, offset: int) -> int:
-        """Read up to ``len(into)`` bytes from ``offset`` on; returns how many there were. Raises OSError."""
+    def read(self, fd: int, into: memoryview, offset: int, before: bytearray | None = None) -> int:
+        """Fills ``into`` from ``offset`` on, and ``before`` with the bytes before that; returns how many bytes of both
+        there were. Raises OSError."""
         if not self._dontcache:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # pages read ahead would stay
-        done = self._call(os.preadv, fd, into, offset)
-        while 0 < done < len(into) and (count := self._call(os.preadv, fd, into[done:], offset + done)):
+        ahead = 0 if before is None else len(before)
+        done = self._call(os.preadv, fd, [into] if before is None else [before, into], offset - ahead)
+        while ahead <= done < ahead + len(into):
+            count = self._call(os.preadv, fd, [into[done - ahead :]], offset - ahead + done)
+            if not count:
+                break
             done += count
         if not self._dontcache:
-            os.posix_fadvise(fd, offset, len(into), os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, offset - ahead, ahead + len(into), os.POSIX_FADV_DONTNEED)
         return done
 
-    def write(self, fd: int, data: memoryview, offset: int) -> None:
-        """Write all of ``data`` at ``offset``. Raises OSError; part of it may have been written then."""
-        done = 0
-        while done < len(data):
-            done += self._call(os.pwritev, fd, data[done:], offset + done)
-        if self._dontcache:
-            return
-        self._written += len(data)
-        if self._written >= _FLUSH_BYTES:
-            os.fdatasync(fd)  # pages that wait for the disk would not be given back
+    def write(self, fd: int, head: bytes, data: memoryview) -> None:
+        """Writes ``head`` and ``data`` into a new file. Raises OSError; part of it may have been written then."""
+        done = self._call(os.pwritev, fd, [head, data], 0)
+        while len(head) <= done < len(head) + len(data):
+            done += self._call(os.pwritev, fd, [data[done - len(head) :]], done)
+        if done < len(head):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not self._dontcache:
+            _LIBC.sync_file_range(fd, ctypes.c_long(0), ctypes.c_long(0), _WRITE_AND_WAIT)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            self._written = 0
 
-    def _call(self, act: Callable[[int, list[memoryview], int, int], int], fd: int, data: memoryview, at: int) -> int:
+    def _call(self, act: Callable[[int, list[Any], int, int], int], fd: int, parts: list[Any], at: int) -> int:
         if self._dontcache:
             try:
-                return act(fd, [data], at, _RWF_DONTCACHE)
+                return act(fd, parts, at, _RWF_DONTCACHE)
             except OSError as error:
                 if error.errno not in _UNSUPPORTED:
                     raise
                 self._dontcache = False
-        return act(fd, [data], at, 0)
+        return act(fd, parts, at, 0)

@@ -1,132 +1,172 @@
-"""Who reads by the tier, and so which copies nobody does: what is decided from that is pure.
+"""Who has a directory open, and so which copies nobody uses.
 
-A *run* is a loader in a process. It stays a run between its epochs, as long as its process lives, though the process
-that reads for it may be started anew for each. What it has used since it began is of use to it. After a day that is
-too much to ask: then what it has used neither in the last day nor since the beginning of its last whole epoch is not.
-While its first epoch goes on, any copy may be what it reads next.
-
-A run that is not heard of for a quarter of an hour reads nothing (it may have been a single pass), and holds on to what
-it has used; after a day, to nothing. That is also how runs end whose processes cannot be seen, as those of another
-container.
-
-Uses are written down within a minute, and one that follows another within the hour is not: so no read waits for a
-write, and what is read in every epoch costs a record an hour.
+A *run* is a tier with a budget, open in a process. It has a directory of its own, which holds its lock (flock) as long
+as the process lives, its record, and the files that it writes. Where the lock is free the process has died: what it was
+writing is removed with the directory, and its bytes are taken off the account.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
+import os
+import shutil
+import struct
+import time
 from collections.abc import Iterable
-from pathlib import Path
+from contextlib import suppress
+from typing import NamedTuple
+from uuid import uuid4
 
-from minato_gpu.caching.orders import Part
-from minato_gpu.sources.disk.index import Index
-from minato_gpu.sources.disk.records import Run
+from minato_gpu.sources.disk.filesystem import OpenFile
 
-_COARSE_S, _DAY_S = 3600.0, 86400.0
+_FOLDER = "runs"
+_RECORD = "record"
+_STRUCT = struct.Struct("<dq?")
+_DAY_S = 86400.0
 _READS_NOTHING_S = 900.0
+_HEARD_S = 60.0
 
 
-class Runs:
-    """The runs in ``index``, of which one is this process's: ``name``, of process ``pid``, with ``budget`` bytes.
+class Record(NamedTuple):
+    """What other processes see of a run. Times are in seconds since 1970."""
 
-    Methods raise lmdb.Error and DamagedIndexError. ``now``: seconds since 1970.
+    began: float = 0.0
+    budget: int = 0  # bytes that it may fill
+    has_read: bool = False  # whether its first epoch has ended
+    heard: float = math.inf  # when it has read last, to the minute
+
+
+class Run:
+    """This process's run. To be made while the account's lock is held. Raises OSError."""
+
+    def __init__(self, root: int, budget: int) -> None:
+        self.name = uuid4().hex
+        _make(root, _FOLDER)
+        os.mkdir(f"{_FOLDER}/{self.name}", 0o700, dir_fd=root)
+        self._root, self._pid, self._files = root, os.getpid(), 0
+        self.folder = OpenFile(_opened(root, f"{_FOLDER}/{self.name}"))
+        fcntl.flock(self.folder.fd, fcntl.LOCK_EX)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._file = OpenFile(os.open(_RECORD, flags, 0o600, dir_fd=self.folder.fd))
+        began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
+        self.record = Record(began, budget, has_read=False, heard=began)
+        self._epochs = 0
+        self._write()
+
+    def begin_epoch(self) -> None:
+        """Writes down that an epoch begins."""
+        self._epochs += 1
+        self.record = self.record._replace(has_read=self._epochs > 1, heard=time.time())
+        self._write()
+
+    def heard(self) -> None:
+        """Writes down that the run reads, once a minute."""
+        now = time.time()
+        if now > self.record.heard + _HEARD_S:
+            self.record = self.record._replace(heard=now)
+            with suppress(OSError):  # of a disk that can only be read any more
+                os.utime(self._file.fd)
+
+    def new_file(self, nbytes: int) -> tuple[str, int]:
+        """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor."""
+        self._files += 1
+        name = f"{nbytes}-{self._files}"
+        return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.folder.fd)
+
+    def close(self, *, remove: bool) -> None:
+        """Ends the run; a fork's copy must not ``remove`` its directory."""
+        if remove:
+            shutil.rmtree(f"{_FOLDER}/{self.name}", ignore_errors=True, dir_fd=self._root)
+        self._file.close()
+        self.folder.close()
+
+    def _write(self) -> None:
+        os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:3]), 0)
+
+
+def find_runs(root: int, mine: str = "") -> tuple[list[Record], list[str]]:
+    """Returns the records of the runs that live, but for ``mine``, and the names of those that have died."""
+    living, dead = [], []
+    for name in _names(root, _FOLDER):
+        if name == mine:
+            continue
+        try:
+            folder = OpenFile(_opened(root, f"{_FOLDER}/{name}"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        try:
+            fcntl.flock(folder.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            dead.append(name)
+        except BlockingIOError:
+            living.append(_record(folder.fd))
+        folder.close()
+    return living, dead
+
+
+def remove_dead(root: int, dead: Iterable[str]) -> int:
+    """Removes the directories of runs that have died; returns how many bytes of the account were theirs."""
+    freed = 0
+    for name in dead:
+        freed += _reserved(root, name)
+        shutil.rmtree(f"{_FOLDER}/{name}", ignore_errors=True, dir_fd=root)
+    return freed
+
+
+def reserved(root: int) -> int:
+    """Returns the bytes on the account that are of files that are being written."""
+    return sum(_reserved(root, name) for name in _names(root, _FOLDER))
+
+
+def unused_before(records: Iterable[Record], now: float) -> float:
+    """Returns the time since when every copy that is of use to any of these runs has been used; 0: all may be.
+
+    A run in its first epoch may want any copy, unless it has read nothing for a quarter of an hour; later it wants
+    those that it has used since it began; and none once it has read nothing for a day.
     """
-
-    def __init__(self, index: Index, name: str, pid: int, budget: int) -> None:
-        self.budget = budget
-        self._index = index
-        self._key = f"{name} {pid}".encode()
-        self._new = Run(self._key, _namespace(), pid, _born(pid) or 0, 0.0, 0.0, 0.0, 0.0, budget)
-        self._run = self._new
-
-    @property
-    def has_read(self) -> bool:
-        """Whether its first epoch has ended."""
-        return self._run.since > 0
-
-    def begin(self, now: float, part: Part | None = None) -> None:
-        """The run begins an epoch, after which what earlier epochs have not used is of no use to it. ``part``: what it
-        reads, for ``beside`` of others."""
-        with self._index.write() as transaction:
-            mine = self._index.runs.get(transaction, self._key) or self._new
-            self._run = begun(mine._replace(budget=self.budget, part=part), now)
-            for run in list(self._index.runs.items(transaction)):
-                if run.key != self._key and not _needs_copies(run, now):
-                    self._index.runs.pop(transaction, run.key)
-            self._index.runs.put(transaction, self._run)
-
-    def heard(self, now: float) -> None:
-        """The run has been reading."""
-        if not self._run.began:
-            return
-        with self._index.write() as transaction:
-            found = self._index.runs.get(transaction, self._key) or self._run
-            self._run = found._replace(heard=now)
-            self._index.runs.put(transaction, self._run)
-
-    def beside(self, now: float) -> list[Part | None]:
-        """What each of the other runs reads that need copies; None for one that does not say."""
-        with self._index.read() as transaction:
-            others = [run for run in self._index.runs.items(transaction) if run.key != self._key]
-        return [run.part for run in others if _needs_copies(run, now)]
-
-    def is_old(self, used_at: float, now: float) -> bool:
-        """Whether a use is to be written down, of a copy whose last one was then."""
-        return used_at < max(self._run.began, now - _COARSE_S)
-
-    def limits(self, now: float) -> tuple[float, int]:
-        """Copies that have not been used since the first are of no use to anybody; the second is the largest budget.
-
-        The first is 0 until this run's first epoch has ended.
-        """
-        with self._index.read() as transaction:
-            found = list(self._index.runs.items(transaction))
-        runs = [self._run._replace(heard=now), *(run for run in found if _lives(run))]
-        return unused_before(runs, now), max(run.budget for run in runs if needs_from(run, now) < math.inf)
+    return min((_needs_from(record, now) for record in records), default=math.inf)
 
 
-def begun(run: Run, now: float) -> Run:
-    """The run as it begins an epoch."""
-    if not run.epoch_at:
-        return run._replace(began=now, epoch_at=now, heard=now)
-    since = max(run.began, min(run.epoch_at, now - _DAY_S) - _COARSE_S)
-    return run._replace(epoch_at=now, since=since, heard=now)
+def is_over(record: Record, now: float) -> bool:
+    """Returns whether a run wants no copies any more."""
+    return now - record.heard > _DAY_S
 
 
-def needs_from(run: Run, now: float) -> float:
-    """Copies that have been used since then are of use to the run; infinite where it needs none."""
-    if now - run.heard > _DAY_S:
+def _needs_from(record: Record, now: float) -> float:
+    if is_over(record, now):
         return math.inf
-    return run.began if not run.since and now - run.heard > _READS_NOTHING_S else run.since
+    return record.began if record.has_read or now - record.heard > _READS_NOTHING_S else 0.0
 
 
-def unused_before(runs: Iterable[Run], now: float) -> float:
-    """Copies that have not been used since then are of no use to any of the runs."""
-    return min(needs_from(run, now) for run in runs)
-
-
-def _needs_copies(run: Run, now: float) -> bool:
-    return _lives(run) and needs_from(run, now) < math.inf
-
-
-def _lives(run: Run) -> bool:
-    return run.namespace != _namespace() or _born(run.pid) == run.born
-
-
-def _namespace() -> int:
-    """Of process ids: those of other containers mean nothing here."""
+def _record(folder: int) -> Record:
+    """Where it cannot be read, that of a run that may want any copy."""
     try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
+        file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
+        began, budget, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))
+        return Record(began, budget, has_read, os.fstat(file.fd).st_mtime)
+    except (OSError, struct.error):
+        return Record()
 
 
-def _born(pid: int) -> int | None:
-    """When the process was started, in clock ticks since the machine was: ids are used again. None where it has
-    ended."""
+def _reserved(root: int, name: str) -> int:
+    sizes = (file.partition("-")[0] for file in _names(root, f"{_FOLDER}/{name}"))
+    return sum(int(size) for size in sizes if size.isdecimal())
+
+
+def _names(root: int, folder: str) -> list[str]:
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in b"ZX" else int(fields[19])
+        opened = OpenFile(_opened(root, folder))
+        return os.listdir(opened.fd)  # noqa: PTH208  # of a descriptor
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _opened(root: int, folder: str) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=root)
+
+
+def _make(root: int, folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700, dir_fd=root)
+    except FileExistsError:
+        return

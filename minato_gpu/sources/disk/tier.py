@@ -1,7 +1,7 @@
-"""The tier: ``find`` a copy, ``read`` it, ``write`` one, ``remove`` some. What to keep is decided elsewhere.
+"""The cache on disk: ``read`` a copy, ``write`` one, ``remove`` some.
 
-No wrong byte is ever served: an entry is written down after its bytes, names the version that they are of, and holds
-their checksum, which every read compares. Whatever goes wrong with the disk is a miss, counted, and said once.
+No wrong byte is ever served: a copy is written beside its place and renamed, names the version that it is of, and holds
+a checksum, which every read compares. Whatever goes wrong with the disk is a miss, counted, and logged once.
 """
 
 from __future__ import annotations
@@ -11,305 +11,360 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import partial
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from xxhash import xxh3_64_intdigest as checksum_of
-
-from minato_gpu.caching.orders import Part
-from minato_gpu.sources.disk import LEAST_BUDGET, records
+from minato_gpu.notices import say_once
+from minato_gpu.sources.disk import LEAST_BUDGET, entry
+from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
-from minato_gpu.sources.disk.files import SegmentFiles
-from minato_gpu.sources.disk.filesystem import Uncached
-from minato_gpu.sources.disk.freeing import free, recover
-from minato_gpu.sources.disk.index import Index
-from minato_gpu.sources.disk.ledger import Ledger
-from minato_gpu.sources.disk.records import Entry, Place, Room, Verified, allotted
-from minato_gpu.sources.disk.runs import Runs
-from minato_gpu.sources.disk.troubles import FAILURES, Troubles
-from minato_gpu.sources.disk.upkeep import Upkeep
-from minato_gpu.sources.disk.writer import Writer
+from minato_gpu.sources.disk.entry import Entry, disk_space_of, name_of, scan
+from minato_gpu.sources.disk.eviction import Eviction
+from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
+from minato_gpu.sources.disk.runs import Run, find_runs, remove_dead
 
 T = TypeVar("T")
 
-_OVERHEAD = 512 << 10  # locks, folders, the format
-_OVERHEAD_SHIFT = 7  # and for what file systems keep of files with many holes, a 128th of the budget
-_AT_A_TIME = 256  # entries removed in one transaction
-_UNREADABLE = (errno.ENOENT, errno.EIO, errno.ENODATA)
+_FOLDERS = 1 << 20  # bytes that folders take, one block each
+_NAMES_SHIFT = 6  # and names in them: of files of one block each, less than a 64th of what those take
+_USED_S = 3600.0  # a copy that has been used so recently is not marked again
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOATIME
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNREADABLE = (errno.EIO, errno.ENODATA)
+_CLOSED = "it has been closed"
 _COUNTS = (
-    *("hits", "misses", "stale", "corrupt", "gone", "bytes_read"),
+    *("hits", "misses", "stale", "corrupt", "bytes_read"),
     *("written", "bytes_written", "refused", "removed", "evicted"),
 )
+
+
+class Room(NamedTuple):
+    """Bytes that copies may take, of all processes together; how many copies there are, and what they take."""
+
+    nbytes: int
+    copies: int
+    taken: int
+
+
+class Verified(NamedTuple):
+    """``entries`` with ``nbytes`` have been read; ``corrupt`` of them were not what was written, and are gone."""
+
+    entries: int
+    nbytes: int
+    corrupt: int
 
 
 class DiskTier:
     """Copies in ``directory``, of at most ``budget_bytes`` on disk together with all that other processes keep there.
 
-    ``directory`` is made where it is not there yet. A budget of None looks at one that is there, and adds nothing.
-    ``segment_bytes``: how large a segment file becomes. One object for each directory and process; threads may share
-    it. In a fork's copy everything is a miss. Raises CacheDirectoryError (directory.py), ValueError for a budget that
-    is too small for anything. ``run``: a name, and the id of a process: on whose behalf copies of no use are removed
-    where there is no room for others (runs.py); else none is.
+    ``directory`` is made where it is not there yet. A budget of None looks at one that is there, and adds nothing. Any
+    number of threads may read, one at a time does all else. In a fork's copy everything is a miss. Raises
+    CacheDirectoryError (directory.py), ValueError for a budget that is too small for anything.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        budget_bytes: int | None,
-        *,
-        segment_bytes: int = 256 << 20,
-        run: tuple[str, int] | None = None,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], budget_bytes: int | None) -> None:
         if budget_bytes is not None and budget_bytes < LEAST_BUDGET:
             raise ValueError(f"a cache on disk needs a budget of at least {LEAST_BUDGET:,} bytes, got {budget_bytes:,}")
         self._directory = Directory(Path(directory), make=budget_bytes is not None)
-        self._troubles = Troubles(self._directory.path)
+        self._root = self._directory.root.fd
         self._budget = budget_bytes or 0
-        self._closed = False
-        self._writing = threading.Lock()
-        try:
-            with ExitStack() as undo:
-                undo.callback(self._directory.close)
-                self._index = Index(self._directory.index)
-                undo.callback(self._index.close)
-                self._ledger = Ledger(self._index, self._directory.block)
-                self._files = SegmentFiles(self._directory.segments.fd)
-                if self._directory.alone:
-                    recover(self._ledger, self._files)
-                if budget_bytes is not None:
-                    self._directory.need_room(budget_bytes, self._ledger.charged() + self._index.nbytes())
-                self._upkeep = None if run is None else self._made_upkeep(run)
-                self._directory.enter()
-                undo.pop_all()
-        except FAILURES as error:
-            raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
+        self._room = self._budget - self._overhead
+        self._off: str | None = None
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._account = Account(self._directory.path, self._root)
         self._uncached = Uncached()
-        self._writer = Writer(self._files, self._ledger, self._uncached, segment_bytes)
+        self._run: Run | None = None
+        self._eviction: Eviction | None = None
         _OPEN.add(self)
+        try:
+            if budget_bytes is not None:
+                self._enter(budget_bytes)
+        except OSError as error:
+            if error.errno not in (*_FULL, errno.EROFS):
+                self.close()
+                raise CacheDirectoryError(f"the cache in {self._directory.path} cannot be opened: {error}") from error
+            self._failed(error)  # what is there is served
+        except CacheDirectoryError:
+            self.close()
+            raise
 
-    def find(self, key: bytes, version: bytes) -> Entry | None:
-        """The copy of ``key``, if there is one of this version. One of another version is dropped. Reads no data."""
-        if self._troubles.off is not None:
+    def read(self, key: bytes, version: bytes, allocate: Callable[[int], memoryview]) -> int | None:
+        """Reads the copy of ``key`` in this version into what ``allocate`` returns for its bytes, and returns how many.
+
+        None is a miss: what was allocated, if anything, may hold anything then. A copy that is of another version, or
+        not what was written, is removed. Raises what ``allocate`` does.
+        """
+        if self._off is not None:
+            return None
+        if self._run is not None:
+            self._run.heard()
+        name = name_of(key)
+        try:
+            fd = os.open(name, _OPEN_FLAGS, dir_fd=self._root)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self._failed(error)
+            self._count(misses=1)
             return None
         try:
-            entry = self._index.find(key)
-            if entry is not None:
-                if entry.version == version:
-                    return entry
-                self._troubles.count("stale")
-                free(self._ledger, self._files, self._ledger.doom_this(entry))
-        except FAILURES as error:
-            self._troubles.met(error)
-        self._troubles.count("misses")
+            found = os.fstat(fd)
+            length = found.st_size - entry.HEAD
+            wrong = "corrupt" if length < 0 else self._fault(fd, allocate(length), key, version)
+            if not wrong:
+                self._used(fd, found.st_mtime)
+        finally:
+            os.close(fd)
+        if not wrong:
+            self._count(hits=1, bytes_read=length)
+            return length
+        self._count(misses=1)
+        if wrong in ("corrupt", "stale"):
+            self._drop(name, found.st_ino, wrong)
         return None
 
-    def read(self, entry: Entry, into: memoryview) -> bool:
-        """Read the bytes of ``entry`` into the first ``entry.length`` bytes of ``into``, a flat view of bytes.
-
-        False where they cannot be had, or are not what was written: a miss, after which ``into`` may hold anything and
-        the copy is gone. Raises ValueError where ``into`` is too short.
-        """
-        if len(into) != entry.length:
-            if len(into) < entry.length:
-                raise ValueError(f"{entry.length} bytes do not go into {len(into)}")
-            into = into[: entry.length]
-        if not self._fetch(entry, into):
-            self._troubles.count("misses")
-            return False
-        self._troubles.count_hit(entry.length)
-        if self._upkeep is not None:
-            self._upkeep.used(entry)
-        return True
-
     def write(self, key: bytes, version: bytes, data: memoryview) -> bool:
-        """Keep a copy of ``data``, the bytes of ``key`` in this version.
-
-        False where budget or disk forbid it. Of one process, one copy is written at a time. Raises ValueError for a key
-        or a version that is too long; give a digest then.
-        """
-        if not 0 < len(key) <= records.LONGEST_KEY or len(version) > records.LONGEST_VERSION:
-            raise ValueError(
-                f"a key has 1 to {records.LONGEST_KEY} bytes and a version at most {records.LONGEST_VERSION}, got "
-                f"{len(key)} and {len(version)}; give a digest"
-            )
-        with self._writing:
-            return self._if_it_can(lambda: self._put(key, version, memoryview(data).cast("B")), False)
+        """Keeps a copy of ``data``, the bytes of ``key`` in this version; False where budget or disk forbid it."""
+        name, data = name_of(key), memoryview(data).cast("B")
+        if self._off is None and self._is_there(name, key, version, len(data)):
+            return True
+        kept = self._if_it_can(lambda: self._keep(name, entry.header(key, version, data), data), None)
+        if kept is None:
+            return False
+        self._count(**{"written": 1, "bytes_written": len(data)} if kept else {"refused": 1})
+        return kept
 
     def remove(self, keys: Iterable[bytes]) -> int:
-        """Drop copies, and give their space back to the disk; returns how many bytes of it.
+        """Drops copies; returns how many bytes of disk they took."""
+        names = map(name_of, keys)
+        gone = self._if_it_can(lambda: self._account.remove(names), Totals())
+        self._count(removed=gone.copies)
+        return gone.nbytes
 
-        A reader that has found one of them before reads it whole, or misses.
-        """
-        freed = 0
-        rest = iter(keys)
+    def begin_epoch(self) -> None:
+        """Notes that the run begins an epoch. From its second one on it makes room for what it reads."""
+        self._if_it_can(self._begin, None)
 
-        def act() -> None:
-            nonlocal freed
-            while chunk := list(islice(rest, _AT_A_TIME)):
-                doomed = self._ledger.doom(chunk)
-                free(self._ledger, self._files, doomed)
-                self._troubles.count("removed", len(doomed))
-                freed += sum(doomed.values())
+    def is_alone(self) -> bool:
+        """Whether no other run uses the directory."""
+        eviction = self._eviction
+        return eviction is not None and self._if_it_can(lambda: not eviction.others(), False)
 
-        self._if_it_can(act, None)
-        return freed
-
-    def begin_epoch(self, part: Part | None = None) -> None:
-        """The run begins an epoch. From its second one on it makes room for what it reads. ``part``: of the epoch, for
-        other runs to see."""
-        self._do(lambda upkeep: self._troubles.count("evicted", upkeep.begin(part)))
-
-    def beside(self) -> list[Part | None]:
-        """What the other runs read that need copies, each in its epoch; None for one that does not say."""
-        upkeep = self._upkeep
-        return [None] if upkeep is None else self._if_it_can(upkeep.beside, [None])
-
-    def let_go(self, keys: Iterable[bytes], may: Callable[[Sequence[Part | None]], bool]) -> bool:
-        """Drop copies that the run has used and will not need soon; not in its first epoch, and only if that ``may`` be
-        beside what other runs read. False where the disk does not give their space back."""
-        upkeep, rest, gives_back = self._upkeep, iter(keys), True
-        while upkeep is not None and gives_back and (chunk := list(islice(rest, _AT_A_TIME))):
-            with self._writing:
-                gone, gives_back = self._if_it_can(partial(upkeep.let_go, chunk, may), (0, True))
-            self._troubles.count("removed", gone)
-        return gives_back
+    def let_go(self, keys: Iterable[bytes]) -> None:
+        """Drops copies that the run has used and will not need soon, where it is alone; not in its first epoch."""
+        if self._run is not None and self._run.record.has_read and self.is_alone():
+            self.remove(keys)
 
     def room(self) -> Room:
-        """What there is room for."""
-
-        def look() -> Room:
-            free = self._budget - self._overhead - self._index.nbytes() - self._index.headroom
-            return Room(free, self._index.count(), self._ledger.charged())
-
-        return self._if_it_can(look, Room(0, 0, 0))
-
-    def tell_uses(self) -> None:
-        """Let other processes see what has been read; to be called within a minute of it."""
-        self._do(Upkeep.tell)
+        """Returns what there is room for."""
+        totals = self._if_it_can(self._account.look, Totals())
+        return Room(self._room, totals.copies, totals.nbytes)
 
     def entries(self) -> Iterator[Entry]:
-        """Every copy, by key; some of those that come or go meanwhile."""
-        try:
-            if self._troubles.off is None:
-                yield from self._index.all_entries()
-        except FAILURES as error:
-            self._troubles.met(error)
+        """Yields every copy; some of those that come or go meanwhile."""
+        if self._off is None:
+            yield from scan(self._directory.path)
 
     def nbytes(self) -> int:
-        """Bytes of disk that count against the budget, those of all processes: at most that many are taken."""
-        return self._if_it_can(lambda: self._ledger.charged() + self._index.nbytes() + self._overhead, 0)
+        """Returns the bytes of disk that count against the budget, those of all processes."""
+        return self._if_it_can(lambda: self._account.look().nbytes + self._overhead, 0)
 
     def stats(self) -> dict[str, Any]:
-        """Counts of this process (``hits``, ``stale``, ``corrupt`` ...) and what the directory holds."""
-        counts = dict.fromkeys(_COUNTS, 0) | self._troubles.counts()
-        return counts | {"nbytes": self.nbytes(), "budget_bytes": self._budget, "off": self._troubles.off}
+        """Returns counts of this process (``hits``, ``stale``, ``corrupt`` ...) and what the directory holds."""
+        with self._lock:
+            counts = dict.fromkeys(_COUNTS, 0) | self._counts
+        return counts | {"nbytes": self.nbytes(), "budget_bytes": self._budget, "off": self._off}
+
+    def count_anew(self) -> None:
+        """Sets all counts to 0."""
+        with self._lock:
+            self._counts.clear()
+
+    def is_there(self) -> bool:
+        """Returns whether the directory has not been deleted, and is in use."""
+        return self._off is None and os.fstat(self._root).st_nlink > 0
 
     def verify(self) -> Verified:
-        """Read every copy, and drop those that are not what was written."""
-        sizes = []
-        before = self._troubles.counts()["corrupt"]
-        for entry in self.entries():
-            self._fetch(entry, memoryview(bytearray(entry.length)))
-            sizes.append(entry.length)
-        return Verified(len(sizes), sum(sizes), self._troubles.counts()["corrupt"] - before)
+        """Reads every copy, and drops those that are not what was written."""
+        entries = nbytes = corrupt = 0
+        for each in self.entries():
+            entries, nbytes = entries + 1, nbytes + max(each.length, 0)
+            with suppress(FileNotFoundError):
+                file = OpenFile(os.open(each.name, _OPEN_FLAGS, dir_fd=self._root))
+                into = memoryview(bytearray(max(each.length, 0)))
+                if self._fault(file.fd, into, each.key, None) == "corrupt":
+                    corrupt += 1
+                    self._drop(each.name, os.fstat(file.fd).st_ino, "corrupt")
+        return Verified(entries, nbytes, corrupt)
 
     def close(self) -> None:
-        """Let go of the directory; the copies stay. After it everything is a miss."""
-        with self._writing:
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                if self._upkeep is not None and self._troubles.off is None:
-                    self._upkeep.tell()
-                self._writer.close()
-                self._troubles.off = "it has been closed"
-                self._index.close()
-            except FAILURES as error:
-                self._troubles.met(error)
-            self._files.close()
-            self._directory.close()
-
-    def forked(self) -> None:
-        """This is a fork's copy from now on: LMDB's maps and this process's locks are the parent's."""
-        self._troubles = Troubles(self._directory.path)  # another thread may have held these locks as the fork was made
-        self._writing = threading.Lock()
-        self._troubles.off = "it was opened before this process was forked"
-        self._closed = True
-        self._writer.abandon()
-        self._index.forked()
+        """Lets go of the directory; the copies stay. After it everything is a miss."""
+        if self._off == _CLOSED:
+            return
+        run, self._run = self._run, None
+        if run is not None:
+            with suppress(OSError), self._account.change(last=True):
+                run.close(remove=True)
+        self._off = _CLOSED
         self._directory.close()
 
-    def _made_upkeep(self, run: tuple[str, int]) -> Upkeep:
-        runs = Runs(self._index, *run, self._budget)
-        return Upkeep(self._index, self._ledger, self._files, self._directory, runs, self._budget - self._overhead)
+    def forked(self) -> None:
+        """Makes this a fork's copy: the run, and locks that other threads have held, are the parent's."""
+        self._lock = threading.Lock()
+        if self._run is not None:
+            self._run.close(remove=False)
+        self._run = self._eviction = None
+        self._off = self._off or "it was opened before this process was forked"
 
-    def _do(self, act: Callable[[Upkeep], None]) -> None:
-        if (upkeep := self._upkeep) is not None:
-            with self._writing:
-                self._if_it_can(lambda: act(upkeep), None)
+    # --- opening ---------------------------------------------------------------------------------------------
 
-    def _if_it_can(self, act: Callable[[], T], otherwise: T) -> T:
-        """What ``act`` returns; ``otherwise``, where the tier is off or the disk fails."""
-        try:
-            if self._troubles.off is None:
-                return act()
-        except FAILURES as error:
-            self._troubles.met(error)
-        return otherwise
+    def _enter(self, budget: int) -> None:
+        """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
+        with self._account.change() as totals:
+            living, dead = find_runs(self._root)
+            self._run = Run(self._root, budget)  # first: should this process die, too, the next one counts
+            totals.nbytes -= remove_dead(self._root, dead)
+            if dead and not living:
+                now = self._account.count_all()
+                totals.nbytes, totals.copies = now.nbytes, now.copies
+            self._directory.need_room(budget, totals.nbytes)
+        self._eviction = Eviction(self._directory, self._account, self._run, self._room)
 
     @property
     def _overhead(self) -> int:
-        return _OVERHEAD + (self._budget >> _OVERHEAD_SHIFT)
+        return _FOLDERS + (self._budget >> _NAMES_SHIFT)
 
-    def _put(self, key: bytes, version: bytes, data: memoryview) -> bool:
-        known = self._index.find(key)
-        if known is not None and known.version == version:
-            return True
-        size = allotted(len(data), self._directory.block)
-        place = self._place(data, size) if self._budget else None
-        if place is None:
-            self._troubles.count("refused")
+    def _begin(self) -> None:
+        if self._run is None and self._budget:  # the disk was full
+            with suppress(CacheDirectoryError):
+                self._enter(self._budget)
+        if self._run is not None and self._eviction is not None:
+            self._run.begin_epoch()
+            with self._account.change() as totals:
+                totals.nbytes -= remove_dead(self._root, find_runs(self._root, self._run.name)[1])
+            self._count(evicted=self._eviction.trim())
+
+    # --- reading ---------------------------------------------------------------------------------------------
+
+    def _fault(self, fd: int, into: memoryview, key: bytes, version: bytes | None) -> str:
+        """Reads an open copy; what is wrong with it, empty where nothing is."""
+        head = bytearray(entry.HEAD)
+        try:
+            done = self._uncached.read(fd, into, entry.HEAD, head)
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                return "corrupt"
+            self._failed(error)
+            return "failed"
+        return "corrupt" if done < entry.HEAD + len(into) else entry.fault(head, into, key, version)
+
+    def _used(self, fd: int, marked: float) -> None:
+        """Marks an open copy as used, once an hour, and once by each run."""
+        now = time.time()
+        if self._run is not None and marked < max(self._run.record.began, now - _USED_S):
+            with suppress(OSError):  # of a disk that can only be read any more
+                os.utime(fd)
+
+    def _drop(self, name: str, inode: int, why: str) -> None:
+        """Removes a copy if it is still this file, and counts it."""
+        self._if_it_can(lambda: self._account.remove([name], inode=inode), None)
+        self._count(**{why: 1})
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def _is_there(self, name: str, key: bytes, version: bytes, length: int) -> bool:
+        try:
+            file = OpenFile(os.open(name, _OPEN_FLAGS, dir_fd=self._root))
+            return entry.is_of(os.pread(file.fd, entry.HEAD, 0), length, key, version)
+        except OSError:
             return False
-        entry = Entry(key, version, *place, len(data), checksum_of(data), time.time())
-        added, doomed = self._ledger.add(entry)
-        if added:
-            self._writer.keep(size)
-            self._troubles.count("written")
-            self._troubles.count("bytes_written", len(data))
-        free(self._ledger, self._files, doomed)
+
+    def _keep(self, name: str, head: bytes, data: memoryview) -> bool:
+        run, size = self._run, disk_space_of(len(data))
+        if run is None:
+            return False
+        file = self._reserved(run, size) or (self._made_room(size) and self._reserved(run, size))
+        if not file:
+            return False
+        new, fd = file
+        try:
+            try:
+                self._uncached.write(fd, head, data)
+            finally:
+                os.close(fd)
+            self._publish(run, new, name, size)
+        except BaseException:
+            with self._account.change() as totals:
+                os.unlink(new, dir_fd=run.folder.fd)
+                totals.nbytes -= size
+            raise
         return True
 
-    def _place(self, data: memoryview, size: int) -> Place | None:
-        budget = self._budget - self._overhead
-        place = self._writer.put(data, size, budget)
-        if place is None and self._upkeep is not None and (gone := self._upkeep.make_room(size)):
-            self._troubles.count("evicted", gone)
-            place = self._writer.put(data, size, budget)
-        return place
+    def _reserved(self, run: Run, size: int) -> tuple[str, int] | None:
+        """Makes a file whose bytes are on the account; None where there is no room for them."""
+        with self._account.change() as totals:
+            if totals.nbytes + size > self._room:
+                return None
+            totals.nbytes += size
+            try:
+                return run.new_file(size)
+            except OSError:
+                totals.nbytes -= size
+                raise
 
-    def _fetch(self, entry: Entry, into: memoryview) -> bool:
-        if self._troubles.off is not None:
-            return False
+    def _made_room(self, size: int) -> bool:
+        gone = 0 if self._eviction is None else self._eviction.make_room(size)
+        self._count(evicted=gone)
+        return gone > 0
+
+    def _publish(self, run: Run, new: str, name: str, size: int) -> None:
+        """Puts a file that has been written in its place."""
+        with self._account.change() as totals:
+            took = os.stat(new, dir_fd=run.folder.fd).st_blocks * 512
+            before, more = 0, 1
+            with suppress(FileNotFoundError):
+                before, more = os.stat(name, dir_fd=self._root, follow_symlinks=False).st_blocks * 512, 0
+            try:
+                os.rename(new, name, src_dir_fd=run.folder.fd, dst_dir_fd=self._root)
+            except FileNotFoundError:
+                os.mkdir(name[:2], 0o700, dir_fd=self._root)
+                os.rename(new, name, src_dir_fd=run.folder.fd, dst_dir_fd=self._root)
+            totals.nbytes += took - size - before
+            totals.copies += more
+
+    # --- troubles --------------------------------------------------------------------------------------------
+
+    def _if_it_can(self, act: Callable[[], T], otherwise: T) -> T:
+        """Returns what ``act`` does; ``otherwise``, where the tier is off or the disk fails."""
         try:
-            file = self._files.opened(entry.segment)
-            if self._uncached.read(file.fd, into, entry.offset) == entry.length and checksum_of(into) == entry.checksum:
-                return True
+            if self._off is None:
+                return act()
         except OSError as error:
-            if error.errno not in _UNREADABLE:
-                self._troubles.met(error)
-                return False
-        try:  # another process has removed it since it was found, or it is spoilt
-            doomed = self._ledger.doom_this(entry)
-            self._troubles.count("corrupt" if doomed else "gone")
-            free(self._ledger, self._files, doomed)
-        except FAILURES as error:
-            self._troubles.met(error)
-        return False
+            self._failed(error)
+        return otherwise
+
+    def _failed(self, error: OSError) -> None:
+        if error.errno in _FULL:
+            self._count(disk_full=1)
+            self._say("the disk is full; what is there is kept, and nothing is added until it has room")
+            return
+        self._count(failed=1)
+        if error.errno not in (errno.ENOENT, errno.ESTALE, errno.ENOTDIR):
+            self._say(f"{error}; this counts as a miss")
+        elif self._off is None:
+            self._off = "it has vanished"
+            self._say("it has vanished; training goes on without it")
+
+    def _count(self, **numbers: int) -> None:
+        with self._lock:
+            for name, number in numbers.items():
+                self._counts[name] += number
+
+    def _say(self, text: str) -> None:
+        say_once(f"cache in {self._directory.path}: {text}")
 
 
 _OPEN: weakref.WeakSet[DiskTier] = weakref.WeakSet()

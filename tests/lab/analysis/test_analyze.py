@@ -17,6 +17,7 @@ from minato_gpu.lab.analysis.profile import profile_from
 from minato_gpu.lab.analysis.script import ScriptOrder
 from minato_gpu.lab.cli import main
 from pipelines import image_classification
+from tests.lab.analysis.conftest import a_profile
 from tests.lab.analysis.scripts import data, written
 from tests.support.programs import Program
 
@@ -92,6 +93,22 @@ def test_a_pipeline_is_analysed(tmp_path: Path) -> None:
 def test_nothing_was_measured(tmp_path: Path) -> None:
     result = _analyze(written(tmp_path, "pass"), code=1)
     assert "nothing was measured: the script ended without iterating a torch.utils.data.DataLoader" in result.output
+
+
+def test_too_few_batches_are_an_error_and_leave_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = script.Result("complete", 0, profile=a_profile())
+    monkeypatch.setattr(script, "run", lambda order: found)
+    left, report = tmp_path / "out.json", tmp_path / "out.html"
+    result = _analyze("--json", str(left), "--report", str(report), written(tmp_path, "pass"), code=1)
+    assert "nothing was measured: Too few batches were seen" in " ".join(result.output.split())
+    assert json.loads(left.read_text())["profiles"] and "Too few batches" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("forked")
+def test_options_after_the_script_are_the_scripts_and_that_is_said(tmp_path: Path) -> None:
+    result = _analyze(written(tmp_path, "pass"), "--epochs", "3", "--report=out.html", code=1)
+    assert "--report comes after the script, so the script gets it" in " ".join(result.output.split())
+    assert "--epochs" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,14 @@ def test_a_difference_within_its_error_is_noise() -> None:
     assert few["preparation"].is_noise and few["preparation"].certain == 0.0
 
 
+def test_batches_that_come_in_rounds_of_workers_are_no_noise() -> None:
+    """Two workers of equal speed: every other batch comes with the one before it."""
+    made, pairs = profile(0.001, workers=2), (0.2, 0.001) * 5
+    found = replace(made, phases={**made.phases, "warm": Phase(10, sum(pairs), 0.9, pairs)})
+    part = broken_down(found).parts["preparation"]  # type: ignore[union-attr]
+    assert part.share > 0.9 and not part.is_noise
+
+
 def test_parts_that_were_not_measured_are_said() -> None:
     made = profile()
     without = {name: each for name, each in made.phases.items() if name != "cold"}

@@ -124,6 +124,8 @@ def test_ranks_share_the_samples_the_storage_and_the_cores(ask: Ask) -> None:
     one, two, four = (_seconds(ask, f"--ranks {ranks}", **computes) for ranks in (1, 2, 4))
     assert two == pytest.approx(one / 2, rel=0.15)  # two cores for two workers
     assert four > 0.9 * two  # one core for two workers: half the samples, at half the speed
+    one, eight = (_seconds(ask, f"--ranks {ranks}", prepare_cpu_share=1.0, cores=2) for ranks in (1, 8))
+    assert eight > 0.9 * one  # a quarter of a core for each: an eighth of the samples, at an eighth of the speed
     slow = Storage(50e5, 1e-3, 1.0, 1e5, 16.0, remote=True)  # of 50 samples a second, a quarter of what two prepare
     assert _seconds(ask, "--ranks 2", storage=slow, overlap=False) == pytest.approx(128 / 50, rel=0.15)
 

@@ -1,4 +1,4 @@
-"""What tests of the tier share."""
+"""What tests of the cache on disk share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from minato_gpu.sources.disk.tier import DiskTier
-from tests.sources.disk.content import BUDGET, SEGMENT
+from tests.sources.disk.content import BUDGET
 
 
 @pytest.fixture
@@ -20,6 +20,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def tier(path: Path) -> Iterator[DiskTier]:
     """A new tier."""
-    made = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
+    made = DiskTier(path, BUDGET)
     yield made
     made.close()

@@ -11,7 +11,6 @@ from pathlib import Path
 from minato_gpu.sources.disk.tier import DiskTier
 
 BUDGET = 8 << 20
-SEGMENT = 1 << 20
 VERSION = b"1"
 _FORK = multiprocessing.get_context("fork")
 
@@ -21,28 +20,41 @@ def content(number: int, size: int = 50_000) -> bytes:
     return random.Random(number).randbytes(size)
 
 
+def key(number: int) -> bytes:
+    return random.Random(number).randbytes(16)
+
+
+def file_of(path: Path, number: int) -> Path:
+    """The file of copy ``number``, if it is there."""
+    digits = key(number).hex()
+    return path / digits[:2] / digits[2:]
+
+
 def keep(tier: DiskTier, *numbers: int, version: bytes = VERSION, size: int = 50_000) -> int:
     """Write copies; returns how many were taken."""
-    return sum(tier.write(b"%d" % number, version, memoryview(content(number, size))) for number in numbers)
+    return sum(tier.write(key(number), version, memoryview(content(number, size))) for number in numbers)
 
 
 def held(tier: DiskTier, number: int, version: bytes = VERSION) -> bytes | None:
     """What the tier serves of copy ``number``; None for a miss."""
-    entry = tier.find(b"%d" % number, version)
-    if entry is None:
-        return None
-    into = bytearray(entry.length + 10)
-    return bytes(into[: entry.length]) if tier.read(entry, memoryview(into)) else None
+    into = bytearray()
+
+    def allocate(nbytes: int) -> memoryview:
+        into.extend(bytes(nbytes))
+        return memoryview(into)
+
+    return None if tier.read(key(number), version, allocate) is None else bytes(into)
+
+
+def kept(tier: DiskTier, among: int = 4000) -> set[int]:
+    """The numbers of the copies that are there, of those below ``among``."""
+    numbers = {key(number): number for number in range(among)}
+    return {numbers[entry.key] for entry in tier.entries()}
 
 
 def disk_bytes(path: Path) -> int:
     """What ``du`` says."""
     return sum(file.lstat().st_blocks * 512 for file in [path, *path.rglob("*")])
-
-
-def segments(path: Path) -> list[Path]:
-    """The segment files."""
-    return sorted((path / "segments").iterdir())
 
 
 def _to_its_end(act: Callable[[], object]) -> None:
@@ -52,10 +64,8 @@ def _to_its_end(act: Callable[[], object]) -> None:
 
 
 class Elsewhere:
-    """A process of its own, forked now, for something to be done later: LMDB forbids opening in a fork what was open.
-
-    It ends with the tests at the latest, so it can have no children.
-    """
+    """A process of its own, forked now, for something to be done later. It ends with the tests at the latest, so it can
+    have no children."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         def run() -> None:

@@ -1,15 +1,15 @@
-"""The tier as who uses it sees it: copies are found, read and replaced, and no wrong byte is served."""
+"""Copies are found, read and replaced, and no wrong byte is served, whatever happens to the disk or to processes."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import logging
 import os
+import random
 import resource
-import shutil
 import signal
+import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,70 +18,66 @@ import pytest
 from minato_gpu.sources.disk import directory
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.filesystem import remote_kind
-from minato_gpu.sources.disk.index import Index
 from minato_gpu.sources.disk.tier import DiskTier
-from tests.sources.disk.content import BUDGET, SEGMENT, VERSION, Elsewhere, content, elsewhere, held, keep, segments
+from tests.sources.disk.content import (
+    BUDGET,
+    VERSION,
+    Elsewhere,
+    content,
+    disk_bytes,
+    elsewhere,
+    file_of,
+    held,
+    keep,
+    kept,
+    key,
+)
 
 
 def test_what_is_written_is_read_and_outlives_the_run(path: Path, tier: DiskTier) -> None:
+    sizes = (0, 1, 4095, 4096, 4097, 1 << 20, (1 << 20) + 1)
     before = len([*Path("/proc/self/fd").iterdir()])
     assert keep(tier, *range(50)) == 50
-    assert [held(tier, number) for number in range(50)] == [content(number) for number in range(50)]
-    tier.close()
-    again = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
-    assert [held(again, number) for number in range(50)] == [content(number) for number in range(50)]
-    found = again.find(b"7", VERSION)
-    assert found is not None and found.length == 50_000
+    assert sum(keep(tier, 100 + size, size=size) for size in sizes) == len(sizes)
+    for opened in (tier, again := DiskTier(path, BUDGET)):
+        assert [held(opened, number) for number in range(50)] == [content(number) for number in range(50)]
+        assert all(held(opened, 100 + size) == content(100 + size, size) for size in sizes)
     again.close()
+    tier.close()
     assert len([*Path("/proc/self/fd").iterdir()]) < before, "nothing of it stays open"
+    assert [*path.glob("runs/*")] == []
+    assert held(tier, 1) is None and keep(tier, 2) == 0 and not [*tier.entries()] and tier.nbytes() == 0
 
 
-def test_sizes_from_nothing_to_more_than_a_segment(tier: DiskTier) -> None:
-    sizes = (0, 1, 4095, 4096, 4097, SEGMENT, SEGMENT + 1, 2 * SEGMENT)
-    assert sum(keep(tier, size, size=size) for size in sizes) == len(sizes)
-    assert all(held(tier, size) == content(size, size) for size in sizes)
-
-
-def test_another_version_is_a_miss_and_drops_the_copy(tier: DiskTier) -> None:
+def test_versions(path: Path, tier: DiskTier) -> None:
+    """A copy of another one is a miss and goes; a new one takes its place, and its room; none is written twice."""
     keep(tier, 1)
-    assert held(tier, 1, b"2") is None
-    assert held(tier, 1) is None
-    stats = tier.stats()
-    assert (stats["stale"], stats["misses"], stats["hits"]) == (1, 2, 0)
-
-
-def test_a_new_version_takes_the_place_of_the_old_one_and_its_space_is_free(tier: DiskTier) -> None:
-    keep(tier, 1, size=1_000_000)
+    assert held(tier, 1, b"2") is None and held(tier, 1) is None
+    assert [tier.stats()[name] for name in ("stale", "misses", "hits")] == [1, 2, 0]
+    for version in range(3, 40):
+        assert keep(tier, 1, version=b"%d" % version, size=1_000_000) == 1
     before = tier.nbytes()
-    for version in range(2, 40):
-        assert tier.write(b"1", b"%d" % version, memoryview(content(version, 1_000_000)))
-    assert held(tier, 1, b"39") == content(39, 1_000_000)
-    assert tier.nbytes() < before + SEGMENT + (1 << 19)
-
-
-def test_no_byte_is_written_twice(path: Path, tier: DiskTier) -> None:
-    keep(tier, 1)
-    held_bytes = tier.nbytes()
-    assert keep(tier, 1) == 1
-    assert tier.nbytes() == held_bytes and tier.stats()["written"] == 1
+    assert keep(tier, 1, version=b"39", size=1_000_000) == 1
+    assert tier.nbytes() == before < tier._overhead + 1_010_000
+    assert tier.stats()["written"] == 38
+    assert held(tier, 1, b"39") == content(1, 1_000_000)
+    with pytest.raises(ValueError, match="16 bytes, got 3; give a digest"):
+        tier.write(b"key", VERSION, memoryview(b"x"))
 
 
 def test_a_process_sees_at_once_what_others_do(path: Path) -> None:
     def other() -> None:
-        theirs = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
+        theirs = DiskTier(path, BUDGET)
         assert held(theirs, 1) == content(1)
         assert keep(theirs, 2) == 1
-        theirs.remove([b"1"])
+        theirs.remove([key(1)])
 
     process = Elsewhere(other)
-    tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
+    tier = DiskTier(path, BUDGET)
     keep(tier, 1)
-    entry = tier.find(b"1", VERSION)
     assert process.succeeds()
     assert held(tier, 2) == content(2)
     assert held(tier, 1) is None
-    assert entry is not None and not tier.read(entry, memoryview(bytearray(50_000)))  # it was found before
-    assert tier.stats()["gone"] == 1 and tier.stats()["corrupt"] == 0
     tier.close()
 
 
@@ -93,7 +89,7 @@ def test_threads_may_share_it(tier: DiskTier) -> None:
             keep(tier, number)
             wrong.extend(other for other in range(first, number + 1) if held(tier, other) not in (content(other), None))
             if number % 3 == 0:
-                tier.remove([b"%d" % number])
+                tier.remove([key(number)])
 
     threads = [threading.Thread(target=use, args=(10 * number,)) for number in range(4)]
     for thread in threads:
@@ -101,139 +97,201 @@ def test_threads_may_share_it(tier: DiskTier) -> None:
     for thread in threads:
         thread.join()
     assert wrong == [] and tier.stats()["corrupt"] == 0
+    assert tier._account.count_all() == tier._account.look()
 
 
 def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
     def child() -> None:
-        assert held(tier, 1) is None and keep(tier, 2) == 0 and tier.remove([b"1"]) == 0
+        assert held(tier, 1) is None and keep(tier, 2) == 0 and tier.remove([key(1)]) == 0
         assert "forked" in tier.stats()["off"]
         tier.close()
+        assert held(DiskTier(path, BUDGET), 1) == content(1), "it may be opened anew"
 
     keep(tier, 1)
     assert elsewhere(child)
     assert held(tier, 1) == content(1) and keep(tier, 2) == 1
-
-
-def test_after_closing_everything_is_a_miss(tier: DiskTier) -> None:
-    keep(tier, 1)
-    entry = tier.find(b"1", VERSION)
-    tier.close()
-    tier.close()
-    assert entry is not None and not tier.read(entry, memoryview(bytearray(50_000)))
-    assert held(tier, 1) is None and keep(tier, 2) == 0 and list(tier.entries()) == [] and tier.nbytes() == 0
-
-
-def test_misuse_is_said(path: Path, tier: DiskTier) -> None:
-    keep(tier, 1)
-    entry = tier.find(b"1", VERSION)
-    assert entry is not None
-    with pytest.raises(ValueError, match="50000 bytes do not go into 49999"):
-        tier.read(entry, memoryview(bytearray(49_999)))
-    for key, version in ((b"", b"1"), (b"k" * 512, b"1"), (b"k", b"v" * 1025)):
-        with pytest.raises(ValueError, match="give a digest"):
-            tier.write(key, version, memoryview(b"x"))
-    with pytest.raises(CacheDirectoryError, match="already open in this process"):
-        DiskTier(path, BUDGET)
-    assert held(tier, 1) == content(1)
+    assert len([*path.glob("runs/*")]) == 2, "and its run goes on"
 
 
 # --- what may happen to the disk -------------------------------------------------------------------------------
 
 
-def _spoil(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(20_000)
-        opened.write(b"spoilt")
+def test_damage_anywhere_is_a_miss_and_the_copy_goes(path: Path, tier: DiskTier) -> None:
+    keep(tier, *range(60))
+    draw = random.Random(0)
+    for number in range(50):
+        file = file_of(path, number)
+        data = bytearray(file.read_bytes())
+        if number % 5 == 0:
+            del data[draw.randrange(len(data)) :]
+        else:
+            at = draw.randrange(56 if number % 2 else len(data))
+            data[at] ^= 1 << draw.randrange(8)
+        file.write_bytes(data)
+    assert len(kept(tier)) == 60
+    assert tier.verify()[::2] == (60, 50)
+    keep(tier, 58)
+    file_of(path, 59).unlink()
+    assert [number for number in range(60) if held(tier, number) == content(number)] == [*range(50, 59)]
+    assert kept(tier) == {*range(50, 59)}
+    assert keep(tier, *range(60)) == 60
+    assert all(held(tier, number) == content(number) for number in range(60))
 
 
-def _overwrite(file: Path) -> None:
-    with file.open("r+b") as opened:
-        opened.seek(8192)  # behind the pages that LMDB looks at when it opens
-        opened.write(b"\xa5" * (file.stat().st_size - 8192))
+@pytest.mark.parametrize("name", ["account", "runs/*/record"])
+def test_damage_to_what_is_not_a_copy_loses_none(path: Path, tier: DiskTier, name: str) -> None:
+    keep(tier, *range(60))
+    tier.begin_epoch()
+    before = tier.nbytes()
+    (file,) = path.glob(name)
+    for damaged in (b"", b"\0" * 20, os.urandom(20), os.urandom(5)):
+        file.write_bytes(damaged)
+        assert keep(tier, 60) == 1 and held(tier, 60) == content(60)
+        assert tier.remove([key(60)]) and tier.nbytes() == before
+    assert kept(tier) == {*range(60)}
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "spoilt": _spoil,
-    "truncated": lambda file: os.truncate(file, 20_000),
-    "deleted": Path.unlink,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-@pytest.mark.parametrize("opened", [False, True], ids=["between runs", "while it is open"])
-def test_what_a_file_has_lost_is_a_miss_and_is_dropped(
-    path: Path, tier: DiskTier, damage: Callable[[Path], object], opened: bool
-) -> None:
-    keep(tier, *range(40))
-    if not opened:
-        tier.close()
-    damage(segments(path)[0])
-    if not opened:
-        tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
-    missing = {number for number in range(40) if held(tier, number) is None}
-    assert 0 in missing and missing <= {*range(20)}
-    assert all(held(tier, number) == content(number) for number in {*range(40)} - missing)
-    assert tier.verify() == (40 - len(missing), (40 - len(missing)) * 50_000, 0)
-    assert keep(tier, *missing) == len(missing)
-    assert all(held(tier, number) == content(number) for number in range(40))
-    tier.close()
-
-
-@pytest.mark.parametrize("damage", [lambda index: os.truncate(index, 12_288), _overwrite], ids=["cut", "overwritten"])
-def test_a_damaged_index_empties_the_cache(
-    path: Path, tier: DiskTier, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
-) -> None:
-    keep(tier, *range(40))
-    tier.close()
-    damage(path / "index" / "data.mdb")
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        tier = DiskTier(path, BUDGET, segment_bytes=SEGMENT)
-    assert "index of the cache" in caplog.text and "begins anew" in caplog.text
-    assert list(tier.entries()) == [] and keep(tier, 1) == 1 and held(tier, 1) == content(1)
-    tier.close()
-
-
-def test_a_single_record_that_is_not_what_was_written_is_noticed(path: Path, tier: DiskTier) -> None:
-    keep(tier, 1234)
-    tier.close()
-    index = path / "index" / "data.mdb"
-    index.write_bytes(index.read_bytes().replace(b"1234", b"1235"))
-    tier = DiskTier(path, BUDGET)
-    assert list(tier.entries()) == []
-    tier.close()
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    """Of blocks, or of inodes; nothing is lost, and where it has room again more is kept. Needs to be root."""
+    for option, number in (("size=6M", 70), ("nr_inodes=100", 90)):
+        mounted = tmp_path / option
+        mounted.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", option, "tmpfs", str(mounted)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("may not mount a file system")
+        try:
+            size = 70_000 if number == 70 else 10
+            tier = DiskTier(mounted / "cache", 5 << 20)
+            (mounted / "other").write_bytes(bytes(4 << 20 if number == 70 else 10))
+            taken = [each for each in range(200) if keep(tier, each, size=size)]  # a folder may be there already
+            assert 0 < len(taken) < number and tier.stats()["disk_full"] == 200 - len(taken)
+            assert all(held(tier, each) == content(each, size) for each in taken) and tier.stats()["off"] is None
+            assert disk_bytes(mounted / "cache") <= tier.nbytes() and not [*mounted.glob("cache/runs/*/[0-9]*")]
+            late = DiskTier(mounted / "cache", 4 << 20) if number != 70 else tier
+            assert held(late, taken[0]) == content(taken[0], size)
+            (mounted / "other").unlink()
+            late.remove(key(each) for each in taken[:3])
+            late.begin_epoch()
+            assert keep(late, taken[0], size=size) == 1
+            late.close()
+            tier.close()
+        finally:
+            subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
 def test_where_no_file_may_grow_nothing_is_added_and_nothing_lost(path: Path) -> None:
-    """A limit of the kernel's, as of a full disk, which the index meets too."""
-
     def limited() -> None:
-        tier = DiskTier(path, BUDGET, segment_bytes=BUDGET)
+        tier = DiskTier(path, BUDGET)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
-        assert keep(tier, *range(20)) == 7
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        assert keep(tier, *range(7)) == 7
+        assert keep(tier, *range(7, 20), size=70_000) == 0
         assert tier.stats()["disk_full"] == 13
         assert all(held(tier, number) == content(number) for number in range(7))
-        taken = keep(tier, *range(100, 120), size=1)  # beyond the limit, too
-        assert taken <= 11 and tier.stats()["off"] is None
+        assert not [*path.glob("runs/*/[0-9]*")] and tier._account.count_all() == tier._account.look()
 
     assert elsewhere(limited)
-    tier = DiskTier(path, BUDGET)
-    assert all(held(tier, number) == content(number) for number in range(7))
-    tier.close()
 
 
-def test_too_many_open_files_drop_no_copy(path: Path, tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_read_just_now_drops_no_copy(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     keep(tier, 1)
-    tier.close()
-    tier = DiskTier(path, BUDGET)
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         assert held(tier, 1) is None
-    assert tier.stats()["failed"] == 1 and tier.stats()["corrupt"] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", refuse)
+        assert held(tier, 1) is None
+    assert tier.stats()["failed"] == 2 and tier.stats()["corrupt"] == 0
     assert held(tier, 1) == content(1)
+
+
+@pytest.mark.parametrize("call", ["mkdir", "utime"])
+def test_a_disk_that_can_only_be_read_serves(path: Path, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    tier = DiskTier(path, BUDGET)
+    keep(tier, 1)
+    tier.close()
+    os.utime(file_of(path, 1), (1e9, 1e9))
+    monkeypatch.setattr(os, call, refuse)
+    tier = DiskTier(path, BUDGET)
+    assert held(tier, 1) == content(1)
+    if call == "mkdir":
+        assert keep(tier, 2) == 0 and tier.stats()["off"] is None
+    tier.close()
+
+
+# --- processes that are killed ---------------------------------------------------------------------------------
+
+
+def test_kills_at_any_instant(path: Path) -> None:
+    """Two processes write, replace, remove and read, and one is killed; nothing wrong is served, the budget holds, and
+    nothing of the dead stays."""
+
+    def work(seed: int) -> None:
+        draw, tier = random.Random(seed), DiskTier(path, BUDGET)
+        tier.begin_epoch()
+        while True:
+            number = draw.randrange(300)
+            version = b"%d" % draw.randrange(2)
+            if held(tier, number, version) not in (None, content(number)):
+                os._exit(1)
+            keep(tier, number, version=version)
+            if draw.random() < 0.1:
+                tier.remove([key(draw.randrange(300))])
+
+    draw = random.Random(1)
+    for turn in range(12):
+        children = []
+        for each in range(2):
+            child = os.fork()
+            if child == 0:
+                work(2 * turn + each)
+            children.append(child)
+        time.sleep(draw.uniform(0.02, 0.15))
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        assert disk_bytes(path) <= BUDGET
+        if turn % 3 == 0:
+            tier = DiskTier(path, BUDGET)
+            assert tier._account.count_all() == tier._account.look()
+            assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
+            assert tier.verify().corrupt == 0
+            tier.close()
+
+
+def test_what_a_dead_process_was_writing_is_removed_beside_a_living_one(path: Path, tier: DiskTier) -> None:
+    def other() -> None:
+        theirs = DiskTier(path, BUDGET)
+        theirs._publish = lambda *_: os._exit(0)  # type: ignore[method-assign]
+        keep(theirs, 2)
+
+    keep(tier, 1)
+    before = tier.nbytes()
+    assert elsewhere(other)
+    assert tier.nbytes() > before and [*path.glob("runs/*/[0-9]*")]
+    tier.begin_epoch()
+    assert tier.nbytes() == before and not [*path.glob("runs/*/[0-9]*")]
+
+
+def test_a_death_before_the_account_is_written_has_all_counted_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other() -> None:
+        tier = DiskTier(path, BUDGET)
+        keep(tier, 1, 2)
+        monkeypatch.setattr(os, "pwrite", lambda *_: os._exit(0))
+        tier.remove([key(1)])
+
+    assert elsewhere(other)
+    assert not file_of(path, 1).exists()
+    tier = DiskTier(path, BUDGET)
+    assert tier._account.count_all() == tier._account.look() and kept(tier) == {2}
     tier.close()
 
 
@@ -261,11 +319,19 @@ def test_directories_in_which_bytes_would_not_be_safe_are_refused(
         _refused(tmp_path / "on NFS", "NFS", "a disk of this machine")
     _refused(Path("/sys/minato-gpu-cache"), "cannot be used")  # not even by root
     _refused(path, "bytes are free", "does not fit", budget=1 << 60)
-    (path / "format").write_text("minato-gpu cache, format 2\n")
-    _refused(path, "format 2", "--empty")
-    assert directory.wipe(path)
-    DiskTier(path, BUDGET).close()
     assert remote_kind(tmp_path) is None and remote_kind("/dev/shm") is None
+
+
+def test_the_old_form_is_refused_and_emptied(path: Path) -> None:
+    """That of LMDB and segments."""
+    for file in ("index/data.mdb", "segments/1.seg", "index-renewed-1/data.mdb", "gate", "lock", "owner"):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).touch()
+    (path / "format").write_text("minato-gpu cache, format 1\n")
+    _refused(path, "format 1", "has 2", f"minato-gpu cache {path} --empty")
+    assert directory.wipe(path)
+    assert [*path.iterdir()] == []
+    DiskTier(path, BUDGET).close()
 
 
 def test_one_that_it_makes_is_the_users_alone_and_others_are_left_alone(tmp_path: Path) -> None:
@@ -273,8 +339,13 @@ def test_one_that_it_makes_is_the_users_alone_and_others_are_left_alone(tmp_path
     _refused(path, "is no cache", budget=None)
     assert not path.exists(), "looking makes nothing"
     path.mkdir(mode=0o755, parents=True)
-    DiskTier(path, BUDGET).close()
-    assert all(file.stat().st_mode & 0o077 == 0 for file in [path, *path.rglob("*")])
+    (path / "format.123").touch()  # of a process that was killed
+    tier = DiskTier(path, BUDGET)
+    keep(tier, 1)
+    assert all(file.stat().st_mode & 0o077 == 0 for file in [path, *path.rglob("*")] if file.name != "format.123")
+    assert not directory.wipe(path), "it is open"
+    tier.close()
+    assert directory.wipe(path)
     other = tmp_path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("all of it")
@@ -285,41 +356,22 @@ def test_one_that_it_makes_is_the_users_alone_and_others_are_left_alone(tmp_path
     assert [file.name for file in other.iterdir()] == ["thesis.txt"]
 
 
-def test_what_its_maker_left_half_made_is_finished(path: Path) -> None:
-    for parts in ((), ("gate",), ("gate", "lock", "format.new"), ("gate", "lock", "format", "index-renewed-1")):
-        shutil.rmtree(path, ignore_errors=True)
-        tier = DiskTier(path, BUDGET)
-        keep(tier, 1)
-        tier.close()
-        (path / "format.new").touch()
-        (path / "index-renewed-1").mkdir()
-        for file in path.iterdir():
-            if file.name not in parts:
-                shutil.rmtree(file) if file.is_dir() else file.unlink()
-        tier = DiskTier(path, BUDGET)
-        assert held(tier, 1) is None and keep(tier, 1) == 1
-        tier.close()
+def test_many_processes_make_it_at_the_same_time(path: Path) -> None:
+    def open_and_keep(number: int) -> Callable[[], None]:
+        return lambda: exec_kept(path, number)
 
-
-def test_who_comes_while_another_is_there_repairs_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other() -> None:
-        monkeypatch.setattr(directory, "renew", lambda _: 1 / 0)
-        assert held(DiskTier(path, BUDGET), 1) == content(1)
-
-    process = Elsewhere(other)
+    processes = [Elsewhere(open_and_keep(number)) for number in range(6)]
+    for process in processes:
+        os.close(process._go)
+    for process in processes:
+        process._child.join()
+        assert process._child.exitcode == 0
     tier = DiskTier(path, BUDGET)
-    keep(tier, 1)
-    assert process.succeeds()
-    assert not directory.wipe(path)
+    assert kept(tier) == {*range(6)}
     tier.close()
-    assert not elsewhere(other)  # nobody is there, so this one would
 
 
-def test_the_kernel_says_whose_turn_it_is_to_write_to_the_index(tmp_path: Path) -> None:
-    """LMDB's own mutex is a futex: who was woken and is killed before it runs takes the turn of who waits behind."""
-    index = Index(tmp_path)
-    beside = os.open(tmp_path, os.O_RDONLY)
-    with index.write(), pytest.raises(BlockingIOError):
-        fcntl.flock(beside, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(beside)
-    index.close()
+def exec_kept(path: Path, number: int) -> None:
+    tier = DiskTier(path, BUDGET)
+    assert keep(tier, number) == 1
+    tier.close()

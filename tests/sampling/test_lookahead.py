@@ -23,10 +23,9 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader
-from minato_gpu.caching.orders import Orders, merged
+from minato_gpu.caching.orders import Orders
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import DistributedOrders, LookAhead
-from minato_gpu.sampling.told_orders import ToldOrders, told_by
+from minato_gpu.sampling.lookahead import LookAhead, SamplerOrders, orders_of
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -75,7 +74,6 @@ def test_distributed(
     make[rank].set_epoch(first)
     state = torch.get_rng_state()
     begun = looking(make[rank])(epoch(first))
-    together = DistributedOrders(count, shuffle, drop_last, seed, rank, ranks, 0, 1).beside(range(ranks))
     told = listed(begun, *range(first, first + 3))
     assert (begun.epoch, begun.shards, begun.once, begun.skipped) == (first, ranks, True, 0)
     assert torch.equal(torch.get_rng_state(), state) and make[rank].epoch == first
@@ -84,8 +82,6 @@ def test_distributed(
             sampler.set_epoch(first + place)
         orders = [list(sampler) for sampler in make]
         assert told[place] == orders[rank]
-        side_by_side = [orders[rank], *orders[:rank], *orders[rank + 1 :]]
-        assert together.order(first + place).tolist() == merged([np.array(each) for each in side_by_side], 1).tolist()
 
 
 def test_orders_are_equal_until_something_changes() -> None:
@@ -288,7 +284,7 @@ class Letters:
 
 @pytest.mark.parametrize("orders", [Raises(), Letters()], ids=lambda orders: type(orders).__name__)
 def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
-    told = ToldOrders(pickle.dumps(orders), 0, 1)
+    told = SamplerOrders(pickle.dumps(orders), 0, 1)
     assert told.order(0) is None and told.order(1) is None
     (record,) = caplog.records
     assert "of no use to the cache" in record.getMessage()
@@ -297,6 +293,6 @@ def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture
 def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
     sampler = Sampler(Rotated(3))
     sampler.orders.__dict__["local"] = lambda: None
-    assert told_by(sampler) is None
+    assert orders_of(sampler) is None
     assert "cannot be pickled" in caplog.text
-    assert told_by(Sampler([[1, 2]])) is None, "something else of that name"
+    assert orders_of(Sampler([[1, 2]])) is None, "something else of that name"

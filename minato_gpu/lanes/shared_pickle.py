@@ -1,0 +1,122 @@
+"""A worker's job, pickled once for all workers that a start method other than fork starts.
+
+Every worker unpickles a copy of its own from shared memory, so that what ``__setstate__`` opens is its own. A million
+paths take 0.2 s to pickle and 60 MB: PyTorch's loader does that for each worker, and waits until the last of them has
+read it from a pipe.
+
+A fork server imports the job's modules before it forks, instead of each worker. It does so where the loader is the
+first to use the server of this program; it stays with what it has imported otherwise.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import sys
+from contextlib import closing
+from multiprocessing import context, forkserver, reduction
+from pickle import HIGHEST_PROTOCOL, loads
+from types import ModuleType
+
+from minato_gpu.lanes.produce import Job
+from minato_gpu.samples import Value
+
+_MAIN = ("__main__", "__mp_main__")
+
+
+class SharedPickle:
+    """``value`` for several processes, as an argument of ``multiprocessing.Process``: each gets a copy.
+
+    It must be the first such argument that needs descriptors: it takes the same numbers in every process.
+    """
+
+    def __init__(self, value: Job) -> None:
+        self.value = value
+        self._memory = -1
+        self._fds: list[int] = []  # that the value's own locks, queues and shared tensors need
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Called in the parent while it starts a process. Raises what the value's pickling raises."""
+        starting = _Starting(context.get_spawning_popen())
+        if self._memory < 0:
+            self._pickle(starting)
+        else:
+            for fd in self._fds:
+                starting.duplicate_for_child(fd)
+        return _unpickled, (reduction.DupFd(self._memory),)
+
+    def _pickle(self, starting: _Starting) -> None:
+        fd = os.memfd_create("minato-job", os.MFD_CLOEXEC)
+        context.set_spawning_popen(starting)  # type: ignore[arg-type]
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                pickler = _Pickler(file, HIGHEST_PROTOCOL)
+                pickler.dump(self.value)
+        except BaseException:
+            os.close(fd)
+            raise
+        finally:
+            context.set_spawning_popen(starting.popen)
+        self._memory, self._fds = fd, starting.fds
+        _preload(pickler.modules | _of_main())
+
+    def close(self) -> None:
+        """Let go of the memory. A process that is started later pickles the value anew, as it is then."""
+        if self._memory >= 0:
+            os.close(self._memory)
+            self._memory = -1
+
+
+def _unpickled(memory: Value) -> Value:
+    fd = memory.detach()
+    try:
+        with closing(mmap.mmap(fd, 0, access=mmap.ACCESS_READ)) as data:
+            return loads(data)
+    finally:
+        os.close(fd)
+
+
+class _Starting:
+    """What multiprocessing starts a process with, which notes the descriptors that go along."""
+
+    def __init__(self, popen: Value) -> None:
+        self.popen = popen
+        self.fds: list[int] = []
+        self.DupFd = popen.DupFd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have a descriptor go along; returns by which number the process will know it."""
+        self.fds.append(fd)
+        return int(self.popen.duplicate_for_child(fd))
+
+
+class _Pickler(reduction.ForkingPickler):
+    """Notes the ``modules`` that will be imported as the pickle is read."""
+
+    def __init__(self, *arguments: Value) -> None:
+        super().__init__(*arguments)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, value: Value) -> Value:
+        """Called for all but plain data."""
+        self.modules.add(str(_module_of(value) or _module_of(type(value))))
+        return NotImplemented
+
+
+def _module_of(value: Value) -> str | None:
+    found = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return found if isinstance(found, str) else None
+
+
+def _of_main() -> set[str]:
+    """What the program's own file has imported: every worker imports that file, too, if it is not a notebook."""
+    values = list(vars(sys.modules["__main__"]).values())
+    return {name for value in values if (name := _module_of(value))}
+
+
+def _preload(modules: set[str]) -> None:
+    """Have a fork server that is not there yet import these; what the program wants it to import comes first."""
+    wanted = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
+    known = sorted(name for name in modules - {*wanted, *_MAIN} if name in sys.modules)
+    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])

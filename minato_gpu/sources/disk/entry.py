@@ -1,0 +1,95 @@
+"""A copy's file: a header and the bytes. Its name is the key's digits; when it was used last is its time (mtime)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
+
+KEY_BYTES = 16
+_HEADER = struct.Struct("<8sQQ16s16s")  # magic and format, length, checksum, a digest of the version, the key
+_MAGIC = b"minato\n\x02"
+HEAD = _HEADER.size
+_BLOCK = 4096
+
+
+class Entry(NamedTuple):
+    """A copy in a directory: its file, the bytes that it holds and takes on disk, and when it was used last."""
+
+    name: str
+    length: int
+    nbytes: int
+    used_at: float
+
+    @property
+    def key(self) -> bytes:
+        return bytes.fromhex(self.name.replace("/", ""))
+
+
+def name_of(key: bytes) -> str:
+    """Returns the file of a key of 16 bytes, within the directory."""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key has {KEY_BYTES} bytes, got {len(key)}; give a digest")
+    digits = key.hex()
+    return f"{digits[:2]}/{digits[2:]}"
+
+
+def header(key: bytes, version: bytes, data: memoryview) -> bytes:
+    """Returns what stands before ``data`` in its file."""
+    digest = xxh3_128_digest(version)
+    return _HEADER.pack(_MAGIC, len(data), _checksum(data, digest, key), digest, key)
+
+
+def fault(head: bytes | bytearray, data: memoryview, key: bytes, version: bytes | None) -> str:
+    """Returns "corrupt" for bytes that are not what was written, "stale" for those of another version, else "".
+
+    A version of None stands for any.
+    """
+    magic, length, checksum, digest, own = _HEADER.unpack(head)
+    if (magic, length, own) != (_MAGIC, len(data), key) or checksum != _checksum(data, digest, key):
+        return "corrupt"
+    return "" if version is None or digest == xxh3_128_digest(version) else "stale"
+
+
+def is_of(head: bytes, length: int, key: bytes, version: bytes) -> bool:
+    """Returns whether a header is that of so many bytes of this version; their checksum is not compared."""
+    if len(head) < HEAD:
+        return False
+    magic, found, _, digest, own = _HEADER.unpack(head)
+    return bool((magic, found, digest, own) == (_MAGIC, length, xxh3_128_digest(version), key))
+
+
+def disk_space_of(length: int) -> int:
+    """Returns the bytes of disk that a copy of ``length`` bytes takes: whole blocks."""
+    return -(-(HEAD + length) // _BLOCK) * _BLOCK
+
+
+def scan(root: Path) -> Iterator[Entry]:
+    """Yields every copy in the directory; of those that come or go meanwhile, some."""
+    for folder in [*_listed(root)]:
+        if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
+            for file in sorted(_listed(folder), key=os.DirEntry.inode):  # as they lie on disk
+                if len(file.name) != 2 * KEY_BYTES - 2:
+                    continue
+                try:
+                    found = file.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                name = f"{folder.name}/{file.name}"
+                yield Entry(name, found.st_size - HEAD, found.st_blocks * 512, found.st_mtime)
+
+
+def _listed(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            yield from found
+    except FileNotFoundError:
+        return
+
+
+def _checksum(data: memoryview, digest: bytes, key: bytes) -> int:
+    return xxh3_64_intdigest(data, xxh3_64_intdigest(digest + key))
