@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from minato_gpu.arguments import Arguments
+from minato_gpu.arguments import Arguments, LaneName
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
@@ -20,10 +20,11 @@ from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
+from minato_gpu.sizes import nbytes
 from minato_gpu.trace_options import TraceOptions
 
 _DEFAULT_LATENESS = 8
-LANES = ("cpu", "device")
+LANES: tuple[LaneName, ...] = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
 DEATHS = ("raise", "replace")
 HOST = "host"
@@ -90,6 +91,11 @@ class Options:
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
         )
+
+
+def memory_budget(name: str, value: Value) -> Value:
+    """The bytes of a budget given as a text such as "1GB" (see ``nbytes``); what is no text as it is."""
+    return nbytes(name, value, "leave it out for no limit") if isinstance(value, str) else value
 
 
 def _at_least(name: str, value: Value, otherwise: str, least: int = 1) -> None:

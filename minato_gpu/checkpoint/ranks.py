@@ -58,7 +58,11 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     generator back. Of another number samples keep their content where the ranks had the same base seed; it has the
     global generator where all ranks' stood alike, else the generators of its processes stay as they are.
 
-    Raises ValueError for states that do not belong together, and where a rank is missing.
+    Args:
+        states: what ``state_dict`` of each rank's loader returned, in any order.
+
+    Raises:
+        ValueError: the states do not belong together, or a rank is missing.
     """
     all_ = [s.check(state) for state in states]
     if not all_:

@@ -143,7 +143,7 @@ _KINDS: dict[str, tuple[Callable[[], Exception], type[Exception]]] = {
 
 @pytest.mark.parametrize("kind_of_worker", ["process", "thread"])
 @pytest.mark.parametrize("kind", _KINDS)
-def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: str) -> None:
+def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: Any) -> None:
     """Their class, or a RuntimeError in its place; name, place and original traceback are there in any case."""
     make, arrives = _KINDS[kind]
 
