@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from minato_gpu.arguments import LaneName, OnDeath, WorkerKind
+from minato_gpu.delivery import EpochIterator
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
@@ -220,15 +221,25 @@ class DataLoader(TorchDataLoader[T]):
         resumption = session.take_pending(self)
         number = session.number(resumption)
         session.observe(self)
+        arguments = self._arguments()
         if self.num_workers == 0:
-            iterator: Any = InlineIterator(self, session, number, resumption)
+            iterator: Any = InlineIterator(arguments, session, number, resumption)
         else:
             self.check_worker_number_rationality()
-            iterator = EngineIterator(self, session, number, resumption)
+            iterator = EngineIterator(arguments, session, number, resumption)
         session.begun(number, iterator.view)
         if self.num_workers > 0:
             watch(self, session)
         return iterator
+
+    def _arguments(self) -> DataLoader[T]:
+        """The loader as its iterators see it. They do not keep the loader itself: a subclass that keeps an iterator
+        (as timm's and Ultralytics' do) would else be garbage that only a collection finds, with its workers."""
+        found: DataLoader[T] = DataLoader.__new__(DataLoader)
+        for name, value in self.__dict__.items():
+            if name != "_session" and not isinstance(value, EpochIterator):
+                found.__dict__[name] = value
+        return found
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -211,11 +212,11 @@ def _current() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
-def _why_cpu() -> str:
-    """A pipeline could use a device, and no device was asked for."""
+def _why_cpu() -> tuple[str, int]:
+    """A pipeline could use a device, and no device was asked for. Returns what to say, and how loud."""
     if torch.cuda.is_available():
-        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too"
-    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device"
+        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too", logging.WARNING
+    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device", logging.INFO
 
 
 def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
@@ -225,7 +226,7 @@ def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
     offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
     if loader.lanes is None:
         if offers and loader.device is None and loader.num_workers > 0:
-            say_once(_why_cpu())
+            say_once(*_why_cpu())
         return LANES if offers and device.type == "cuda" and loader.num_workers > 0 else LANES[:1]
     if isinstance(loader.lanes, str) or not isinstance(loader.lanes, Sequence):
         raise TypeError(f"lanes must be a sequence of {LANES}, got {loader.lanes!r}")

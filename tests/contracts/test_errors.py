@@ -52,7 +52,7 @@ def test_contradicting_arguments(case: str) -> None:
         DataLoader(data, **{"num_workers": 1, **arguments})
 
 
-@pytest.mark.parametrize("argument", ["host_memory_budget", "max_lateness", "epochs"])
+@pytest.mark.parametrize("argument", ["max_workers", "max_lateness", "epochs"])
 @pytest.mark.parametrize("value", ["4", 1.5, True])
 def test_arguments_that_are_no_whole_numbers(argument: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=argument):
