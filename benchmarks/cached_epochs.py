@@ -43,7 +43,7 @@ from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank, simulated_together
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.lab.simulation.work import Array
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
 

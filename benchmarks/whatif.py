@@ -43,7 +43,7 @@ from minato_gpu.lab import report as plain_report
 from minato_gpu.lab.analysis.predict import Prediction, Predictor
 from minato_gpu.lab.analysis.profile import Profile
 from minato_gpu.samples import sample_seed
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 
 COUNTS = {"image_classification": 384, "object_detection": 256, "segmentation_3d": 160, "speech_recognition": 256}
 WORKERS = 2

@@ -20,11 +20,10 @@ from accelerate.data_loader import DataLoaderShard
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 
-from minato_gpu.checkpoint import process_generators
+from minato_gpu.checkpoint import global_generator
 from minato_gpu.checkpoint.state import number
 from minato_gpu.loader import DataLoader, accelerating
 from minato_gpu.samples import Value
-from minato_gpu.sampling.samplers import Sampling
 
 
 class PreparedLoader(DataLoaderShard):
@@ -60,8 +59,7 @@ class PreparedLoader(DataLoaderShard):
         state = loader.state_dict(ahead=self._ahead)
         if self._ahead and loader.num_workers > 0 and state.get("global"):
             # training has used all batches but the one that is read ahead, and has drawn for them
-            drawn_from = process_generators.concerning(loader, Sampling(loader))
-            state["global"] = process_generators.plain(process_generators.now(drawn_from))
+            state["global"] = global_generator.plain()
         return {**state, "iteration": self.iteration + self._counts}
 
     def load_state_dict(self, state_dict: dict[str, Value]) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.device.collated import mapped
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import NoSample
@@ -74,24 +74,24 @@ class EpochIterator(_BaseDataLoaderIter):
         self,
         options: Options,
         batches: Batches,
-        progress: EpochProgress,
+        cursor: Cursor,
         memory: Callable[[], dict[str, JSON]] = in_memory,
     ) -> None:
         """Deliver these batches from now on; to be called by the constructor, last."""
         loader = self._loader
-        self._number = progress.source.number
+        self._number = cursor.epoch.number
         self._batches = batches
         self._devices = options.devices
         self._stays = options.device.type == "cpu" and not self._pin_memory  # batches are where they are wanted
-        self._progress = progress
-        self._num_yielded = progress.batches
+        self._cursor = cursor
+        self._num_yielded = cursor.batches
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
         self._options = options
         self._pads = pads_batches(loader, options)
         self._held: deque[Taken] = deque()  # taken to find a good sample
         self._good: Ticket | None = None  # a sample of the last batch that had one
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
-        self._failures = FailurePolicy(*limits, batches.log, progress.source.delivered)
+        self._failures = FailurePolicy(*limits, batches.log, cursor.epoch.delivered)
         self.view = EpochView(batches.log, self._failures, memory)
         weakref.finalize(self, batches.log.left)
 
@@ -121,7 +121,7 @@ class EpochIterator(_BaseDataLoaderIter):
             if isinstance(error, StopIteration):  # a sample's, say, which would end the epoch in silence
                 raise RuntimeError(_said_by(error)) from error
             raise
-        self._progress.delivered(positions, failed)
+        self._cursor.delivered(positions, failed)
         return data
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
@@ -133,11 +133,11 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._pads:
             return self._next_of_rank()
         while True:
-            data = batches.next(self._number, self._failures.take, self._progress.asked)
+            data = batches.next(self._number, self._failures.take, self._cursor.asked)
             assert batches.delivered is not None
             if data is not NOTHING:
                 return self._placed(data), batches.delivered, self._failures.count
-            self._progress.delivered(batches.delivered, self._failures.count, returned=False)
+            self._cursor.delivered(batches.delivered, self._failures.count, returned=False)
 
     def _next_of_rank(self) -> tuple[Value, Sequence[Span], int]:
         """The next batch, of one sample where it has lost its own."""
@@ -153,7 +153,7 @@ class EpochIterator(_BaseDataLoaderIter):
     def _take(self) -> Taken:
         """The next batch, or NOTHING in its place."""
         batches = self._batches
-        data = batches.next(self._number, self._failures.take, self._progress.asked)
+        data = batches.next(self._number, self._failures.take, self._cursor.asked)
         assert batches.delivered is not None
         good = None if data is NOTHING else batches.good
         good = None if good is None or isinstance(good.index, NoSample) else good
@@ -174,10 +174,10 @@ class EpochIterator(_BaseDataLoaderIter):
                 "its place; without a batch other ranks would wait for ever. Repair the samples that "
                 'stats()["failures"] names, or resume from an earlier state'
             )
-        data = batch_of(self._loader, self._options, self._progress.source.seed, good)
+        data = batch_of(self._loader, self._options, self._cursor.epoch.seed, good)
         data = EpochIterator._placed(self, data)
         now = perf_counter()
-        log.delivered(now, self._progress.batches, 0, now - began, (), padded=1)
+        log.delivered(now, self._cursor.batches, 0, now - began, (), padded=1)
         return data
 
     def _look_ahead(self) -> Ticket | None:
@@ -196,17 +196,17 @@ class EpochIterator(_BaseDataLoaderIter):
         if self._pin_memory:
             data = pin(data, self._pin_memory_device)
         devices = self._devices
-        return data if devices[0].type == "cpu" else to_device(data, devices[self._progress.batches % len(devices)])
+        return data if devices[0].type == "cpu" else to_device(data, devices[self._cursor.batches % len(devices)])
 
     def _go_on(self) -> None:
         """The consumer asks for more: what raised last counts as dealt with, and a resume leaves it out."""
         if self._failed is not None:
-            self._progress.delivered(self._failed, failed=self._failures.count, returned=False)
+            self._cursor.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
 
     def _end(self) -> None:
         """The consumer is told that the epoch is over."""
-        self._progress.over = True
+        self._cursor.over = True
 
 
 def _said_by(error: StopIteration) -> str:

@@ -20,8 +20,8 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint import process_generators
-from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.checkpoint import global_generator
+from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
@@ -29,8 +29,8 @@ from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value, add_note
+from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Drawn, Source
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.session import Session
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -41,42 +41,42 @@ class InlineIterator(EpochIterator):
 
     def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
-        at_start = process_generators.every() if iterable and not begun else None
+        at_start = global_generator.plain() if iterable and not begun else None
         rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
         try:
             known = begun and not (rewound and loader.generator is None)
             super().__init__(loader, session.base_seed if known else None)
             if loader.timeout != 0:
                 raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
-            progress, batches = self._begin(loader, session, epoch, resumption)
+            cursor, batches = self._begin(loader, session, epoch, resumption)
         except BaseException:
             if resumption is not None and begun:
                 resumption.globals.put_again()
             raise
         if at_start is not None:
-            progress.globals_at_start = process_generators.plain(at_start)
+            cursor.global_at_start = at_start
         elif resumption is not None and isinstance(batches, StreamHere):
-            resumption.globals.put_again(batches.drew)  # what was read again has drawn from them
-        session.progress = progress
-        self._deliver(session.options, batches, progress)
+            resumption.globals.put_again(drew=batches.drew)  # what was read again has drawn from it
+        session.cursor = cursor
+        self._deliver(session.options, batches, cursor)
 
     def _begin(
-        self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None
-    ) -> tuple[EpochProgress, Batches]:
+        self, loader: Arguments, session: Session, number: int, resumption: Resumption | None
+    ) -> tuple[Cursor, Batches]:
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             apply_sharding(self._dataset, self._world_size, self._rank)
-        log = Telemetry(perf_counter(), epoch, session.facts)
+        log = Telemetry(perf_counter(), number, session.facts)
         log.lanes["cpu"].slots = 1
-        progress = begin_epoch(loader, epoch, self._base_seed, self._sampler_iter, resumption)
-        source = progress.source
-        log.began(progress.expected, log.begin)
-        job = Job.of(loader, source.seed, seeds_samples=False, skips=session.options.skips)
-        if source.streams is None:
-            return progress, SamplesHere(job, source, log, asks_once=loader.on_error == "raise")
+        cursor = begin_epoch(loader, number, self._base_seed, self._sampler_iter, resumption)
+        epoch = cursor.epoch
+        log.began(cursor.expected, log.begin)
+        job = Job.of(loader, epoch.seed, seeds_samples=False, skips=session.options.skips)
+        if epoch.streams is None:
+            return cursor, SamplesHere(job, epoch, log, asks_once=loader.on_error == "raise")
         if resumption is None:
-            source.streams.begin(session.streams_between(loader), session.left_here(loader))
-        source.streams.share_seed(self._shared_seed, self._dataset)
-        return progress, StreamHere(job, source.streams, loader.batch_size or 1, log)
+            epoch.streams.begin(session.streams_between(loader), session.left_here(loader))
+        epoch.streams.share_seed(self._shared_seed, self._dataset)
+        return cursor, StreamHere(job, epoch.streams, loader.batch_size or 1, log)
 
 
 class StreamHere(Batches):
@@ -85,11 +85,17 @@ class StreamHere(Batches):
     def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
         """``streams``: say where this only one begins, and are told where it stands; ``samples`` of a batch."""
         start = streams.starts[0] if streams.starts else None
-        look = process_generators.every if start is not None and start.state is None else dict
         # where it has ended the next epoch has its state
-        self._stream = stream = None if streams.left else Stream(job, start, samples, look=look)
-        # the generators that samples to come depend on, as they stand now
-        self.drew = set[str]() if stream is None or stream.ended else stream.drew
+        self._stream = stream = None if streams.left else Stream(job, start, samples)
+        drew = set[str]() if stream is None or stream.ended else stream.drew
+        if others := sorted(drew - {"torch"}):
+            raise ValueError(
+                "the state cannot be taken up: its iterable data set has no state of its own, so that it is read "
+                f"again, and draws from {others[0]}'s global generator, which is in no state: others would come. "
+                "Give the data set, or its iterator, state_dict() and load_state_dict(), or let it draw from torch's "
+                "global generator, or one of its own"
+            )
+        self.drew = bool(drew)  # from torch's global generator, after its first batch
         self._streams = streams
         self._samples = samples
         self.log = log
@@ -132,12 +138,12 @@ class SamplesHere(Batches):
     ``asks_once``: what ``__getitems__`` returns is collated as it is, and what it raises raised, as by PyTorch.
     """
 
-    def __init__(self, job: Job, source: Source, log: Telemetry, *, asks_once: bool) -> None:
+    def __init__(self, job: Job, epoch: EpochBatches, log: Telemetry, *, asks_once: bool) -> None:
         self._job = job
         self._batched = job.auto_collation
-        self._source = source
+        self._epoch = epoch
         self._producer = Producer(0, job)
-        self._task = Task(0, 0, "run", source.number, source.seed)
+        self._task = Task(0, 0, "run", epoch.number, epoch.seed)
         self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
         # a batch is one sample, as the data set gives it: nothing is left out, or tried again
         self._one = not (job.auto_collation or job.pipeline or job.skips or job.retries)
@@ -148,7 +154,7 @@ class SamplesHere(Batches):
         """See Batches."""
         begin = perf_counter()
         self.delivered, self._bad, self.good = None, [], None
-        drawn = self._source.draw()
+        drawn = self._epoch.draw()
         if drawn is None:
             self.log.ended(perf_counter())
             raise EndOfEpoch
@@ -156,7 +162,7 @@ class SamplesHere(Batches):
         asked()
         if self._one:
             batch = self._item(drawn)
-            self.log.inline(begin, perf_counter(), self._source.delivered.batches, 1, positions=self.delivered)
+            self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, 1, positions=self.delivered)
             return batch
         piece = _piece(drawn)
         samples = self._samples(piece)
@@ -170,7 +176,7 @@ class SamplesHere(Batches):
         except Exception:
             self.log.in_vain(good)
             raise
-        self.log.inline(begin, perf_counter(), self._source.delivered.batches, good, positions=self.delivered)
+        self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, good, positions=self.delivered)
         return batch
 
     def _item(self, drawn: Drawn) -> Value:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint.progress import EpochProgress
+from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
 from minato_gpu.device import nvjpeg
@@ -18,9 +18,9 @@ from minato_gpu.engine.engine import Engine
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
-from minato_gpu.sampling.orders import Order
+from minato_gpu.sampling.epoch_batches import EpochBatches
+from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import source_of
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE, Span
 from minato_gpu.session import Session
@@ -71,20 +71,20 @@ class EngineIterator(EpochIterator):
         follows = keeps and loader.persistent_workers and knows_seed
         workers = (session.base_seed, session.first_epoch) if follows else None
         if prepared is not None:
-            source, speculation = prepared
-            source.order.begun_from = speculation.begun_from(Sampling(loader).generators)
-            progress = EpochProgress(loader, source, workers)
+            epoch, speculation = prepared
+            epoch.order.begun_from = speculation.begun_from(Sampling(loader).generators)
+            cursor = Cursor(loader, epoch, workers)
         else:
-            progress = self._fresh(resumption, workers, keeps=keeps, goes_on=goes_on)
+            cursor = self._fresh(resumption, workers, keeps=keeps, goes_on=goes_on)
         if goes_on and resumption is not None and not knows_seed:  # workers that stay begin anew
             session.base_seed, session.first_epoch = self._base_seed, number
         self._engine = engine or self._new_engine(keeps=keeps, knows_seed=knows_seed)
         if keeps:
             session.keep(self._engine, self)
         session.take_up(ahead, prepared)
-        self._engine.begin(progress.source, progress.expected, prefetched=prepared is not None)
-        session.progress = progress
-        self._deliver(session.options, self._engine, progress, _memory_of(self._engine))
+        self._engine.begin(cursor.epoch, cursor.expected, prefetched=prepared is not None)
+        session.cursor = cursor
+        self._deliver(session.options, self._engine, cursor, _memory_of(self._engine))
 
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
         """With workers of its own, which end with the session if they are kept (so with the loader and the last of its
@@ -100,18 +100,18 @@ class EngineIterator(EpochIterator):
 
     def _fresh(
         self, resumption: Resumption | None, workers: tuple[int, int] | None, *, keeps: bool, goes_on: bool
-    ) -> EpochProgress:
+    ) -> Cursor:
         """The epoch as it begins, or goes on. ``workers``: the seed of those that persist, and the epoch in which they
         started; ``keeps``, ``goes_on``: workers stay, and have stayed."""
         loader, session, number, seed = self._loader, self._session, self._number, self._base_seed
         if workers is not None and session.first_epoch != number:
             seed = sample_seed(seed, number - session.first_epoch, "epoch")
-        progress = begin_epoch(loader, number, seed, self._sampler_iter, resumption, workers)
-        if (streams := progress.source.streams) is not None:
+        cursor = begin_epoch(loader, number, seed, self._sampler_iter, resumption, workers)
+        if (streams := cursor.epoch.streams) is not None:
             streams.share_seed(self._shared_seed, self._dataset)
             if resumption is None and (told := session.streams_between(loader, keeps=keeps)):
                 streams.begin(told, () if goes_on else session.left_here(loader))
-        return progress
+        return cursor
 
     @property
     def _keeps(self) -> bool:
@@ -155,10 +155,10 @@ class EngineIterator(EpochIterator):
         seed = ahead.seed
         if loader.persistent_workers:
             seed = sample_seed(session.base_seed, number - session.first_epoch, "epoch")
-        source = source_of(loader, number, seed, Order(ahead))
+        epoch = EpochBatches(loader, number, seed, Order(ahead))
         session.speculates = False  # should the sampler raise: the next epoch then begins when it does
-        self._engine.prefetch(source)
-        session.speculates, session.ahead = True, (source, ahead)
+        self._engine.prefetch(epoch)
+        session.speculates, session.ahead = True, (epoch, ahead)
         session.prepared += 1
 
     def _end(self) -> None:

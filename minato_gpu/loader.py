@@ -97,8 +97,9 @@ class DataLoader(TorchDataLoader[T]):
             is reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death``
             says; where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
             device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
-        snapshot_every_n_steps: is there for programs written for torchdata's ``StatefulDataLoader``, and changes
-            nothing: ``state_dict`` tells of every step, and states come from workers as often as saves do.
+        snapshot_every_n_steps: batches between two states of a sampler that has ``state_dict`` and ``load_state_dict``;
+            a resume draws again what came since, so that it goes on from any batch. Workers' streams are asked for
+            their states as often as saves come.
         max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay:
             more while the consumer waits for samples to be prepared, fewer when some have nothing to do (None:
             ``num_workers``). A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host":
@@ -254,21 +255,19 @@ class DataLoader(TorchDataLoader[T]):
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
         after the end of an epoch it says that the next one is to begin. ``load_state_dict`` says which loaders can go
-        on from it. Where later epochs come from torch's global generator, it holds how that stands now, or stood before
-        the batches of ``ahead`` were asked for; without workers, or with a sampler of your own, which may draw from any
-        of them, also how Python's and NumPy's stand now.
+        on from it. Where later epochs may come from torch's global generator, it holds how that stands now, or stood
+        before the batches of ``ahead`` were asked for. Python's and NumPy's are in no state.
 
-        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (where a data
-        set's is large and saves are rare, that of some batches ago, which are then read again and dropped). Otherwise
-        torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
-        order is stored.
+        A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (maybe that of
+        some batches ago, which are then drawn or read again and dropped). Otherwise torch's samplers and sequences are
+        drawn again from the epoch's beginning; of any other sampler the remaining order is stored.
 
         Args:
             ahead: how many of the last batches count as not delivered.
 
         Raises:
-            ValueError: the remaining order is endless or holds keys that are not plain, a stream without a state is too
-                far on to be read again, or ``ahead`` goes too far back.
+            ValueError: the remaining order is endless or holds keys that are not plain, a stream without a state has
+                raised or is too far on to be read again, or ``ahead`` goes too far back.
         """
         if not is_whole(ahead) or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
@@ -280,9 +279,9 @@ class DataLoader(TorchDataLoader[T]):
         Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
         batch as if nothing had happened. Data set, sampler and batch size must be the same; workers, lanes and memory
         may differ, and ranks do with ``merge_state_dicts``. An iterable data set needs the same number of workers;
-        without a state of its own its streams are read again and what was delivered is dropped. Global generators that
-        the state holds go back to where they stood at that ``iter()``; one that has moved since this call stays, which
-        is said once, and so do all of them where no state is loaded.
+        without a state of its own its streams are read again and what was delivered is dropped, and the next ``iter()``
+        or batch raises ValueError where they would yield other samples. torch's global generator, where the state holds
+        it, is set at that ``iter()``; if it has moved since this call it stays, which is said once.
 
         Args:
             state_dict: what ``state_dict`` or ``merge_state_dicts`` returned.

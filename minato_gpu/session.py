@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.checkpoint.progress import EpochProgress, before_epoch
+from minato_gpu.checkpoint.cursor import Cursor, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
 from minato_gpu.delivery import EpochIterator, EpochView
@@ -26,13 +26,15 @@ from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import Told
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
+from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.sources.reader import ReaderOwner
 
-_OWN = ("engine", "ahead", "progress", "_pending", "_user", "_shown")
+_OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown")
 """What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
+
+_Ahead = tuple[EpochBatches, Speculation]
 
 
 class Shown(NamedTuple):
@@ -48,7 +50,7 @@ class Session:
 
     ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
     ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
-    order is drawn already; ``speculates``: it may be. ``progress``: where the last epoch stands. ``facts``: of all
+    order is drawn already; ``speculates``: it may be. ``cursor``: where the last epoch stands. ``facts``: of all
     epochs. ``kind``: a word for what is loaded.
     """
 
@@ -57,10 +59,10 @@ class Session:
         self.kind = type(loader.dataset).__name__
         self.engine: Engine | None = None
         self.base_seed = self.first_epoch = 0
-        self.ahead: tuple[Source, Speculation] | None = None
+        self.ahead: _Ahead | None = None
         self.speculates = loader.epochs is not None and Sampling(loader).never_repeats
         self.prepared = self.discarded = 0  # epochs ahead
-        self.progress: EpochProgress | None = None
+        self.cursor: Cursor | None = None
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
@@ -138,7 +140,9 @@ class Session:
         """The engine stays for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
 
-    def take_up(self, ahead: tuple[Source, Speculation] | None, prepared: tuple[Source, Speculation] | None) -> None:
+    def take_up(
+        self, ahead: tuple[EpochBatches, Speculation] | None, prepared: tuple[EpochBatches, Speculation] | None
+    ) -> None:
         """The epoch that begins is the one that was ``prepared``; or what was drawn ``ahead`` is not."""
         self.ahead = None
         if prepared is not None:
@@ -167,12 +171,12 @@ class Session:
             if ahead:
                 raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
             return waiting.given
-        if self.progress is None or (self.progress.over and ahead == 0):
+        if self.cursor is None or (self.cursor.over and ahead == 0):
             number = self._next_epoch
             workers = self.base_seed, self.first_epoch if loader.persistent_workers and number else number
             streams = self.streams_between(loader) if Sampling(loader).iterable else []
-            return before_epoch(loader, number, workers, self.progress, streams)
-        return self.progress.state(ahead)
+            return before_epoch(loader, number, workers, self.cursor, streams)
+        return self.cursor.state(ahead)
 
     def load(self, loader: Arguments, state: dict[str, Any]) -> None:
         """See ``DataLoader.load_state_dict``."""
@@ -182,8 +186,8 @@ class Session:
         """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
         workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
         loader has."""
-        engine, last = self.engine if keeps else None, self.progress
-        streams = None if last is None else last.source.streams
+        engine, last = self.engine if keeps else None, self.cursor
+        streams = None if last is None else last.epoch.streams
         if streams is not None and engine is not None and not engine.closed:
             return streams.at_end()
         if loader.num_workers > 0 and not self.options.threads:
@@ -196,7 +200,7 @@ class Session:
     def left_here(self, loader: Arguments) -> list[StreamState]:
         """Where the data set of this process begins the next epoch, if that has not been given the state which the last
         one was resumed from: its stream had ended."""
-        streams = None if self.progress is None else self.progress.source.streams
+        streams = None if self.cursor is None else self.cursor.epoch.streams
         here = loader.num_workers == 0 or self.options.threads
         return streams.left if here and streams is not None else []
 

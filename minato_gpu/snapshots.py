@@ -53,6 +53,11 @@ class Snapshot:
         except Exception:  # not all that can be copied can be pickled
             self._pickled, self._value = None, copy.deepcopy(value)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the copy, 0 where that is not known."""
+        return 0 if self._pickled is None else len(self._pickled)
+
     def copy(self) -> Value:
         """A value of one's own."""
         return copy.deepcopy(self._value) if self._pickled is None else pickle.loads(self._pickled)

@@ -1,6 +1,6 @@
 """What a state of an epoch must keep to, whatever file it came from: parts that fit together, and this loader.
 
-What only the sampler can tell is checked while it is drawn (sampling/sources.py).
+What only the sampler can tell is checked while it is drawn (sampling/epoch_batches.py).
 """
 
 from __future__ import annotations
@@ -9,15 +9,31 @@ from collections.abc import Mapping
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
+from minato_gpu.checkpoint.streams import MOST_READ_AGAIN
 from minato_gpu.samples import JSON, Key, name_of
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane
-from minato_gpu.sampling.orders import KEYS, REPLAY
-from minato_gpu.sampling.sampler_restore import ENOUGH, Following
-from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, Following
+from minato_gpu.sampling.samplers import Sampling, length_of
 
 Counted = tuple[list[Plane], dict[Key, int]]
 _MOST_PLANES = 255  # indices that come more often are counted in 'others'
+
+
+def most_drawn_again(loader: Arguments) -> int:
+    """So many keys are drawn again: those of a pass over the data set, whatever it takes, and else as many as samples
+    of a stream are read again. How many a sampler yields may be a number that nobody could wait for."""
+    return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
+
+
+def check_drawn_again(position: int, below: int, most: int) -> None:
+    """Raises ValueError where a resume draws more keys again than this, from a position on."""
+    if below - position > most:
+        raise ValueError(
+            f"state: 'below' tells of {below} samples delivered. Their keys would have to be drawn again from position "
+            f"{position} on, and at most {most} are; give the sampler state_dict() and load_state_dict(), which the "
+            "loader then uses"
+        )
 
 
 def match_progress(
@@ -47,38 +63,27 @@ def match_progress(
 def stored(
     source: Mapping[str, JSON], delivered: DeliveredPositions, sampling: Sampling
 ) -> tuple[list[list[Key]], Counted]:
-    """Of an order that is not drawn again: the keys that come before what the sampler yields from its own state, and
-    how often each had come before those. Raises ValueError where they do not fit."""
-    _match_place(source, delivered, sampling.size)
-    s.mapping(source, "state")
-    ended = s.choice(source, "ended", (True,) if source["way"] == KEYS else (True, False))
-    if source.get("generators") is not None:
-        s.generators(s.mapping(source, "generators"))
-    following(source)
-    batches = s.batches_of(source) if source.get("drawn") is not None else []
-    _match_size(batches, sampling.size if sampling.batched else 1, short=ended and not sampling.drop_last)
-    if ended:
-        _match_stored(source, delivered, batches)
-    known = source.get("occurrences") is not None
-    return batches, ([], _stored_counts(source, batches)) if known else _counts(source)
-
-
-def _match_place(source: Mapping[str, JSON], delivered: DeliveredPositions, size: int | None) -> None:
-    """The batch at which a stored order begins is the first that was not delivered whole."""
-    place = s.number(source, "place", largest=delivered.batches)
-    position = s.number(source, "position", largest=delivered.low)
+    """Of an order that begins with a sampler's state or with stored keys: the keys that come before what the sampler
+    yields, and how often each had come before those. Raises ValueError where they do not fit."""
+    place, position, size = s.number(source, "place"), s.number(source, "position"), sampling.size
+    if place > delivered.batches or position > delivered.low:
+        raise ValueError(f"state: place {place} at position {position} lies after what was delivered")
     if size is not None and not (place - 1) * size < position <= place * size:
         raise ValueError(f"state: place {place} of batches of {size} is not at position {position}")
-
-
-def _match_stored(source: Mapping[str, JSON], delivered: DeliveredPositions, stored: list[list[Key]]) -> None:
-    """What was delivered lies before the end of the stored order."""
-    batches, end = source["place"] + len(stored), source["position"] + sum(map(len, stored))
-    if delivered.batches > batches or delivered.top > end:
+    s.mapping(source, "state")
+    ended = s.choice(source, "ended", (True,) if source["way"] == KEYS else (True, False))
+    if not ended:
+        following(source)
+    batches = s.batches_of(source) if source.get("drawn") is not None else []
+    _match_size(batches, sampling.size if sampling.batched else 1, short=ended and not sampling.drop_last)
+    last, end = place + len(batches), position + sum(map(len, batches))
+    if ended and (delivered.batches > last or delivered.top > end):
         raise ValueError(
             f"state: {delivered.batches} batches delivered up to position {delivered.top}, and the stored order ends "
-            f"after {batches} at {end}"
+            f"after {last} at {end}"
         )
+    known = source.get("occurrences") is not None
+    return batches, ([], _stored_counts(source, batches)) if known else _counts(source)
 
 
 def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> None:
@@ -89,23 +94,20 @@ def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> No
             raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")
 
 
-def following(saved: Mapping[str, JSON]) -> Following | None:
-    """What came after the sampler's own state, where it says so."""
-    if saved.get("next") is None:
-        return None
-    plain = s.mapping(saved, "next")
-    left = None if plain.get("generators") is None else s.number(plain, "generators")
-    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness", 1), left)
+def following(source: Mapping[str, JSON]) -> Following:
+    """What came after the sampler's own state."""
+    plain = s.mapping(source, "next")
+    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness"))
 
 
-def _counts(saved: Mapping[str, JSON]) -> Counted:
+def _counts(source: Mapping[str, JSON]) -> Counted:
     """How often each key had come before, from a state with the sampler's own."""
     others: dict[Key, int] = {}
-    for pair in s.sequence(saved, "others"):
+    for pair in s.sequence(source, "others"):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise ValueError(f"state: 'others' must hold pairs of a key and a count, got {s.quoted(pair)}")
         others[name_of(s.key_of(pair[0]))] = s.number({"count": pair[1]}, "count")
-    if len(planes := s.sequence(saved, "planes")) > _MOST_PLANES:
+    if len(planes := s.sequence(source, "planes")) > _MOST_PLANES:
         raise ValueError(f"state: 'planes' has {len(planes)} entries, {_MOST_PLANES} at most")
     return [_plane(plane) for plane in planes], others
 
@@ -116,9 +118,10 @@ def _plane(plane: JSON) -> Plane:
     return s.number({"planes": plane[0]}, "planes"), s.unpacked({"planes": plane[1]}, "planes")
 
 
-def _stored_counts(saved: Mapping[str, JSON], stored: list[list[Key]]) -> dict[Key, int]:
-    """The same from a state with the remaining keys: the first of each that remains says how many came before."""
-    keys, counts = [key for batch in stored for key in batch], s.sequence(saved, "occurrences")
+def _stored_counts(source: Mapping[str, JSON], stored: list[list[Key]]) -> dict[Key, int]:
+    """The same counts from a state with the remaining keys: the first of each that remains says how many came
+    before."""
+    keys, counts = [key for batch in stored for key in batch], s.sequence(source, "occurrences")
     if counts and len(counts) != len(keys):
         raise ValueError(f"state: {len(counts)} occurrences for {len(keys)} keys")
     before: dict[Key, int] = {}

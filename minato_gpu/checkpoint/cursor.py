@@ -1,101 +1,169 @@
-"""Where a sampler's order stands, as plain data.
+"""Where an epoch stands, and that as plain data: what ``DataLoader.state_dict`` is made of.
 
-One rule for every sampler: a state holds a snapshot of what yields the keys, and which keys come before what that will
-yield; from there on, what was delivered is drawn again and dropped. Only the snapshot differs (sampler_restore.py): the
-generators as the epoch began, the sampler's own state, or none, where all that is left is stored.
+A state holds what was delivered and one snapshot of what yields the samples (sampling/order.py): the generators as the
+epoch began, a sampler's own state, the keys that are left, or the states of an iterable data set's streams. A resume
+draws again from the snapshot, and drops what was delivered.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import islice
+from collections import deque
+from collections.abc import Sequence
 
-from minato_gpu.checkpoint import ranks
+from minato_gpu.arguments import Arguments
+from minato_gpu.checkpoint import checks, global_generator, ranks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.streams import is_stateful
-from minato_gpu.packing import packed, packed_state
+from minato_gpu.checkpoint.streams import plain_between, plain_streams
+from minato_gpu.lanes.streams import StreamState
+from minato_gpu.packing import packed, packed_state, packed_states
 from minato_gpu.samples import Key, witness_of
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
+from minato_gpu.sampling.epoch_batches import EpochBatches, Mark
 from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.orders import KEYS, REPLAY, Order
-from minato_gpu.sampling.sampler_restore import ENOUGH
+from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, states_between
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Mark, Source
 from minato_gpu.snapshots import Snapshot
 
 
 class Cursor:
-    """Tells where the order of one epoch stands. ``gone``: of the whole, before it was dealt out to these ranks."""
+    """Where one epoch of a loader stands, from its ``iter()`` on."""
 
-    def __init__(self, sampling: Sampling, source: Source, gone: s.State | None) -> None:
-        self._sampling = sampling
-        self._source = source
+    def __init__(
+        self,
+        loader: Arguments,
+        epoch: EpochBatches,
+        workers: tuple[int, int] | None = None,
+        gone: s.State | None = None,
+    ) -> None:
+        """``workers``: the seed of those that persist and the epoch in which they started, else the epoch's own;
+        ``gone``: what was delivered of the whole order, before it was dealt out to these ranks."""
+        self.epoch = epoch
+        self.over = False  # the iterator has said so
+        self.global_at_start: str | None = None  # torch's global generator, for a stream that draws here
+        self._seeds = (epoch.seed, *(workers or (epoch.seed, epoch.number)))
+        self._sampling = Sampling(loader)
+        expected = self._sampling.expected
+        # samples of the epoch that are left, where the sampler tells
+        self.expected = None if expected is None or gone is not None else max(0, expected - epoch.delivered.samples)
+        self._most_again = checks.most_drawn_again(loader)
         self._gone = gone
         self._remaining: _Remaining | None = None
+        self._global = global_generator.concerns(loader, self._sampling)
+        self._asked = b""  # torch's global generator before the batch that is asked for
+        self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered
 
-    def plain(self, delivered: DeliveredPositions) -> s.State:
-        """The way back to what comes after these. Raises ValueError where it cannot be told."""
-        source = self._source
-        out = {**self._sampling.describe(), "way": source.order.way, "set_epoch": source.told_epoch}
-        out["rank"] = ranks.rank_of(self._sampling)
-        if source.order.way == REPLAY:
-            for below, crc in reversed(source.digests):
-                if 0 < below <= delivered.low:
-                    out["digest"] = {"below": below, "crc": crc}
-                    break
-            if self._sampling.uses_default_generator:  # anybody may have seeded that as it was before
-                out["order_drawn"] = source.order.begun_from is not None
-            return {**out, "witness": source.witness, "gone": self._gone and self._gone.copy()}
-        if source.order.way == KEYS:
-            self._remaining = self._remaining or _Remaining(source)
-        first = bisect_right(source.marks, delivered.low, key=lambda mark: mark.end)
-        marks = list(islice(source.marks, first, None))
-        place, position = (marks[0].place, marks[0].position) if marks else (source.place, source.position)
-        out = {**out, "place": place, "position": position}
-        if self._remaining is not None:
-            nested = {"nested": told_between(self._sampling, source.order)["nested"]}
-            return {**out, "state": nested, "ended": True, **self._remaining.since(place, position)}
-        return {**out, **_state_of_sampler(source, marks)}
+    def asked(self) -> None:
+        """The next batch is about to be taken, or to be fetched here."""
+        if self._global and (state := global_generator.now()) != self._asked:  # few of them, mostly
+            self._asked = state
+
+    def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
+        """The consumer has this batch: its positions, or the ticket of a stream. For the rest see
+        ``DeliveredPositions.add``."""
+        epoch = self.epoch
+        with epoch.lock:
+            if returned or epoch.streams is not None:
+                self._before.append(self._asked)
+            if epoch.streams is not None:
+                epoch.streams.delivered(batch[0][0])
+            else:
+                epoch.delivered.add(batch, failed, returned=returned)
+
+    @property
+    def batches(self) -> int:
+        """How many of the epoch the consumer has, or had in an earlier run; those that were left out count too."""
+        return self.epoch.delivered.batches if self.epoch.streams is None else self.epoch.streams.batches
+
+    @property
+    def ended_with_batches(self) -> bool:
+        """Whether the epoch is over, and a stream has yielded any."""
+        streams = self.epoch.streams
+        return self.over and streams is not None and streams.batches > 0
+
+    def state(self, ahead: int) -> s.State:
+        """The state of the epoch, as it was ``ahead`` batches ago, for whichever thread. Raises ValueError where that
+        cannot be told."""
+        epoch = self.epoch
+        with epoch.lock:
+            if epoch.streams is None:
+                out = {**s.header("map", epoch.number, self._seeds, begun=True), **self._of_sampler(ahead)}
+            else:
+                streams = plain_streams(epoch.streams, ahead, self._sampling.size or 1)
+                out = s.header("iterable", epoch.number, self._seeds, begun=True)
+                out["generators"] = packed_states(self._sampling.generators)
+                out["source"] = {**self._sampling.cutting, **streams}
+                if self.global_at_start is not None and streams["streams"][0]["state"] is None:
+                    out["source"]["global_at_start"] = self.global_at_start
+            if self._global:
+                out["global"] = packed(self._before[-ahead]) if ahead else global_generator.plain()
+            return out
+
+    def _of_sampler(self, ahead: int) -> s.State:
+        """What was delivered, and the way back to what comes after that."""
+        epoch, order, sampling = self.epoch, self.epoch.order, self._sampling
+        delivered = epoch.delivered.rewound(ahead)
+        source = {**sampling.describe(), "way": order.way, "set_epoch": epoch.sampler_epoch}
+        source["rank"] = ranks.rank_of(sampling)
+        if order.way == REPLAY:
+            checks.check_drawn_again(0, delivered.low, self._most_again)
+            begun = order.begun_from
+            generators = packed_states(sampling.generators) if begun is None else dict(begun)
+            source.update(self._replay(delivered))
+        elif order.way == KEYS:
+            self._remaining = self._remaining or _Remaining(epoch, sampling)
+            source.update(self._remaining.since(epoch.since(delivered.low)))
+            generators = packed_states(sampling.generators)  # after all keys that are stored have been drawn
+        else:
+            found, generators = self._snapshot(epoch.since(delivered.low))
+            source.update(found)
+        return {"progress": s.plain_positions(delivered), "source": source, "generators": generators}
+
+    def _replay(self, delivered: DeliveredPositions) -> s.State:
+        epoch = self.epoch
+        out: s.State = {"witness": epoch.witness, "gone": self._gone and self._gone.copy()}
+        for below, crc in reversed(epoch.checksums):
+            if 0 < below <= delivered.low:
+                out["checksum"] = {"below": below, "crc": crc}
+                break
+        if self._sampling.uses_default_generator:  # anybody may have seeded that as it was before
+            out["order_drawn"] = epoch.order.begun_from is not None
+        return out
+
+    def _snapshot(self, marks: list[Mark]) -> tuple[s.State, dict[str, str]]:
+        """The sampler's own state and the generators, the first that are known since these marks begin, and the keys
+        before and after it. Draws ahead where the sampler has been asked for less than two batches."""
+        epoch, order = self.epoch, self.epoch.order
+        if not any(mark.snapshot for mark in marks) and not any(snapshot for snapshot, _ in order.coming):
+            order.fill_for_save(2 - len(marks))
+        found = [(mark.snapshot, mark.keys) for mark in marks]
+        found += [(snapshot, self._sampling.keys_of(item)) for snapshot, item in order.coming]
+        at = next((at for at, (snapshot, _) in enumerate(found) if snapshot is not None), len(found))
+        snapshot = order.at_end() if at == len(found) else found[at][0]
+        assert snapshot is not None
+        if snapshot.error is not None:
+            raise ValueError(f"this epoch cannot be saved: {snapshot.error}")
+        before, following = ([keys for _, keys in part] for part in (found[:at], found[at:]))
+        out: s.State = {
+            "place": marks[0].place if marks else epoch.place,
+            "position": marks[0].position if marks else epoch.position,
+            "state": snapshot.own.copy(),
+            "ended": not following,
+            **_plain_counts(epoch.occurrences_before(marks)),
+        }
+        if before:
+            out.update(_plain_first(before))
+        if following:
+            out["next"] = _following(following)
+        return out, {role: packed_state(state) for role, state in snapshot.generators.items()}
 
 
-def _state_of_sampler(source: Source, marks: list[Mark]) -> s.State:
-    """The sampler's own state, the first that is known since ``marks`` begin, and the keys drawn before it."""
-    order = source.order
-    order.begin()  # may draw an item
-    coming = [(mark.state, mark.keys) for mark in marks]
-    coming += [(state, source.keys_of(item)) for state, item in order.coming]
-    known = next((at for at, (state, _) in enumerate(coming) if state is not None), len(coming))
-    wanted = ENOUGH if order.moved else 0
-    if known == len(coming):  # of an epoch's last key a sampler may have the state that it has before the next one's
-        wanted = max(wanted, 1)
-    while sum(len(keys) for _, keys in coming[known:]) < wanted and (foreseen := order.foresee()) is not None:
-        coming.append((foreseen[0], source.keys_of(foreseen[1])))
-    drawn, following = ([keys for _, keys in part] for part in (coming[:known], coming[known:]))
-    own = coming[known][0] if following else None
-    ended = own is None and order.ended
-    own = order.state() if own is None else own
-    if own.error is not None:
-        raise ValueError(f"this epoch cannot be saved: {own.error}")
-    out: s.State = {"state": own.own.copy(), "ended": ended, **_plain_counts(source.saved(marks))}
-    if drawn:
-        out.update(_plain(drawn))
-    generators = {role: packed_state(state) for role, state in own.generators.items()}
-    if generators != order.begun_from:
-        out["generators"] = generators
-        out.update(_plain_following(following, order.digest))
-    return out
-
-
-def _plain_following(following: list[list[Key]], digest: int) -> s.State:
-    """What came after a state, so that it can be told again; nothing where that is not known. ``digest``: of the
-    generators after all of it."""
+def _following(batches: list[list[Key]]) -> s.State:
+    """The first keys after a snapshot, for a comparison after a resume."""
     keys: list[Key] = []
     items = 0
-    while items < len(following) and len(keys) < ENOUGH:
-        keys, items = keys + following[items], items + 1
-    witness = witness_of(keys)
-    left = {"generators": digest} if items == len(following) else {}
-    return {"next": {"items": items, "witness": witness, **left}} if witness and items else {}
+    while items < len(batches) and len(keys) < ENOUGH:
+        keys, items = keys + batches[items], items + 1
+    return {"items": items, "witness": witness_of(keys)}
 
 
 def _plain_counts(occurrences: Occurrences) -> s.State:
@@ -110,9 +178,9 @@ def _plain_counts(occurrences: Occurrences) -> s.State:
     return {"planes": [[ones, packed(plane)] for ones, plane in planes], "others": plain}
 
 
-def _plain(drawn: list[list[Key]]) -> s.State:
+def _plain_first(batches: list[list[Key]]) -> s.State:
     try:
-        return s.plain_batches(drawn)
+        return s.plain_batches(batches)
     except ValueError as error:
         raise ValueError(
             "this epoch can be saved once its first batch has been delivered: a sampler's own state is known only when "
@@ -126,32 +194,56 @@ class _Remaining:
     It begins where the first save finds the oldest batch that may be asked for; later ones begin further on.
     """
 
-    def __init__(self, source: Source) -> None:
-        first = source.marks[0] if source.marks else source
-        marked = [mark.keys for mark in source.marks]
-        source.order.draw_rest()
-        batches = marked + [source.keys_of(item) for _, item in source.order.coming]
-        before = source.occurrences.before([key for keys in marked for key in keys])
-        self._place, self._position = first.place, first.position
+    def __init__(self, epoch: EpochBatches, sampling: Sampling) -> None:
+        marks = list(epoch.marks)
+        epoch.order.draw_rest()
+        batches = [mark.keys for mark in marks] + [sampling.keys_of(item) for _, item in epoch.order.coming]
+        before = epoch.occurrences.before([key for mark in marks for key in mark.keys])
+        first: Mark | EpochBatches = marks[0] if marks else epoch
+        self._place, self._position, self._epoch = first.place, first.position, epoch
         self._plain = s.plain_batches(batches)
         self._batches = self._plain["drawn"]
         self._flat = not any(type(key) is list for keys in self._batches for key in keys)
         self._occurrences = before.count([key for keys in batches for key in keys]) or []
+        self._nested = Snapshot({"nested": states_between(sampling, epoch.order)["nested"]})
 
-    def since(self, place: int, position: int) -> s.State:
-        """What comes from this batch on, as the caller's own: nothing that is done to it changes a later state."""
-        batches = self._batches[place - self._place :]
+    def since(self, marks: list[Mark]) -> s.State:
+        """What comes from these batches on, as the caller's own: nothing that is done to it changes a later state."""
+        first: Mark | EpochBatches = marks[0] if marks else self._epoch
+        batches = self._batches[first.place - self._place :]
         return {
             **self._plain,
+            "place": first.place,
+            "position": first.position,
+            "state": self._nested.copy(),
+            "ended": True,
             "drawn": [keys.copy() for keys in batches] if self._flat else Snapshot(batches).copy(),
-            "occurrences": self._occurrences[position - self._position :],
+            "occurrences": self._occurrences[first.position - self._position :],
         }
 
 
-def told_between(sampling: Sampling, order: Order | None) -> s.State:
-    """The states of the sampler, and of one nested in it, after ``order``, all of which has been drawn."""
-    parts = {"sampler": sampling.inner, "nested": sampling.nested}
-    if order is not None and order.untold is not None:
-        given = order.untold.copy()
-        return {name: given.get(name) for name in parts}
-    return {name: Snapshot(part.state_dict()).copy() if is_stateful(part) else None for name, part in parts.items()}
+def before_epoch(
+    loader: Arguments, number: int, workers: tuple[int, int], last: Cursor | None, streams: Sequence[StreamState]
+) -> s.State:
+    """The state of a loader whose epoch ``number`` has not begun.
+
+    ``workers``: the seed of those that stay, and the epoch in which they started; ``last``: where the epoch before
+    stands, if there was one; ``streams``: where the data sets that the epoch iterates stand, where that is known.
+    """
+    sampling = Sampling(loader)
+    generators = {role: g for role, g in sampling.generators.items() if role != "default"}
+    own = states_between(sampling, None if last is None else last.epoch.order)
+    seed, first = workers
+    out: s.State = {
+        **s.header("map", number, (0, seed % (1 << 64), first), begun=False),
+        "generators": packed_states(generators),
+        "progress": s.plain_positions(DeliveredPositions()),
+        "source": {
+            "state": {"iterator": None, **own},
+            "rank": ranks.rank_of(sampling),
+            **(plain_between(streams) if sampling.iterable else {}),
+        },
+    }
+    if global_generator.concerns(loader, sampling):
+        out["global"] = global_generator.plain()
+    return out

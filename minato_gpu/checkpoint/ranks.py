@@ -1,9 +1,10 @@
 """States of all ranks of a distributed job as one, and one state for any number of ranks.
 
 ``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
-state says how far each rank had come. For another number of ranks these are entries of the whole that are *gone*; what
-is left is dealt out anew, and so on for every further change. Entries that only filled up the last round are not kept:
-they are repetitions, and ranks fill up their own.
+state holds the states of all ranks. The same number of ranks goes on from its own each. After a change of their number
+the union of what was delivered is removed from the whole order (it is *gone*), and the rest is dealt out anew, and so
+on for every further change. Entries that only filled up the last round are not kept: they are repetitions, and ranks
+fill up their own.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
-from minato_gpu.checkpoint.positions import positions_of
 from minato_gpu.number_kinds import is_whole
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
-from minato_gpu.sampling.orders import REPLAY
+from minato_gpu.sampling.order import REPLAY
 from minato_gpu.sampling.samplers import Sampling, attribute_of
 
-_MOST_RANKS = 1 << 20
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
 _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
@@ -52,11 +51,10 @@ def rank_of(sampling: Sampling) -> s.State | None:
 def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
-    Its number of ranks may be another. Needs torch's ``DistributedSampler``, on a map-style data set. What was
-    delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
-    another number of ranks shares out the sum of all. The same number of ranks has each its own base seed and global
-    generator back. Of another number samples keep their content where the ranks had the same base seed; it has the
-    global generator where all ranks' stood alike, else the generators of its processes stay as they are.
+    Its number of ranks may be another, where all ranks had the same base seed (``torch.manual_seed``, or equal
+    ``generator``): then samples keep their content. Needs torch's ``DistributedSampler``, on a map-style data set. What
+    was delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
+    another number of ranks shares out the sum of all, and has torch's global generator set where it stood alike on all.
 
     Args:
         states: what ``state_dict`` of each rank's loader returned, in any order.
@@ -75,71 +73,58 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
                     f"merge_state_dicts(): the states differ in {name!r} ({first[name]!r} and {other[name]!r}); all "
                     "ranks must be saved at the same step"
                 )
+    if first["kind"] == "merged":  # loaded, and saved before the next iter()
+        if _all_alike(all_):
+            return first
+        raise ValueError("merge_state_dicts(): these are merged already, and not alike; load one of them on all ranks")
     rank = first["source"].get("rank")
     undealt = rank is None or s.alike(rank, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
-    if first["kind"] == "merged" and _all_alike(all_):  # loaded, and saved before the next iter()
-        return first
     if len(all_) == 1 and (undealt or not first["begun"]):
         return first
-    if not first["begun"]:
-        return _between(all_)
-    shares = [_share(state) for state in all_]
-    replicas = shares[0]["replicas"]
-    if sorted(share["rank"] for share in shares) != list(range(replicas)):
-        ranks = sorted(share["rank"] for share in shares)
-        raise ValueError(f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {ranks}")
-    source = {name: value for name, value in first["source"].items() if name not in ("rank", "witness")}
-    for state, share in zip(all_, shares, strict=True):
+    by_rank = _begun(all_) if first["begun"] else _between(all_)
+    return {name: first[name] for name in ("format", "version", "epoch", "begun")} | {
+        "kind": "merged",
+        "ranks": by_rank,
+    }
+
+
+def _begun(states: list[s.State]) -> list[s.State]:
+    """In the order of their ranks. Raises ValueError where some are missing, or their samplers differ."""
+    shares = [_share(state) for state in states]
+    replicas, ranks = shares[0]["replicas"], [share["rank"] for share in shares]
+    if sorted(ranks) != list(range(replicas)):
+        raise ValueError(
+            f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {sorted(ranks)}"
+        )
+    source = {name: value for name, value in states[0]["source"].items() if name not in ("rank", "witness")}
+    for state, share in zip(states, shares, strict=True):
         same = s.alike({name: state["source"].get(name) for name in source}, source)
         if not same or not s.alike({**share, "rank": 0}, {**shares[0], "rank": 0}):
             raise ValueError("merge_state_dicts(): the ranks' samplers differ in more than their rank")
-    by_rank = sorted(zip(shares, all_, strict=True), key=lambda pair: int(pair[0]["rank"]))
-    parts = [{**s.mapping(state, "progress"), "witness": state["source"].get("witness")} for _, state in by_rank]
-    merged = {**by_rank[0][1], "kind": "merged", "source": {**source, "parts": parts, "share": shares[0]}}
-    del merged["progress"]
-    return {**merged, **_of_each(all_)}
+    return [states[ranks.index(rank)] for rank in range(replicas)]
 
 
-def _between(states: list[s.State]) -> s.State:
-    """The same of ranks that are between two epochs. Raises ValueError where one rank's own state, of its sampler or
-    its streams, is not the others', too."""
-    source = {name: value for name, value in states[0]["source"].items() if name != "rank"}
+def _between(states: list[s.State]) -> list[s.State]:
+    """In the order of their ranks, where these are known. Raises ValueError where one rank's own state, of its sampler
+    or its streams, is not the others', too."""
     if any(state["source"].get("streams") is not None for state in states):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if not _all_alike([state["source"].get("state") for state in states]):
         raise ValueError("merge_state_dicts(): the ranks' samplers have other states; every rank resumes from its own")
-    return {**states[0], "source": source, **_of_each(states)}
-
-
-def _of_each(states: list[s.State]) -> s.State:
-    """The global generators and the seeds of all ranks: one for all where they were alike, else rank by rank.
-
-    Where the ranks are not known, global generators that were not alike stay out of it; of seeds, and of the loaders'
-    own generators, raises ValueError.
-    """
-    by_rank = _by_rank(states)
-    found = [state.get("global") for state in by_rank or states]
-    seeds = [{name: state[name] for name in _SEEDS} for state in by_rank or states]
-    out: s.State = {"global": found[0] if _all_alike(found) else None}
-    if by_rank and not _all_alike(found):
-        out["globals"] = found
-    if not _all_alike(seeds):
-        if not by_rank:
-            raise ValueError(
-                "merge_state_dicts(): the ranks have other generators or seeds, and their samplers do not tell their "
-                "ranks; every rank resumes from its own state"
-            )
-        out["seeds"] = seeds
-    return out
-
-
-def _by_rank(states: list[s.State]) -> list[s.State]:
-    """In the order of their ranks; none where these are not known."""
     shares = [state["source"].get("rank") for state in states]
     ranks = [share.get("rank") if isinstance(share, Mapping) else None for share in shares]
-    if sorted(map(repr, ranks)) != sorted(map(repr, range(len(states)))):
-        return []
-    return [states[ranks.index(rank)] for rank in range(len(states))]
+    if sorted(map(repr, ranks)) == sorted(map(repr, range(len(states)))):
+        return [states[ranks.index(rank)] for rank in range(len(states))]
+    if not _all_alike([_seeds(state) for state in states]):
+        raise ValueError(
+            "merge_state_dicts(): the ranks have other generators or seeds, and their samplers do not tell their "
+            "ranks; every rank resumes from its own state"
+        )
+    return states
+
+
+def _seeds(state: s.State) -> s.State:
+    return {name: state[name] for name in _SEEDS}
 
 
 def _all_alike(values: Sequence[Value]) -> bool:
@@ -154,7 +139,7 @@ def _share(state: s.State) -> Mapping[str, JSON]:
             "data set; with any other sampler, every rank resumes from its own state"
         )
     share = s.mapping(source, "rank")
-    s.number(share, "replicas", 1, _MOST_RANKS)
+    s.number(share, "replicas", 1, 1 << 20)
     s.number(share, "rank", 0, share["replicas"] - 1)
     return share
 
@@ -162,56 +147,57 @@ def _share(state: s.State) -> Mapping[str, JSON]:
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
     """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
     mine = rank_of(sampling)
-    if state.get("globals") is not None:
-        state = {**state, "global": _own(state, "globals", mine)}
-    if state.get("seeds") is not None:
-        state = _with_seeds(state, _own(state, "seeds", mine))
-    if not state["begun"]:
-        saved = state["source"].get("rank")
-        others = saved is not None and mine is not None and _said(saved) != _said(mine)
-        return {**state, "global": None} if others else state
-    if state["kind"] != "merged":
-        saved = state["source"].get("rank") if state["kind"] == "map" else None
-        if saved is not None and mine is not None and _said(saved) != _said(mine):
-            advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
-            raise ValueError(
-                f"the state is one of rank {_said(saved)}, and this loader's sampler is rank {_said(mine)}; "
-                f"{advice if 'seed' in mine else 'every rank resumes from its own state, with as many ranks'}"
-            )
-        if isinstance(saved, Mapping) and mine is not None:
-            _match(saved, mine, mine)
+    if state["kind"] == "merged":
+        ranks = [s.check(s.mapping({"ranks": part}, "ranks")) for part in s.sequence(state, "ranks")]
+        if not ranks or not all(part["kind"] == "map" and part["begun"] == state["begun"] for part in ranks):
+            raise ValueError("state: 'ranks' must hold the states of all ranks at one step")
+        own = ranks[mine["rank"]] if mine is not None and len(ranks) == mine["replicas"] else None
+        if own is None or mine is None or _said(own) != _said_of(mine):
+            return _dealt_anew(ranks, mine, sampling)
+        same = not state["begun"] or s.alike(own["source"]["rank"].get("drop_last"), mine.get("drop_last"))
+        return for_rank(own, sampling) if same else _dealt_anew(ranks, mine, sampling)
+    if state["kind"] == "iterable":
         return state
+    saved = state["source"].get("rank")
+    if saved is not None and mine is not None and _said(state) != _said_of(mine):
+        if not state["begun"]:
+            return {**state, "global": None}
+        advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
+        raise ValueError(
+            f"the state is one of rank {_said(state)}, and this loader's sampler is rank {_said_of(mine)}; "
+            f"{advice if 'seed' in mine else 'every rank resumes from its own state, with as many ranks'}"
+        )
+    if isinstance(saved, Mapping) and mine is not None and state["begun"]:
+        _match(saved, mine, mine)
+    return state
+
+
+def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
+    """What the states of ranks mean for another number of them. Raises ValueError where they seeded differently."""
+    first = ranks[0]
+    if not _all_alike([_seeds(state) for state in ranks]):
+        raise ValueError(
+            f"the state was merged from {len(ranks)} ranks that had other seeds or generators, so that another number "
+            "of ranks cannot go on with the same samples. Give all ranks the same seed (torch.manual_seed(), or a "
+            "generator) before their first iter(), or resume with as many ranks"
+        )
+    if not _all_alike([state.get("global") for state in ranks]):
+        first = {**first, "global": None}
+    source = {**first["source"], "rank": mine}
+    if not first["begun"]:
+        return {**first, "source": source}
     if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
-    source = dict(s.mapping(state, "source"))
-    share = s.mapping(source, "share")
-    _match(share, mine, ("shuffle", "seed"))
-    gone, parts = gone_of(source, sampling), s.sequence(source, "parts")
-    if len(parts) != s.number(share, "replicas", 1, _MOST_RANKS):
-        raise ValueError(f"state: {len(parts)} parts for {share['replicas']} ranks")
-    failed = sum(positions_of(s.mapping({"parts": part}, "parts")).failed for part in parts)
-    if share["replicas"] == mine["replicas"] and s.alike(share.get("drop_last"), mine["drop_last"]):
-        progress: Mapping[str, JSON] = parts[mine["rank"]]
-    else:
-        progress = {"batches": 0, "below": 0, "above": "", "failed": _shared_out(failed, mine)}
-        whole: Value = sampling.inner.dataset
-        source["gone"] = _with_shares(gone, parts, len(whole))
-    source.update(witness=progress.get("witness"), rank=mine)
-    return {**state, "kind": "map", "source": source, "progress": progress}
-
-
-def _own(state: s.State, name: str, mine: s.State | None) -> JSON:
-    """This rank's of what a merged state holds for each; None where there were more ranks, or fewer."""
-    each = s.sequence(state, name)
-    return each[mine["rank"]] if mine is not None and len(each) == mine["replicas"] else None
-
-
-def _with_seeds(state: s.State, own: JSON) -> s.State:
-    """The state with these of one rank, if there are any. Raises ValueError where they are damaged."""
-    if own is None:
-        return state
-    seeds = s.mapping({"seeds": own}, "seeds")
-    return s.check({**state, **{name: seeds.get(name) for name in _SEEDS}})
+    shares = [_share(state) for state in ranks]
+    if any(share["rank"] != rank or share["replicas"] != len(ranks) for rank, share in enumerate(shares)):
+        raise ValueError(f"state: 'ranks' does not hold one state of each of {len(ranks)} ranks")
+    _match(shares[0], mine, ("shuffle", "seed"))
+    whole: Value = sampling.inner.dataset
+    parts = [s.mapping(state, "progress") for state in ranks]
+    failed, rest = divmod(sum(s.positions_of(part).failed for part in parts), mine["replicas"])
+    source.update(witness=None, gone=_with_shares(gone_of(source, sampling), parts, len(whole)))
+    progress = {"batches": 0, "below": 0, "above": "", "failed": failed + (mine["rank"] < rest)}
+    return {**first, "source": source, "progress": progress}
 
 
 def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:
@@ -219,12 +205,6 @@ def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[
         if not s.alike(saved.get(name), mine[name]):
             was = f"{name}={s.quoted(saved.get(name))}"
             raise ValueError(f"the state was saved with {was}, this sampler has {mine[name]!r}")
-
-
-def _shared_out(count: int, share: Mapping[str, JSON]) -> int:
-    """One rank's part of a count of all, so that together they have it once."""
-    whole, rest = divmod(count, share["replicas"])
-    return int(whole + (share["rank"] < rest))
 
 
 def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
@@ -242,7 +222,11 @@ def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
     return {"below": s.number(gone, "below"), "above": packed(s.unpacked(gone, "above"))}
 
 
-def _said(share: JSON) -> str:
+def _said(state: s.State) -> str:
+    return _said_of(state["source"].get("rank"))
+
+
+def _said_of(share: JSON) -> str:
     return f"{share.get('rank')} of {share.get('replicas')}" if isinstance(share, Mapping) else f"{s.quoted(share)}"
 
 

@@ -19,8 +19,10 @@ import torch
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
+from minato_gpu.sampling.delivered import DeliveredPositions
 
-FORMAT, VERSION = "minato_gpu.DataLoader", 3
+FORMAT, VERSION = "minato_gpu.DataLoader", 4
+MOST_ABOVE = 1 << 20  # bytes of bits of positions above the line: eight million samples, more than any window holds
 _LARGEST = (1 << 63) - 1
 _DEPTH = 8
 _QUOTED = 60  # characters of a value in a message
@@ -53,11 +55,17 @@ def check(state: JSON) -> State:
         raise ValueError(f"not a state of minato_gpu.DataLoader: 'format' is {quoted(state.get('format'))}")
     version = state.get("version")
     if not alike(version, VERSION) or isinstance(version, bool):
-        raise ValueError(f"a state of version {quoted(version)}; this minato_gpu reads version {VERSION}")
+        raise ValueError(
+            f"a state of version {quoted(version)}; this minato_gpu reads version {VERSION}. Resume with the "
+            "minato_gpu that saved it, or begin the epoch anew"
+        )
     out = dict(state)
     choice(out, "kind", ("map", "iterable", "merged"))
     choice(out, "begun", (True, False))
     number(out, "epoch")
+    if out["kind"] == "merged":
+        sequence(out, "ranks")
+        return out
     for name in ("seed", "workers_seed"):
         number(out, name, largest=(1 << 64) - 1)
     number(out, "workers_epoch", least=-_LARGEST)
@@ -262,3 +270,22 @@ def _numpys(name: str, values: list[JSON]) -> list[Key]:
         with suppress(OverflowError), np.errstate(over="ignore"):
             return list(np.array(values, kind))
     raise ValueError(f"state: not keys of dtype {name}: {quoted(values)}")
+
+
+# --- what was delivered -------------------------------------------------------------------------------------
+
+
+def plain_positions(delivered: DeliveredPositions) -> State:
+    """A record as plain data."""
+    out: State = {"batches": delivered.batches, "below": delivered.low, "above": packed(delivered.bits())}
+    return {**out, "failed": delivered.failed} if delivered.failed else out
+
+
+def positions_of(progress: Mapping[str, JSON]) -> DeliveredPositions:
+    """The record that ``plain_positions`` made plain. Raises ValueError for anything else."""
+    if len(above := unpacked(progress, "above")) > MOST_ABOVE:
+        raise ValueError("state: 'above' is longer than any window")
+    delivered = DeliveredPositions.of_bits(number(progress, "batches"), number(progress, "below"), above)
+    if progress.get("failed") is not None:
+        delivered.failed = number(progress, "failed")
+    return delivered

@@ -43,7 +43,6 @@ def _plain(places: Sequence[StreamState]) -> list[s.State]:
             raise ValueError(f"the stream of worker {number} cannot be saved: {at.error}")
         own: s.State = at._asdict()
         del own["error"], own["size"]
-        own["failed"] = [list(batch) for batch in at.failed]
         if at.state is not None:
             own["state"] = dict(zip(("of", "state", "dataset"), pickle.loads(at.state), strict=True))
         plain.append(own)
@@ -57,9 +56,9 @@ def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
         return dumps((given["of"], given.get("state"), given.get("dataset")))
 
 
-def between(tolds: Sequence[StreamState]) -> s.State:
+def plain_between(places: Sequence[StreamState]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
-    plain = _plain(tolds)
+    plain = _plain(places)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
@@ -74,7 +73,7 @@ def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> Wor
 def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
     """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
     of workers, or too far on to be read again. ``samples``: of a batch."""
-    places = _places(saved, dataset, workers, samples)
+    places = _places(saved, dataset, workers)
     s.number(saved, "turn", 0, len(places) - 1)
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
@@ -84,13 +83,13 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
 
 def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as above."""
-    places = [] if saved.get("streams") is None else _places(saved, dataset, workers, 0)
+    places = [] if saved.get("streams") is None else _places(saved, dataset, workers)
     for at in places:
         s.number({"batches": at.batches}, "batches", largest=0)
     return [at._replace(ended=False) for at in places]
 
 
-def _places(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
+def _places(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
     streams = s.sequence(saved, "streams")
     if len(streams) != max(1, workers):
         raise ValueError(
@@ -106,28 +105,12 @@ def _places(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: in
         s.number(own, "since", largest=own["batches"])
         if own.get("state") is not None:
             _check_owner(s.mapping(own, "state"), dataset)
-    return [_place(own, samples) for own in streams]
+    return [_place(own) for own in streams]
 
 
-def _place(own: Mapping[str, JSON], samples: int) -> StreamState:
-    over, failed = own["batches"] > 0 if own["ended"] else own["over"], _failed(own, samples)
-    return StreamState(_pickled(own.get("state")), own["ended"], None, own["since"], over, own["batches"], failed)
-
-
-def _failed(own: Mapping[str, JSON], samples: int) -> tuple[tuple[int, int], ...]:
-    """The batches of a stream that raised, which earlier versions did not say. Raises ValueError where they are damaged
-    or the stream has a state of its own, which tells of them."""
-    if own.get("failed") is None:
-        return ()
-    found, least = list[tuple[int, int]](), 0
-    largest = own["batches"] if own.get("state") is None else 0
-    for pair in s.sequence(own, "failed"):
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise ValueError(f"state: 'failed' must hold pairs of numbers, got {s.quoted(pair)}")
-        number = s.number({"failed": pair[0]}, "failed", least, largest - 1)
-        found.append((number, s.number({"failed": pair[1]}, "failed", 0, samples)))
-        least = number + 1
-    return tuple(found)
+def _place(own: Mapping[str, JSON]) -> StreamState:
+    over = own["batches"] > 0 if own["ended"] else own["over"]
+    return StreamState(_pickled(own.get("state")), own["ended"], None, own["since"], over, own["batches"])
 
 
 def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:
@@ -153,8 +136,8 @@ def check_read_again(places: Sequence[StreamState], samples: int) -> int:
     return sum(counts)
 
 
-def tell_read_again(places: Sequence[StreamState], samples: int, *, draws_anew: bool) -> None:
-    """Say why the first batch will take its time. ``draws_anew``: what streams draw is not what they drew."""
+def explain_reading(places: Sequence[StreamState], samples: int, *, draws_anew: bool) -> None:
+    """Log why the first batch will take its time. ``draws_anew``: what streams draw is not what they drew."""
     count = check_read_again(places, samples)
     if draws_anew and any(at.again and at.state is None for at in places):
         say_once(

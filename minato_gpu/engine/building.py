@@ -43,7 +43,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NOBODY, Facts
 from minato_gpu.options import Options
-from minato_gpu.sampling.look_ahead import LookAhead
+from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel

@@ -26,7 +26,7 @@ from minato_gpu.memory.status_board import ATTENTION, CONSUMER, NOBODY, PUMP, RI
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import Value
-from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.scheduling import messages as m
 from minato_gpu.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
@@ -81,7 +81,7 @@ class Engine(Batches):
 
     # --- epochs --------------------------------------------------------------------------------------------
 
-    def begin(self, source: Source, expected: int | None, *, prefetched: bool) -> None:
+    def begin(self, source: EpochBatches, expected: int | None, *, prefetched: bool) -> None:
         """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
         with self._lock:
             self._items.left.clear()
@@ -106,7 +106,7 @@ class Engine(Batches):
             self._settle()
             self._attention()
 
-    def prefetch(self, source: Source) -> None:
+    def prefetch(self, source: EpochBatches) -> None:
         """Let the window run on into this epoch; the current one's sampler has ended (see ``Epochs.drained``).
 
         Raises what its sampler does; it is then not drawn from again until it begins.

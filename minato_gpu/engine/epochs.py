@@ -18,7 +18,7 @@ from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
-from minato_gpu.sampling.sources import Drawn, Source
+from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.scheduling import messages as m
 from minato_gpu.window.contract import PositionSpan
 from minato_gpu.window.records import Batch, Record
@@ -30,7 +30,7 @@ _WIDE_BYTES = 1 << 20  # of a place of such
 class Epoch:
     """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
 
-    def __init__(self, source: Source, first_order: OutputBatch, first_serial: TicketId) -> None:
+    def __init__(self, source: EpochBatches, first_order: OutputBatch, first_serial: TicketId) -> None:
         """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
@@ -105,7 +105,7 @@ class Epochs:
         """Whether there is something that the scheduler has not been told."""
         return bool(self._due)
 
-    def start(self, source: Source) -> None:
+    def start(self, source: EpochBatches) -> None:
         """Begin a run with this epoch, of which an earlier run may have delivered some."""
         self._forget()
         self._resume(source)
@@ -115,7 +115,7 @@ class Epochs:
         """A prefetched epoch is the one that is delivered now."""
         self._epochs = {number: self._epochs[number]}
 
-    def add(self, source: Source, *, early: bool = False) -> None:
+    def add(self, source: EpochBatches, *, early: bool = False) -> None:
         """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
@@ -127,7 +127,7 @@ class Epochs:
         if not self._settings.streams:
             self._drawing.append(epoch)
 
-    def _resume(self, source: Source) -> None:
+    def _resume(self, source: EpochBatches) -> None:
         """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
         starts = {} if source.streams is None else dict(enumerate(source.streams.starts))
         for worker, start in self._pump.run.stream_starts.items():  # of streams that had ended: their workers stay

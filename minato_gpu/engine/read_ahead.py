@@ -18,8 +18,8 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NOBODY, Facts, Fetched
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
-from minato_gpu.sampling.look_ahead import LookAhead
-from minato_gpu.sampling.sources import Source as Epoch
+from minato_gpu.sampling.epoch_batches import EpochBatches
+from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.scheduling.messages import TicketSpan, joined, singles, tickets
 from minato_gpu.sources import process
 from minato_gpu.sources.reader import Outbox, Reader
@@ -88,7 +88,7 @@ class ReadAhead:
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
-    def begin(self, source: Epoch, *, early: bool) -> None:
+    def begin(self, source: EpochBatches, *, early: bool) -> None:
         """The tickets that will be wanted from now on are of this epoch; ``early``: which is drawn ahead."""
         if self._look_ahead is not None and not self._lost:
             self.reader.send(self._outbox)

@@ -2,8 +2,7 @@
 
 A data set, or its iterator, with ``state_dict`` and ``load_state_dict`` goes on from its own state. Any other stream is
 read again from its beginning, and as many batches as were delivered are dropped; that can be broken off at any sample.
-They are read as they were: of a batch that raised, what it had taken; and a ``collate_fn`` of the user's gets those
-that it got, since it may draw from the generators that the stream draws from.
+A stream that raised cannot be read again, nor one that draws from global generators beside others that do.
 
 Nobody can ask a worker for a state that is past, so it tells its own with every batch: a large one, while nobody saves,
 with every few only. What came since is then read again (as in torchdata's loader between its snapshots).
@@ -19,10 +18,12 @@ next pass one that yields nothing: see ``_Passes``.
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data.graph_settings import apply_random_seed
 
@@ -32,6 +33,12 @@ from minato_gpu.snapshots import dumps
 
 ITSELF = "itself"
 """The kind of a state that is of a data set and of the iterator that it is; the others are "iterator" and "dataset"."""
+
+
+_RAISED = (
+    "it has raised, and has no state of its own, so nobody knows where it would be if it were read again. Give the "
+    "data set, or its iterator, state_dict() and load_state_dict(), which the loader then uses"
+)
 
 
 def is_stateful(thing: Value) -> bool:
@@ -49,10 +56,9 @@ class StreamState(NamedTuple):
 
     It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
     worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
-    ``error``: what asking for the state raised; it matters to nobody but who saves. ``over``: the state is one of the
-    end of an epoch that had batches; the epoch after it begins, or has ended too. ``failed``: of a stream that is read
-    again, the batches among those delivered that raised, by their numbers, and how many samples each had taken by then.
-    ``size``: samples of the last batch, with one that raised; no part of what is saved.
+    ``error``: why it cannot be saved; it matters to nobody but who saves. ``over``: the state is one of the end of an
+    epoch that had batches; the epoch after it begins, or has ended too. ``size``: samples of the last batch, with one
+    that raised; no part of what is saved.
     """
 
     state: bytes | None
@@ -61,7 +67,6 @@ class StreamState(NamedTuple):
     since: int = 0
     over: bool = False
     batches: int = 0
-    failed: tuple[tuple[int, int], ...] = ()
     size: int = 0
 
     @property
@@ -161,116 +166,85 @@ class _Passes:
         return sample
 
 
-class _Told:
-    """In the place of a stream's iterator, up to its next sample: so many ``errors`` that an earlier run was told of at
-    this place are not told again. They need not come: what failed may have been a network."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.samples = stream.samples
-        self.errors = 0
-        self._stream = stream
-
-    def __next__(self) -> Value:
-        while True:
-            try:
-                sample = next(self.samples)
-                break
-            except StopIteration:
-                raise
-            except Exception:
-                if self.errors == 0:
-                    raise
-                self.errors -= 1
-        self._stream.samples = self.samples
-        return sample
-
-
 class Stream:
     """The batches of a worker's own copy of the data set, from where its stream is to start; a batch takes ``samples``.
-    ``size``: what the last one had of them, with one that raised.
 
-    ``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream any more.
-    ``look`` tells how generators stand, by name, and ``drew`` which of them the stream has moved since the consumer had
-    the first of the batches that are read again: others may then have drawn in between.
-
-    Raises ValueError where the stream has less than was delivered of it, or was broken off.
+    Raises ValueError where the stream has less than was delivered of it, was broken off, or may not be read again.
     """
 
     def __init__(
-        self,
-        job: Job,
-        start: StreamState | None,
-        samples: int,
-        goes_on: Callable[[], bool] = lambda: True,
-        look: Callable[[], Mapping[str, bytes]] = dict,
+        self, job: Job, start: StreamState | None, samples: int, goes_on: Callable[[], bool] = lambda: True
     ) -> None:
+        """``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream."""
+        # global generators that a stream without a state drew from while it was read again: torch's, after its first
+        # batch; Python's and NumPy's at all
         self.drew: set[str] = set()
         self.ended = False
-        self.size = 0
+        self.size = 0  # samples that the last batch took, with one that raised
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
         self._since: int | None = None  # batches since a large state was told, the last one
-        self._failed: int | None = None  # samples that the last batch had taken when it raised
+        self._raised = False  # by the last batch
+        stood = _global_states() if start is not None and start.state is None and start.batches else {}
         before = None
         if start is not None and not start.within_itself:
             before = load_dataset(job.dataset, start.state)
-        self.samples: Iterator[Value] | _Passes | _Told = iter(job.dataset)
+        self.samples: Iterator[Value] | _Passes = iter(job.dataset)
         if start is not None and start.over and not start.batches:
             self.samples = _Passes(self, job.dataset, before)
         if start is not None:
-            self._go_on(start, samples, goes_on, look)
+            self._read_again(start, samples, goes_on, stood)
 
-    def _go_on(
-        self,
-        start: StreamState,
-        samples: int,
-        goes_on: Callable[[], bool],
-        look: Callable[[], Mapping[str, bytes]],
+    def _read_again(
+        self, start: StreamState, samples: int, goes_on: Callable[[], bool], stood: Mapping[str, Value]
     ) -> None:
         if start.state is not None:
             kind, state, _ = pickle.loads(start.state)
             if kind == "iterator" or start.within_itself:
                 self.samples.load_state_dict(state)  # type: ignore[union-attr]
-        failed, dropped, stood = dict(start.failed), 0, dict[str, bytes]()
-        delivered = start.again * samples - sum(samples - took for took in failed.values())
+        dropped, delivered, first = 0, start.again * samples, dict[str, Value]()
         for number in range(start.again):
-            data, count = list[Value](), failed.get(number, samples)
-            while len(data) < count:
-                try:
-                    data.append(next(self.samples))
-                except StopIteration:
-                    break
-                dropped += 1
-                if not goes_on():
-                    raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
-            if len(data) < count:
+            data = self._batch_again(samples, goes_on)
+            dropped += len(data)
+            if not goes_on():
+                raise ValueError(f"broken off: {dropped} of {delivered} samples of this stream were read again")
+            if stood and data and self._job.own_collate:
+                self._check_collate(data)
+            if number == 0 and stood:
+                first = _global_states()
+            if len(data) < samples:
                 break
-            if count < samples:
-                self._forgive()
-            elif self._job.own_collate:
-                self.drew |= _moved(stood, look)
-                with suppress(Exception):  # only what it draws, and keeps, matters
-                    self._joined(data)
-                stood = dict(look())
-            if number == 0:
-                stood = dict(look())
-        self.drew |= _moved(stood, look)
         if delivered and dropped + samples <= delivered:
             raise ValueError(
                 f"the state has {start.again} batches of this stream delivered, but it yields only {dropped} "
                 "samples; it belongs to another data set"
             )
+        self.drew = _moved(first) | (_moved(stood) - {"torch"})
         self.ended = start.ended or dropped < delivered
 
-    def _forgive(self) -> None:
-        """The stream raised here, and the consumer went on."""
-        told = self.samples if isinstance(self.samples, _Told) else _Told(self)
-        told.errors += 1
-        self.samples = told
+    def _batch_again(self, samples: int, goes_on: Callable[[], bool]) -> list[Value]:
+        data = list[Value]()
+        with suppress(StopIteration):
+            while len(data) < samples and goes_on():
+                data.append(next(self.samples))
+        return data
+
+    def _check_collate(self, data: list[Value]) -> None:
+        """Raises ValueError where a collate_fn of the user's draws from a global generator: the stream may draw from
+        it, too, so that other samples would come."""
+        stand = _global_states()
+        with suppress(Exception):  # it has raised before, or will again
+            self._joined(data)
+        if _moved(stand):
+            raise ValueError(
+                "the state cannot be taken up: its iterable data set has no state of its own, so that it is read "
+                "again, and its collate_fn draws from a global generator, as the stream may. Give the data set, or its "
+                "iterator, state_dict() and load_state_dict(), or the collate_fn a generator of its own"
+            )
 
     def fetch(self, samples: int) -> Value:
         """The next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
-        self._failed, self.size = None, 0
+        self._raised, self.size = False, 0
         if self.ended:
             raise StopIteration
         data: list[Value] = []
@@ -287,7 +261,7 @@ class Stream:
                 return self._joined(data)
             self.size = 0
         except BaseException:
-            self._failed = len(data)
+            self._raised = len(data) < samples  # else its collate_fn has: the stream is whole batches further
             raise
         raise StopIteration
 
@@ -299,7 +273,7 @@ class Stream:
         may be one of some batches ago."""
         part: Value = self.samples
         kind = "iterator"
-        if isinstance(part, (_Passes, _Told)):
+        if isinstance(part, _Passes):
             part = part.samples
         if part is self._dataset:
             kind = ITSELF
@@ -307,8 +281,7 @@ class Stream:
             part, kind = self._dataset, "dataset"
         exactly = exactly or self.ended  # the next epoch may begin from here
         if not is_stateful(part):
-            failed = () if self._failed is None else ((0, self._failed),)
-            return StreamState(None, self.ended, None, 0, False, 0, failed, self.size)
+            return StreamState(None, self.ended, _RAISED if self._raised else None, size=self.size)
         if self._since is not None and self._since + 1 < EVERY and not exactly:
             self._since += 1
             return StreamState(None, self.ended, since=self._since, size=self.size)
@@ -325,7 +298,17 @@ class Stream:
         return StreamState(state, self.ended, size=self.size)
 
 
-def _moved(stood: Mapping[str, bytes], look: Callable[[], Mapping[str, bytes]]) -> set[str]:
+def _global_states() -> dict[str, Value]:
+    """How the global generators stand; some 50 microseconds."""
+    numpy: Value = np.random.get_state(legacy=False)
+    return {
+        "torch": torch.default_generator.get_state().numpy().tobytes(),
+        "Python": random.getstate(),
+        "NumPy": pickle.dumps(numpy),
+    }
+
+
+def _moved(stood: Mapping[str, Value]) -> set[str]:
     """Which generators no longer stand there."""
-    stand = look() if stood else {}
-    return {name for name, state in stood.items() if stand.get(name) != state}
+    stand = _global_states() if stood else {}
+    return {name for name, state in stood.items() if stand[name] != state}

@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from minato_gpu.arguments import Arguments
+from minato_gpu.lanes.base import NoSample
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.samples import JSON, Key, Value
 
@@ -44,7 +45,9 @@ class Sampling:
         self.batched = batches is not None
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)
-        self._loaders: torch.Generator | None = loader.generator
+        # batches between two states of a sampler that has one; PyTorch's own loader has no such argument
+        self.snapshot_every = max(1, getattr(loader, "snapshot_every_n_steps", 1) or 1)
+        self._own = loader.generator  # and not the loader: who drops that drops its workers
         if type(batches) is BatchSampler:
             self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
 
@@ -117,8 +120,8 @@ class Sampling:
     @property
     def generators(self) -> dict[str, torch.Generator]:
         """The generators that the loader's epochs are drawn from, by their role."""
-        found = {} if self._loaders is None else {"loader": self._loaders}
-        if self.generator is not None and self.generator is not self._loaders:
+        found = {} if self._own is None else {"loader": self._own}
+        if self.generator is not None and self.generator is not self._own:
             found["sampler"] = self.generator
         if self.replays and self.uses_default_generator:
             found["default"] = torch.default_generator
@@ -131,10 +134,14 @@ class Sampling:
                 generator.set_state(states[role])
 
     @property
-    def told_epoch(self) -> int | None:
-        """What ``set_epoch`` was last told, where the sampler has it."""
+    def sampler_epoch(self) -> int | None:
+        """The epoch that ``set_epoch`` was last given, where the sampler reports it."""
         epoch = attribute_of(self.inner, "epoch")
         return epoch if callable(attribute_of(self.inner, "set_epoch")) and isinstance(epoch, int) else None
+
+    def keys_of(self, item: Value) -> list[Key]:
+        """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
+        return (list(item) or [NoSample()]) if self.batched else [item]
 
     def cut(self, keys: Iterable[Value]) -> Iterator[Value]:
         """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""

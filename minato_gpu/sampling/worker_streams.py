@@ -57,10 +57,8 @@ class WorkerStreams:
             self._kept -= self._recent.popleft()[1].nbytes
         self.batches += 1
         state = before.state if told.since else told.state
-        failed = before.failed if state is None else ()
-        if told.failed:
-            failed += tuple((before.batches + at, took) for at, took in told.failed)
-        stands = state, told.ended, told.error, told.since, told.over, before.batches + 1, failed, told.size
+        error = before.error if told.state is None and not told.since else None  # of a stream that has raised once
+        stands = state, told.ended, told.error or error, told.since, told.over, before.batches + 1, told.size
         self._at[number] = StreamState(*stands)  # half of what ``_replace`` takes
         self.turn = (number + 1) % len(self._at)
         if self.batches == self._saved + EVERY * len(self._at):  # none has come for so long
@@ -130,5 +128,6 @@ class WorkerStreams:
             waiting.add(number)
         for number in self.ended - waiting:
             at = places[number]
-            places[number] = self._ends.get(number, at)._replace(batches=at.batches, failed=at.failed, ended=True)
+            end = self._ends.get(number, at)
+            places[number] = end._replace(batches=at.batches, error=end.error or at.error, ended=True)
         return turn, places

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.checkpoint import progress as standing
+from minato_gpu.checkpoint import checks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.sampling.delivered import DeliveredPositions
 from tests.contracts.samplers import KeepsPlace, Unknown
@@ -149,7 +149,7 @@ def test_keys_are_not_drawn_again_for_ever(below: int) -> None:
 
 def test_what_could_not_be_drawn_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass over the data set always can, whatever its length."""
-    monkeypatch.setattr(standing, "MOST_READ_AGAIN", 10)
+    monkeypatch.setattr(checks, "MOST_READ_AGAIN", 10)
     loader = _endless()
     iterator = iter(loader)
     for _ in range(2):
@@ -185,8 +185,8 @@ def test_what_is_gone_is_bounded(below: int) -> None:
 @pytest.mark.parametrize("parts", [[], [3, 3], [{"batches": 0, "below": 0, "above": ""}], None])
 def test_parts_of_a_merged_state(parts: Any) -> None:
     state = merge_state_dicts([_state("ranks", 0), _state("ranks", 1)])
-    state["source"]["parts"] = parts
-    with pytest.raises(ValueError, match=r"state: .*part"):
+    state["ranks"] = parts
+    with pytest.raises(ValueError, match=r"state: 'ranks'|not a state"):
         _loader("ranks").load_state_dict(state)
 
 
@@ -197,7 +197,9 @@ def test_merging_states_that_hold_tensors(field: str) -> None:
     where = {"set_epoch": both[0]["source"], "seed": both[0]["source"]["rank"]}.get(field, both[0])
     where[field] = torch.ones(3)
     if field == "global":
-        assert merge_state_dicts(both)["global"] is None
+        _loader("ranks", 1).load_state_dict(merge_state_dicts(both))
+        with pytest.raises(ValueError, match="'global' must be a base64 string"):
+            _loader("ranks", 0).load_state_dict(merge_state_dicts(both))
         return
     with pytest.raises(ValueError, match=r"differ in more than their rank|a state of version"):
         merge_state_dicts(both)

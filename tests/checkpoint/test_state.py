@@ -22,7 +22,6 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint import streams
-from minato_gpu.packing import packed
 from minato_gpu.samples import key_digest
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.support.calls import operations_of
@@ -104,20 +103,18 @@ def test_what_a_save_costs(order: dict[str, Any]) -> None:
     ("change", "message"),
     [
         ({"format": "other"}, "not a state of minato_gpu.DataLoader"),
-        ({"version": 2}, "a state of version 2; this minato_gpu reads version 3"),
+        (
+            {"version": 3},
+            "a state of version 3; this minato_gpu reads version 4. Resume with the minato_gpu that saved it",
+        ),
         ({"epoch": -1}, "'epoch' must be a whole number from 0"),
         ({"epoch": True}, "'epoch' must be a whole number"),
         ({"begun": 1}, "'begun' must be one of"),
         ({"generators": {"sampler": "AAAA"}}, "'sampler' holds no state of a torch.Generator"),
         ({"generators": {"sampler": "not base64!"}}, "must be a base64 string"),
-        ({"global": {"torch": "AAAA"}}, "'torch' holds no state of a torch.Generator"),
-        ({"global": {"python": "AAAA"}}, "'python' holds no state of that generator"),
-        ({"global": {"numpy": "not base64!"}}, "'numpy' must be a base64 string"),
-        ({"global": {"numpy": "AAAA"}}, "'numpy' holds no state of that generator"),
-        ({"global": {"numpy": packed(b"\xff" * 2509)}}, "'numpy' holds no state of that generator"),
-        ({"global": {"python": packed(b"\xff" * 2500)}}, "'python' holds no state of that generator"),
-        ({"global": {"mine": ""}}, "may name 'torch', 'python' and 'numpy'"),
-        ({"global": [1]}, "'global' must be a dict"),
+        ({"global": "AAAA"}, "'global' holds no state of a torch.Generator"),
+        ({"global": "not base64!"}, "'global' must be a base64 string"),
+        ({"global": [1]}, "'global' must be a base64 string"),
         ({"generators": {"mine": ""}}, "may name 'loader', 'sampler' and 'default'"),
         ({"progress": {"batches": 2, "below": 5, "above": ""}}, "2 batches of 4 cannot hold 5 samples"),
         ({"progress": {"batches": 2, "below": 7, "above": "BA=="}}, "pass in_order=False"),

@@ -210,6 +210,10 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.streams and c.kind == "thread" and c.workers > 1,
     ),
     (
+        "It draws from Python's and NumPy's generators, which no state has: without workers its resume is refused.",
+        lambda c: c.data == "stream" and c.workers == 0 and c.interruption in ("saved", "saved twice", "ahead"),
+    ),
+    (
         "Streams go on with as many workers as before.",
         lambda c: c.streams and c.interruption == "elsewhere",
     ),

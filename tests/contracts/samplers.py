@@ -152,6 +152,17 @@ class ChunkByChunk(KeyByKey):
         self.left = list(state["left"])
 
 
+class Redraws(KeyByKey):
+    """Draws an epoch's order at once, from a public generator that is no part of its state."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
+        while self.at < self.samples:
+            self.at += 1
+            yield order[self.at - 1]
+        self.at = 0
+
+
 class Forgetful(KeyByKey):
     """Its state tells too little: it goes on from a generator that nobody knows."""
 

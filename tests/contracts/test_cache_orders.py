@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from benchmarks.cache_replay import Items, replay_on_disk, run_epoch
 from benchmarks.disk_tier import budget_of
 from minato_gpu.caching.choice import bound, new_policy
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk import LEAST_BUDGET
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
 from tests.sources.disk.content import elsewhere

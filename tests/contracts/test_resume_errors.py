@@ -15,7 +15,6 @@ from torch.utils.data import (
 
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.delivery import EpochIterator
-from minato_gpu.sampling.sources import OFTEN
 from tests.contracts.datasets import Made
 from tests.contracts.modes import IN_ORDER
 from tests.contracts.resuming import (
@@ -240,7 +239,7 @@ def test_no_state_takes_a_sampler_that_raised_for_one_that_ended(path: Path, sam
     iterator = iter(loader)
     for _ in range(batches):
         next(iterator)
-    if sampler is DiesUntold or batches > OFTEN:  # a state that was kept leads back to where it raised
+    if sampler is DiesUntold:
         for _ in range(2):
             with pytest.raises((ValueError, OSError), match=r"cannot be saved|the index server is away"):
                 loader.state_dict()
@@ -292,26 +291,38 @@ def _going_on(iterator: Iterator[Any], batches: int) -> tuple[list[Any], int]:
     return got, raised
 
 
-@pytest.mark.parametrize("bad", [{4: 1}, {5: 1}, {5: 2}, {0: 1, 7: 1}], ids=["at once", "within", "twice", "two"])
+@pytest.mark.parametrize("bad", [{4: 1}, {5: 2}, {0: 1, 7: 1}], ids=["at once", "twice", "two"])
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "comes"])
-@pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_that_raised_and_went_on(workers: int, batch_size: Any, lost: bool, bad: dict[int, int]) -> None:
-    """What a failed batch had taken is dropped, and no more; and errors that were told are not told again."""
+def test_a_stream_that_raised_and_went_on(workers: int, lost: bool, bad: dict[int, int]) -> None:
+    """Without a state of its own it cannot be saved from then on: nobody knows where it would be if it were read again.
+    The next epoch can."""
+    loader: Any = DataLoader(Flaky(bad, lost=lost), 2, num_workers=workers, collate_fn=str)
+    iterator = iter(loader)
+    raised = 0
+    while not raised:
+        loader.state_dict()
+        raised = _going_on(iterator, 1)[1]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"cannot be saved: it has raised, and has no state of its own.* Give the"):
+            loader.state_dict()
+        next(iterator)
+    _going_on(iterator, 99)
+    assert loader.state_dict()["begun"] is False
 
-    def make(bad: dict[int, int]) -> Any:
-        return DataLoader(Flaky(bad, lost=lost), batch_size, num_workers=workers, collate_fn=str)
 
-    for batches in (3, 4):
-        loader = make(bad)
-        iterator = iter(loader)
-        first, told = _going_on(iterator, batches)
-        state = through_json(loader.state_dict())
-        rest = _going_on(iterator, 99)
-        for comes_again in [bad] if lost or told < sum(bad.values()) else [bad, {}]:
-            resumed = make(comes_again)
-            resumed.load_state_dict(state)
-            iterator = iter(resumed)
-            assert through_json(resumed.state_dict())["source"] == state["source"], (first, comes_again)
-            got, raised = _going_on(iterator, 99)
-            assert got == rest[0] and raised == (rest[1] if comes_again else 0), (first, comes_again)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_of_a_stream_that_raised_and_went_on(workers: int) -> None:
+    """The stream itself has not: it is read again."""
+
+    def make() -> Any:
+        return DataLoader(Flaky({}, lost=False), 2, num_workers=workers, collate_fn=lambda pair: 1 // pair[0] and pair)
+
+    loader = make()
+    iterator = iter(loader)
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    next(iterator)
+    resumed = make()
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    assert list(resumed) == list(iterator) != []

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.checkpoint import positions
+from minato_gpu.checkpoint import state as s
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.resuming import after, through_json
@@ -95,6 +95,24 @@ def test_the_same_ranks_go_on_as_they_were() -> None:
     assert first[3:] + rest[5:] == reference[1]
 
 
+def test_ranks_that_seeded_differently() -> None:
+    """As many ranks each go on as they were; another number would give samples other draws."""
+
+    def make(ranks: int) -> list[Any]:
+        loaders = _loaders(ranks)
+        for rank, loader in enumerate(loaders):
+            loader.generator.manual_seed(rank)
+        return loaders
+
+    reference = [[rows([batch]) for batch in loader] for loader in make(2)]
+    first, state = _some(make(2), 3)
+    rest = _rest(_loaders(2), state)
+    assert [first[:3] + rest[:5], first[3:] + rest[5:]] == reference
+    for ranks in (1, 3):
+        with pytest.raises(ValueError, match=r"from 2 ranks that had other seeds .* Give all ranks the same"):
+            _loaders(ranks)[0].load_state_dict(state)
+
+
 def test_changed_twice() -> None:
     first, state = _some(_loaders(4), 1)
     second, state = _some(_loaders(3), 2, state)
@@ -116,7 +134,8 @@ def test_saved_again_before_the_epoch_goes_on() -> None:
 def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
     """The state of one of so many ranks, after large batches from a state on."""
     data: Any = range(300_000)
-    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, ranks, rank, seed=3))
+    more: Any = {"generator": torch.Generator().manual_seed(5)}
+    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, ranks, rank, seed=3), **more)
     if state is not None:
         loader.load_state_dict(state)
     return after(loader, batches)
@@ -124,7 +143,7 @@ def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
 
 def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is gone may have gaps without number, and of any length: more than a window of one rank ever leaves."""
-    monkeypatch.setattr(positions, "_MOST_BYTES", 0)  # no rank has any above its line
+    monkeypatch.setattr(s, "MOST_ABOVE", 0)  # no rank has any above its line
     data: Any = range(300_000)
     order: list[int] = list(DistributedSampler(data, 1, 0, seed=3))
     state = merge_state_dicts([_stand(2, 0, batches=14), _stand(2, 1)])
@@ -197,6 +216,7 @@ def _failing(ranks: int, limit: int | None) -> list[Any]:
             num_workers=1,
             on_error="skip",
             max_failures=limit,
+            generator=torch.Generator().manual_seed(5),
         )
         for rank in range(ranks)
     ]
@@ -330,6 +350,6 @@ def test_generators_of_ranks_that_do_not_tell_their_share(drawn: str) -> None:
         return merge_state_dicts(states), states
 
     state, states = merged((3, 3))
-    assert state["generators"] == states[0]["generators"]
+    assert state["ranks"] == states
     with pytest.raises(ValueError, match="do not tell their ranks; every rank resumes from its own state"):
         merged((3, 4))

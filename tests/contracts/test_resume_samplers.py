@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from minato_gpu import DataLoader
+from minato_gpu.samples import witness_of
 from minato_gpu.scheduling import replay
 from tests.contracts.datasets import Costly, Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
@@ -249,7 +250,7 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
                 iter(resumed)
         elif not others:
             again = iter(resumed)
-            assert resumed.state_dict()["source"].get("digest") == state["source"].get("digest")
+            assert resumed.state_dict()["source"].get("checksum") == state["source"].get("checksum")
             assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
 
 
@@ -336,7 +337,10 @@ def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
     state = after(loader, 1)
     assert state["progress"]["batches"] == 1
     state["progress"] = {"batches": 1, "below": 2, "above": base64.b64encode(b"\x0c").decode()}  # 0, 1, 4 and 5
-    state["source"].update(place=0, position=0, state={"sampler": {"yielded": 0}, "iterator": None}, planes=[])
+    order = list(KeepsPlace())
+    following = {"items": 1, "witness": witness_of(order[:4])}
+    own = {"sampler": {"yielded": 0}, "iterator": None}
+    state["source"].update(place=0, position=0, state=own, planes=[], next=following)
     rest = []
     for _ in range(3):
         loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
@@ -344,7 +348,6 @@ def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
         iterator = iter(loader)
         state = stored(loader.state_dict())
         rest = [index for batch in iterator for index in batch.tolist()]
-    order = list(KeepsPlace())
     assert sorted(rest) == sorted([*order[2:4], *order[6:]])
 
 

@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "what a removed copy took on disk stays on the account",
-        _DISK + "eviction.py",
+        _DISK + "account.py",
         "totals.nbytes, totals.copies = totals.nbytes - nbytes, totals.copies - 1",
         "totals.copies -= 1",
         ("sources/disk/test_eviction.py",),
@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         "a copy on disk goes that has been used since it was listed",
-        _DISK + "eviction.py",
+        _DISK + "account.py",
         "found.st_mtime < before and ",
         "",
         ("sources/disk/test_eviction.py",),

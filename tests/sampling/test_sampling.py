@@ -20,10 +20,9 @@ from minato_gpu import DataLoader
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import key_digest
 from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.occurrences import Occurrences
-from minato_gpu.sampling.orders import Order
-from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.sampling.sources import Source
+from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.speculation import Speculation
 from tests.support.calls import operations_of
 
@@ -31,9 +30,8 @@ from tests.support.calls import operations_of
 def test_batches_with_positions_and_occurrences() -> None:
     order: Any = [[4, 5], (5, "a"), [], [5, 4, "a"]]
     data: Any = [None]
-    sampling = Sampling(_loader(data, batch_sampler=order))
-    source = Source(0, 5, Order(iter(order)), sampling, Occurrences(None, unique=False))
-    drawn = list(iter(source.draw, None))
+    epoch = EpochBatches(DataLoader(data, batch_sampler=order, num_workers=1), 0, 5, Order(iter(order)))
+    drawn = list(iter(epoch.draw, None))
     assert [list(each.positions) for each in drawn] == [[0, 1], [2, 3], [4], [5, 6, 7]]
     assert [each.occurrences for each in drawn] == [None, [1, 0], None, [2, 1, 1]]
     assert drawn[1].keys == [5, "a"] and isinstance(drawn[2].keys[0], NoSample)

@@ -7,7 +7,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching.choice import reach
-from minato_gpu.sampling.look_ahead import DistributedOrders
+from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun

@@ -9,18 +9,24 @@ has everything counted.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 
+from minato_gpu.sources.disk.entry import Entry, scan
 from minato_gpu.sources.disk.filesystem import OpenFile
+from minato_gpu.sources.disk.runs import reserved
 
 _NAME = "account"
 _NUMBERS = struct.Struct("<qq")
 _SEAL_BYTES = 4
+AT_A_TIME = 64  # copies that are removed under one lock
 
 
 @dataclass
@@ -32,14 +38,14 @@ class Totals:
 
 
 class Account:
-    """The account of the directory that is open as ``root``; ``count`` counts it anew, while nothing changes."""
+    """The account of the directory at ``path``, which is open as ``root``. Methods raise OSError."""
 
-    def __init__(self, root: int, count: Callable[[], Totals]) -> None:
-        self._root, self._count = root, count
+    def __init__(self, path: Path, root: int) -> None:
+        self._path, self._root = path, root
 
     @contextmanager
     def change(self, *, last: bool = False) -> Iterator[Totals]:
-        """Gives the numbers to be changed, with all other changes kept out. Not to be nested. Raises OSError.
+        """Gives the numbers to be changed, with all other changes kept out. Not to be nested.
 
         ``last``: they are to survive a loss of power.
         """
@@ -48,7 +54,7 @@ class Account:
         try:
             fcntl.flock(file.fd, fcntl.LOCK_EX)
             before = os.pread(file.fd, _NUMBERS.size + _SEAL_BYTES, 0)
-            totals = _unpacked(before) or self._count()
+            totals = _unpacked(before) or self.count_all()
             try:
                 yield totals
             finally:
@@ -60,13 +66,46 @@ class Account:
             file.close()
 
     def look(self) -> Totals:
-        """Returns the numbers as they are just now. Raises OSError."""
+        """Returns the numbers as they are just now."""
         try:
             file = OpenFile(os.open(_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root))
             found = _unpacked(os.pread(file.fd, _NUMBERS.size + _SEAL_BYTES, 0))
         except FileNotFoundError:
             found = None
-        return found or self._count()
+        return found or self.count_all()
+
+    def remove(self, names: Iterable[str], before: float = math.inf, inode: int = 0) -> Totals:
+        """Removes copies that have not been used since ``before``; with ``inode``, if it is this file. Returns what has
+        gone."""
+        gone, rest = Totals(), iter(names)
+        while chunk := list(islice(rest, AT_A_TIME)):
+            with self.change() as totals:
+                for name in chunk:
+                    try:
+                        found = os.stat(name, dir_fd=self._root, follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if found.st_mtime < before and inode in (0, found.st_ino):
+                        os.unlink(name, dir_fd=self._root)
+                        nbytes = found.st_blocks * 512
+                        totals.nbytes, totals.copies = totals.nbytes - nbytes, totals.copies - 1
+                        gone.nbytes, gone.copies = gone.nbytes + nbytes, gone.copies + 1
+        return gone
+
+    def count_each(self, totals: Totals) -> Iterator[Entry]:
+        """Yields every copy, and sets ``totals`` to what copies and unfinished files take; while nothing changes."""
+        totals.nbytes, totals.copies = reserved(self._root), 0
+        for entry in scan(self._path):
+            totals.nbytes += entry.nbytes
+            totals.copies += 1
+            yield entry
+
+    def count_all(self) -> Totals:
+        """Returns what they take, counted anew."""
+        totals = Totals()
+        for _ in self.count_each(totals):
+            pass
+        return totals
 
 
 def _packed(totals: Totals) -> bytes:

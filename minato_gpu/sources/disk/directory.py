@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from minato_gpu.sources.disk.filesystem import OpenFile, remote_kind
-from minato_gpu.sources.disk.runs import survey
+from minato_gpu.sources.disk.runs import find_runs
 
 _FORMAT = "2"
 _NAME = "minato-gpu cache, format "
@@ -72,7 +72,7 @@ def wipe(path: Path) -> bool:
         raise CacheDirectoryError(f"{path} is no cache of this package")
     root, earlier = OpenFile(_opened(path)), path / "lock"  # of format 1
     lock = OpenFile(os.open(earlier, os.O_RDWR)) if earlier.exists() else None
-    if survey(root.fd)[0] or (lock is not None and not _is_free(lock.fd)):
+    if find_runs(root.fd)[0] or (lock is not None and not _is_free(lock.fd)):
         return False
     for file in path.iterdir():
         if file.name == "runs" or len(file.name) == 2 or file.name.startswith(("segments", "index")):

@@ -8,55 +8,15 @@ from __future__ import annotations
 
 import heapq
 import math
-import os
 import time
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
 
-from minato_gpu.sources.disk.account import Account, Totals
+from minato_gpu.sources.disk.account import AT_A_TIME, Account
 from minato_gpu.sources.disk.directory import Directory
-from minato_gpu.sources.disk.entry import Entry, scan
-from minato_gpu.sources.disk.runs import Record, Run, is_over, reserved, survey, unused_before
+from minato_gpu.sources.disk.runs import Record, Run, find_runs, is_over, unused_before
 
-_AT_A_TIME = 64  # copies that are removed under one lock
 _AT_ONCE = 8 << 20  # bytes of room that are made together, at least
 _LISTED = 1 << 16  # copies that are found by one scan, at most
-
-
-def count(directory: Directory, totals: Totals) -> Iterator[Entry]:
-    """Yields every copy, and counts anew what copies and unfinished files take; while the account's lock is held."""
-    totals.nbytes, totals.copies = reserved(directory.root.fd), 0
-    for entry in scan(directory.path):
-        totals.nbytes += entry.nbytes
-        totals.copies += 1
-        yield entry
-
-
-def counted(directory: Directory) -> Totals:
-    """Returns what they take."""
-    totals = Totals()
-    for _ in count(directory, totals):
-        pass
-    return totals
-
-
-def removed(account: Account, root: int, names: Iterable[str], before: float = math.inf, inode: int = 0) -> Totals:
-    """Removes copies that have not been used since ``before``, or that is this file; returns what has gone. Raises
-    OSError."""
-    gone, rest = Totals(), iter(names)
-    while chunk := list(islice(rest, _AT_A_TIME)):
-        with account.change() as totals:
-            for name in chunk:
-                try:
-                    found = os.stat(name, dir_fd=root, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if found.st_mtime < before and inode in (0, found.st_ino):
-                    os.unlink(name, dir_fd=root)
-                    nbytes = found.st_blocks * 512
-                    totals.nbytes, totals.copies = totals.nbytes - nbytes, totals.copies - 1
-                    gone.nbytes, gone.copies = gone.nbytes + nbytes, gone.copies + 1
-    return gone
 
 
 class Eviction:
@@ -71,7 +31,7 @@ class Eviction:
     def others(self) -> list[Record]:
         """Returns the other runs that may want copies."""
         now = time.time()
-        return [each for each in survey(self._directory.root.fd, self._run.name)[0] if not is_over(each, now)]
+        return [each for each in find_runs(self._directory.root.fd, self._run.name)[0] if not is_over(each, now)]
 
     def make_room(self, nbytes: int) -> int:
         """Evicts for at least so many bytes, if as many may go; returns how many copies went."""
@@ -105,11 +65,11 @@ class Eviction:
         while nbytes > 0 and self._listed:
             names: list[str] = []
             wanted = nbytes
-            while wanted > 0 and self._listed and len(names) < _AT_A_TIME:
+            while wanted > 0 and self._listed and len(names) < AT_A_TIME:
                 name, size = self._listed.pop()
                 names.append(name)
                 wanted -= size
-            went = removed(self._account, self._directory.root.fd, names, before)
+            went = self._account.remove(names, before)
             nbytes, gone = nbytes - went.nbytes, gone + went.copies
         return gone
 
@@ -119,7 +79,7 @@ class Eviction:
         if not before:
             return
         with self._account.change() as totals:
-            entries = count(self._directory, totals)
+            entries = self._account.count_each(totals)
             old = ((each.used_at, each.name, each.nbytes) for each in entries if each.used_at < before)
             found = heapq.nsmallest(_LISTED, old)
         self._listed, self._is_whole = [each[1:] for each in reversed(found)], len(found) < _LISTED

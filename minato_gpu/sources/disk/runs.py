@@ -14,6 +14,7 @@ import shutil
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -59,11 +60,13 @@ class Run:
         self.record = self.record._replace(has_read=self._epochs > 1, heard=time.time())
         self._write()
 
-    def heard(self, now: float) -> None:
+    def heard(self) -> None:
         """Writes down that the run reads, once a minute."""
+        now = time.time()
         if now > self.record.heard + _HEARD_S:
             self.record = self.record._replace(heard=now)
-            os.utime(self._file.fd)
+            with suppress(OSError):  # of a disk that can only be read any more
+                os.utime(self._file.fd)
 
     def new_file(self, nbytes: int) -> tuple[str, int]:
         """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor."""
@@ -82,7 +85,7 @@ class Run:
         os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:3]), 0)
 
 
-def survey(root: int, mine: str = "") -> tuple[list[Record], list[str]]:
+def find_runs(root: int, mine: str = "") -> tuple[list[Record], list[str]]:
     """Returns the records of the runs that live, but for ``mine``, and the names of those that have died."""
     living, dead = [], []
     for name in _names(root, _FOLDER):
@@ -101,7 +104,7 @@ def survey(root: int, mine: str = "") -> tuple[list[Record], list[str]]:
     return living, dead
 
 
-def bury(root: int, dead: Iterable[str]) -> int:
+def remove_dead(root: int, dead: Iterable[str]) -> int:
     """Removes the directories of runs that have died; returns how many bytes of the account were theirs."""
     freed = 0
     for name in dead:

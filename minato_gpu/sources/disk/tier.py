@@ -22,9 +22,9 @@ from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
 from minato_gpu.sources.disk.entry import Entry, disk_space_of, name_of, scan
-from minato_gpu.sources.disk.eviction import Eviction, counted, removed
+from minato_gpu.sources.disk.eviction import Eviction
 from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
-from minato_gpu.sources.disk.runs import Run, bury, survey
+from minato_gpu.sources.disk.runs import Run, find_runs, remove_dead
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class DiskTier:
         self._off: str | None = None
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._account = Account(self._root, lambda: counted(self._directory))
+        self._account = Account(self._directory.path, self._root)
         self._uncached = Uncached()
         self._run: Run | None = None
         self._eviction: Eviction | None = None
@@ -100,6 +100,8 @@ class DiskTier:
         """
         if self._off is not None:
             return None
+        if self._run is not None:
+            self._run.heard()
         name = name_of(key)
         try:
             fd = os.open(name, _OPEN_FLAGS, dir_fd=self._root)
@@ -138,7 +140,7 @@ class DiskTier:
     def remove(self, keys: Iterable[bytes]) -> int:
         """Drops copies; returns how many bytes of disk they took."""
         names = map(name_of, keys)
-        gone = self._if_it_can(lambda: removed(self._account, self._root, names), Totals())
+        gone = self._if_it_can(lambda: self._account.remove(names), Totals())
         self._count(removed=gone.copies)
         return gone.nbytes
 
@@ -222,11 +224,11 @@ class DiskTier:
     def _enter(self, budget: int) -> None:
         """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
         with self._account.change() as totals:
-            living, dead = survey(self._root)
+            living, dead = find_runs(self._root)
             self._run = Run(self._root, budget)  # first: should this process die, too, the next one counts
-            totals.nbytes -= bury(self._root, dead)
+            totals.nbytes -= remove_dead(self._root, dead)
             if dead and not living:
-                now = counted(self._directory)
+                now = self._account.count_all()
                 totals.nbytes, totals.copies = now.nbytes, now.copies
             self._directory.need_room(budget, totals.nbytes)
         self._eviction = Eviction(self._directory, self._account, self._run, self._room)
@@ -242,7 +244,7 @@ class DiskTier:
         if self._run is not None and self._eviction is not None:
             self._run.begin_epoch()
             with self._account.change() as totals:
-                totals.nbytes -= bury(self._root, survey(self._root, self._run.name)[1])
+                totals.nbytes -= remove_dead(self._root, find_runs(self._root, self._run.name)[1])
             self._count(evicted=self._eviction.trim())
 
     # --- reading ---------------------------------------------------------------------------------------------
@@ -261,17 +263,14 @@ class DiskTier:
 
     def _used(self, fd: int, marked: float) -> None:
         """Marks an open copy as used, once an hour, and once by each run."""
-        if self._run is None:
-            return
         now = time.time()
-        self._run.heard(now)
-        if marked < max(self._run.record.began, now - _USED_S):
+        if self._run is not None and marked < max(self._run.record.began, now - _USED_S):
             with suppress(OSError):  # of a disk that can only be read any more
                 os.utime(fd)
 
     def _drop(self, name: str, inode: int, why: str) -> None:
         """Removes a copy if it is still this file, and counts it."""
-        self._if_it_can(lambda: removed(self._account, self._root, [name], inode=inode), None)
+        self._if_it_can(lambda: self._account.remove([name], inode=inode), None)
         self._count(**{why: 1})
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -325,16 +324,16 @@ class DiskTier:
         """Puts a file that has been written in its place."""
         with self._account.change() as totals:
             took = os.stat(new, dir_fd=run.folder.fd).st_blocks * 512
-            before = 0
+            before, more = 0, 1
+            with suppress(FileNotFoundError):
+                before, more = os.stat(name, dir_fd=self._root, follow_symlinks=False).st_blocks * 512, 0
             try:
-                before = os.stat(name, dir_fd=self._root, follow_symlinks=False).st_blocks * 512
-                totals.copies -= 1
+                os.rename(new, name, src_dir_fd=run.folder.fd, dst_dir_fd=self._root)
             except FileNotFoundError:
-                with suppress(FileExistsError):
-                    os.mkdir(name[:2], 0o700, dir_fd=self._root)
-            os.rename(new, name, src_dir_fd=run.folder.fd, dst_dir_fd=self._root)
+                os.mkdir(name[:2], 0o700, dir_fd=self._root)
+                os.rename(new, name, src_dir_fd=run.folder.fd, dst_dir_fd=self._root)
             totals.nbytes += took - size - before
-            totals.copies += 1
+            totals.copies += more
 
     # --- troubles --------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.sources.disk import eviction
 from minato_gpu.sources.disk.directory import Directory
 from minato_gpu.sources.disk.entry import disk_space_of
 from minato_gpu.sources.disk.runs import Record, unused_before
@@ -102,7 +101,7 @@ def test_what_a_run_before_has_left_makes_room_after_the_first_epoch(path: Path)
     assert epoch(tier, new) == 100
     assert kept(tier) >= {*new}
     assert disk_bytes(path) <= tier.nbytes() <= BUDGET
-    assert eviction.counted(tier._directory) == tier._account.look()
+    assert tier._account.count_all() == tier._account.look()
     tier.close()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.sources.disk import directory, eviction
+from minato_gpu.sources.disk import directory
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from minato_gpu.sources.disk.filesystem import remote_kind
 from minato_gpu.sources.disk.tier import DiskTier
@@ -97,7 +97,7 @@ def test_threads_may_share_it(tier: DiskTier) -> None:
     for thread in threads:
         thread.join()
     assert wrong == [] and tier.stats()["corrupt"] == 0
-    assert eviction.counted(tier._directory) == tier._account.look()
+    assert tier._account.count_all() == tier._account.look()
 
 
 def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
@@ -188,7 +188,7 @@ def test_where_no_file_may_grow_nothing_is_added_and_nothing_lost(path: Path) ->
         assert keep(tier, *range(7, 20), size=70_000) == 0
         assert tier.stats()["disk_full"] == 13
         assert all(held(tier, number) == content(number) for number in range(7))
-        assert not [*path.glob("runs/*/[0-9]*")] and eviction.counted(tier._directory) == tier._account.look()
+        assert not [*path.glob("runs/*/[0-9]*")] and tier._account.count_all() == tier._account.look()
 
     assert elsewhere(limited)
 
@@ -259,7 +259,7 @@ def test_kills_at_any_instant(path: Path) -> None:
         assert disk_bytes(path) <= BUDGET
         if turn % 3 == 0:
             tier = DiskTier(path, BUDGET)
-            assert eviction.counted(tier._directory) == tier._account.look()
+            assert tier._account.count_all() == tier._account.look()
             assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
             assert tier.verify().corrupt == 0
             tier.close()
@@ -291,7 +291,7 @@ def test_a_death_before_the_account_is_written_has_all_counted_anew(
     assert elsewhere(other)
     assert not file_of(path, 1).exists()
     tier = DiskTier(path, BUDGET)
-    assert eviction.counted(tier._directory) == tier._account.look() and kept(tier) == {2}
+    assert tier._account.count_all() == tier._account.look() and kept(tier) == {2}
     tier.close()
 
 

@@ -25,8 +25,7 @@ from torch.utils.data import (
 from minato_gpu import DataLoader
 from minato_gpu.caching.orders import Orders
 from minato_gpu.packing import packed_state
-from minato_gpu.sampling.look_ahead import LookAhead
-from minato_gpu.sampling.told_orders import ToldOrders, told_by
+from minato_gpu.sampling.lookahead import LookAhead, SamplerOrders, orders_of
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -285,7 +284,7 @@ class Letters:
 
 @pytest.mark.parametrize("orders", [Raises(), Letters()], ids=lambda orders: type(orders).__name__)
 def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture) -> None:
-    told = ToldOrders(pickle.dumps(orders), 0, 1)
+    told = SamplerOrders(pickle.dumps(orders), 0, 1)
     assert told.order(0) is None and told.order(1) is None
     (record,) = caplog.records
     assert "of no use to the cache" in record.getMessage()
@@ -294,6 +293,6 @@ def test_orders_that_are_of_no_use(orders: Any, caplog: pytest.LogCaptureFixture
 def test_what_cannot_be_sent_is_said(caplog: pytest.LogCaptureFixture) -> None:
     sampler = Sampler(Rotated(3))
     sampler.orders.__dict__["local"] = lambda: None
-    assert told_by(sampler) is None
+    assert orders_of(sampler) is None
     assert "cannot be pickled" in caplog.text
-    assert told_by(Sampler([[1, 2]])) is None, "something else of that name"
+    assert orders_of(Sampler([[1, 2]])) is None, "something else of that name"

@@ -1,0 +1,254 @@
+"""The batches of one epoch: keys with their positions, how often each key has come, and what a save needs of them."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple
+from zlib import crc32
+
+from minato_gpu.arguments import Arguments
+from minato_gpu.samples import Key, Position, witness_of
+from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
+from minato_gpu.sampling.order import REPLAY, STATE, Order, SamplerSnapshot
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.worker_streams import WorkerStreams
+from minato_gpu.scheduling.messages import Span
+
+_DENSE = 8
+"""Of so many of the last delivered batches every snapshot is kept, of those before one in ``_SPARSE``."""
+_SPARSE = 16
+
+
+class Drawn(NamedTuple):
+    """One batch of the sampler: positions in the epoch's order, keys and occurrences (None: all 0)."""
+
+    positions: Sequence[Position]
+    keys: list[Key]
+    occurrences: list[int] | None
+    # where an earlier run delivered some of it, the offsets of what it left, as half-open ranges
+    left: tuple[Span, ...] | None = None
+
+
+class Mark(NamedTuple):
+    """Where one batch begins in the sampler's order, and the sampler's state before it was drawn, where kept."""
+
+    place: int
+    position: int
+    snapshot: SamplerSnapshot | None
+    keys: list[Key]
+
+
+_position = attrgetter("position")
+
+
+class EpochBatches:
+    """The batches of one epoch of a loader, from its beginning or from where an earlier run left it.
+
+    Where the last batches are dropped, they come in a multiple of as many as there are devices; those that are left
+    over in the end are dropped too, unless an earlier run has delivered some of them.
+    """
+
+    def __init__(
+        self,
+        loader: Arguments,
+        number: int,
+        seed: int,
+        order: Order,
+        *,
+        place: int = 0,
+        position: int = 0,
+        delivered: DeliveredPositions | None = None,
+    ) -> None:
+        """``place`` and ``position``: number and first position of the order's first batch; ``delivered``: what an
+        earlier run has delivered of the epoch."""
+        sampling = Sampling(loader)
+        # held while a state is made, which any thread may ask for, and while a batch is drawn or delivered
+        self.lock = threading.RLock()
+        self.number = number
+        self.seed = seed
+        self.order = order
+        self.occurrences: Occurrences = occurrences_of(loader)
+        # number and first position of the batch to draw next
+        self.place = place
+        self.position = position
+        self.delivered = delivered or DeliveredPositions()
+        # the batches that may still have to be delivered, of an order that cannot be replayed, and those before them
+        # back to a snapshot
+        self.marks: deque[Mark] = deque()
+        # position, and checksum of all keys before it, of an order that is drawn while the epoch runs
+        self.checksums = deque([(0, 0)] if sampling.draws_on else [])
+        self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
+        self.witness: int | None = None  # of the epoch's first keys
+        self.streams: WorkerStreams | None = None  # of an iterable data set
+        self.length = sampling.expected  # samples, as the sampler says
+        self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
+        self._sampling = sampling
+        self._sampler_epoch = sampling.sampler_epoch
+        self._gone = place  # batches drawn that an earlier run has delivered whole
+        self._counted: tuple[int, Occurrences] | None = None  # before an earlier place, as the last save needed it
+        self._sparse = place - _SPARSE  # of the last snapshot that is kept for longer
+
+    @property
+    def sampler_epoch(self) -> int | None:
+        """The epoch given to ``set_epoch`` before the order was drawn.
+
+        A sampler whose batches are taken as they are is drawn at iter(); one that is cut here, at the first batch.
+        """
+        drawn = self._sampling.size is None or self.place or self.order.coming
+        return self._sampler_epoch if drawn else self._sampling.sampler_epoch
+
+    def draw(self) -> Drawn | None:
+        """The next batch, or None at the end. What the sampler raises passes through."""
+        with self.lock:
+            if not self._fill():
+                self._check_end()
+                return None
+            first = self.position
+            keys, occurrences = self._take()
+            left = None
+            if self._before.above and first < self._before.top:
+                left = tuple((lo - first, hi - first) for lo, hi in self._before.left_of(first, self.position))
+                self._gone += not left
+                if self._sampling.size is None:
+                    self._check_whole(left, len(keys))
+            # of positions, as a cast would say, in one call more for every batch
+            return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
+
+    def _take(self) -> tuple[list[Key], list[int] | None]:
+        """The batch at hand counts as drawn. Returns its keys, and how often each had come. Raises TypeError for what
+        is no batch, which the order then goes on behind."""
+        snapshot, item = self.order.coming.popleft()
+        keys = self._sampling.keys_of(item)
+        if self.order.way != REPLAY:
+            self._remember(Mark(self.place, self.position, snapshot, keys))
+        if self.place == 0:
+            self.witness = witness_of(keys)
+        self.place, self.position = self.place + 1, self.position + len(keys)
+        if self.checksums:
+            self._check_keys(keys)
+        return keys, None if self.occurrences.unique else self.occurrences.count(keys)
+
+    def _fill(self) -> bool:
+        """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
+        if not self.place:
+            self._sampler_epoch = self.sampler_epoch
+        coming, multiple = self.order.coming, self._sampling.multiple
+        if self.order.fill(multiple - self.place % multiple):
+            return True
+        kept, end = 0, self.position
+        while kept < len(coming) and end < self._before.top:
+            end += len(self._sampling.keys_of(coming[kept][1]))
+            kept += 1
+        while len(coming) > kept:
+            coming.pop()
+        return kept > 0
+
+    def _remember(self, mark: Mark) -> None:
+        marks, floor = self.marks, self.delivered.floor
+        marks.append(mark)
+        at = bisect_right(marks, self.delivered.low, key=_position) - _DENSE
+        if at > 0 and (old := marks[at]).snapshot is not None:
+            if old.place < self._sparse + _SPARSE:
+                marks[at] = old._replace(snapshot=None)
+            else:
+                self._sparse = old.place
+        while (cut := self._superfluous(floor)) is not None:
+            for _ in range(cut):
+                marks.popleft()
+        if self._counted is not None and self._counted[0] < marks[0].place:
+            self._counted = None
+
+    def _superfluous(self, floor: int) -> int | None:
+        """So many marks stand before the next that a save can begin with."""
+        needs_snapshot = self.order.way == STATE
+        for at, mark in enumerate(islice(self.marks, 1, None), 1):
+            if mark.position > floor:
+                return None
+            if mark.snapshot is not None or not needs_snapshot:
+                return at
+        return None
+
+    def since(self, position: int) -> list[Mark]:
+        """The batches drawn from the last snapshot at or before this position on; of an order without snapshots, from
+        the batch on in which it lies."""
+        marks = self.marks
+        first = bisect_right(marks, position, key=_position) - 1
+        while first > 0 and self.order.way == STATE and marks[first].snapshot is None:
+            first -= 1
+        return list(islice(marks, max(0, first), None))
+
+    def occurrences_before(self, marks: list[Mark]) -> Occurrences:
+        """How often each key had come before these batches, the last that were drawn."""
+        place, counted = marks[0].place if marks else self.place, self._counted
+        if counted is None or counted[0] > place:
+            before = self.occurrences.before([key for mark in marks for key in mark.keys])
+        else:  # count on from the last save, which costs no look at the window
+            before = counted[1]
+            offset = self.marks[0].place if self.marks else place
+            for mark in islice(self.marks, counted[0] - offset, place - offset):
+                before.count(mark.keys)
+        self._counted = place, before
+        return before
+
+    # --- after a resume ---------------------------------------------------------------------------------------
+
+    def skip(self) -> None:
+        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short."""
+        while self.position < self.delivered.low:
+            if not self.order.fill(1):
+                raise ValueError(
+                    f"the state has {self.delivered.low} samples delivered, but the sampler yields {self.position}; it "
+                    "belongs to another data set or sampler"
+                )
+            try:
+                keys = self._sampling.keys_of(self.order.coming[0][1])
+            except Exception:  # an earlier run has raised it
+                self.order.coming.popleft()
+                continue
+            if self.position + len(keys) > self.delivered.low:
+                if self.place == 0:
+                    self.witness = witness_of(keys)
+                break
+            self._take()
+        self._gone = self.place
+        if not self.delivered.above and (self.place, self.position) != (self.delivered.batches, self.delivered.low):
+            raise ValueError(
+                f"the state has {self.delivered.batches} batches of {self.delivered.low} samples delivered, and the "
+                f"sampler's batch {self.place} begins at {self.position}; it is damaged, or belongs to another sampler"
+            )
+
+    def _check_end(self) -> None:
+        """What an earlier run delivered must be there: an epoch that ends before it would never come to its end."""
+        before = self._before
+        if before.batches > self.place or before.top > self.position:
+            raise ValueError(
+                f"the state has {before.batches} batches delivered up to position {before.top}, but the sampler ends "
+                f"after {self.place} at {self.position}; it is damaged, or belongs to another data set or sampler"
+            )
+
+    def _check_whole(self, left: tuple[Span, ...], rows: int) -> None:
+        """Of what an earlier run delivered out of order every batch is whole, and they are as many as it counted."""
+        before = self._before
+        if left not in ((), ((0, rows),)) or (self.position >= before.top and self._gone != before.batches):
+            raise ValueError(
+                f"the state has {before.batches} batches delivered, and its positions are not those of so many; it is "
+                "damaged, or belongs to another sampler"
+            )
+
+    def _check_keys(self, keys: list[Key]) -> None:
+        """These keys were the last. Raises ValueError where an earlier run had others up to there."""
+        checksums = self.checksums
+        checksums.append((self.position, crc32(repr(keys).encode(), checksums[-1][1])))
+        if self.expected is not None and self.expected[0] == self.position and self.expected != checksums[-1]:
+            raise ValueError(
+                f"the sampler's first {self.position} keys are not those that were delivered before it was saved. "
+                "It draws while the epoch runs, so nobody else may draw from its generator then: give it one of its own"
+            )
+        while len(checksums) > 1 and checksums[1][0] <= self.delivered.floor:
+            checksums.popleft()

@@ -1,0 +1,287 @@
+"""The orders of epochs to come, for caches: as far as they can be drawn without side effects.
+
+What is sent to the reader process draws the orders there, so that no generator of the training process moves: torch's
+``DistributedSampler`` from its seed, for every rank; others of torch's samplers from a copy of the generator that they
+draw from. A sampler of another class may have an attribute ``orders``; drawing from it ahead of time might move
+generators, or wait for other ranks.
+
+A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Of the
+global generator others may draw in between, a model's dropout for one. A wrong order is drawn by the same weights, and
+keeps what comes often; it has as many hits as knowing nothing, or more (simulated, see caching/README.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from minato_gpu.arguments import Arguments
+from minato_gpu.caching.future import Integers
+from minato_gpu.caching.orders import Orders, share
+from minato_gpu.lazily import cached_property
+from minato_gpu.notices import say_once
+from minato_gpu.packing import unpacked_state
+from minato_gpu.samples import Value
+from minato_gpu.sampling.epoch_batches import EpochBatches
+from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_of, name_of
+from minato_gpu.sources.memory_tier import Begun
+
+_MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
+_DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class EpochCount(NamedTuple):
+    """The epoch that a sampler is given by ``set_epoch`` is ``first`` plus ``stride`` times the loader's own count."""
+
+    first: int
+    stride: int
+
+
+def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> EpochCount:
+    """``given``: to ``set_epoch`` last, None where there is none; ``before``: of the epoch before."""
+    if given is None:
+        return EpochCount(0, 1)
+    stride = 1
+    if before is not None and before.first + before.stride * (epoch - 1) == given:
+        stride = 0  # nobody has called set_epoch: every epoch is the same
+    return EpochCount(given - stride * epoch, stride)
+
+
+class LookAhead:
+    """What a reader process is told of each epoch that begins.
+
+    Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
+    is hit every time, so that no order is better than another. Nor is of orders in which keys may come ``twice``,
+    unless those are of use.
+    """
+
+    def __init__(self, loader: Arguments, *, twice: bool = True) -> None:
+        self._twice = twice
+        self._sampling = Sampling(loader)
+        self._keys = length_of(loader.dataset) or 0
+        # the generator that every epoch's seed is drawn from
+        self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
+        self._before: EpochCount | None = None
+        self._repeats: tuple[Value, bool] | None = None  # whether these indices have one twice
+
+    def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
+        """``epoch``: one of which nothing has been drawn, but for what an earlier run did; ``early``: it is
+        drawn ahead of its beginning."""
+        sampling, sampler = self._sampling, self._sampling.inner
+        self._before = count = _count_of(sampling.sampler_epoch, epoch.number, self._before)
+        begun = Begun(epoch.number, None, 1, skipped=epoch.position)
+        if self._twice and (told := orders_of(sampler)) is not None:
+            return self._drawn(begun, SamplerOrders(told, count.first, count.stride))
+        if sampling.batched and sampling.size is None:
+            return begun  # batches are made in ways that nobody knows
+        if _is_distributed(sampler):
+            return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
+        if type(sampler) in _DRAWN and self._pays(sampler) and (self._twice or self._once(sampler)):
+            return self._drawn(begun, self._from_generator(sampler, epoch, early), once=self._once(sampler))
+        if self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
+            return self._drawn(begun, FixedOrder(tuple(sampler)))
+        return begun
+
+    def _drawn(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
+        reads = length_of(self._sampling.inner) or self._keys
+        if self._sampling.batched and self._sampling.size is None:
+            reads = self._keys  # its length is one in batches
+        shards = max(self._keys, 1) / max(reads, 1)
+        return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
+
+    def _pays(self, sampler: Value) -> bool:
+        """Whether an epoch leaves something out, or has something more often than the rest."""
+        if type(sampler) is RandomSampler:
+            return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
+        if type(sampler) is WeightedRandomSampler:
+            return bool(sampler.replacement or sampler.num_samples < len(sampler.weights))
+        indices = sampler.indices if type(sampler) is SubsetRandomSampler else sampler
+        if self._repeats is None or self._repeats[0] is not indices:
+            self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
+        return self._repeats[1]
+
+    def _once(self, sampler: Value) -> bool:
+        """Whether no key comes twice in an epoch."""
+        return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
+
+    def _from_generator(self, sampler: Value, epoch: EpochBatches, early: bool) -> DrawnOrders:
+        generator = torch.default_generator if sampler.generator is None else sampler.generator
+        state = generator.get_state()
+        if epoch.order.begun_from is not None:  # an earlier run has begun the epoch
+            for role, each in self._sampling.generators.items():
+                if each is generator and role in epoch.order.begun_from:
+                    state = unpacked_state(epoch.order.begun_from[role])
+        return DrawnOrders(sampler, epoch.number, state, seeds=self._seeds is generator, early=early)
+
+
+def _are_keys(sampler: Value) -> bool:
+    return all(type(key) is int for key in sampler)
+
+
+def _is_distributed(sampler: Value) -> bool:
+    """Also one of a class of its own, which draws as torch's does."""
+    inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
+    return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
+
+
+def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
+    return DistributedOrders(
+        keys=len(sampler.dataset),
+        shuffle=sampler.shuffle,
+        drop_last=sampler.drop_last,
+        seed=sampler.seed,
+        rank=sampler.rank,
+        ranks=sampler.num_replicas,
+        first=count.first,
+        stride=count.stride,
+    )
+
+
+# --- orders that can be sent ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DistributedOrders:
+    """The orders of a ``DistributedSampler`` over ``keys`` indices: what ``rank`` reads.
+
+    The epoch that the sampler is told (``set_epoch``) is ``first`` plus ``stride`` times the loader's own count.
+    """
+
+    keys: int
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    rank: int
+    ranks: int
+    first: int
+    stride: int
+
+    def order(self, epoch: int) -> Integers:
+        whole = np.arange(self.keys)
+        if self.shuffle:
+            generator = torch.Generator()
+            generator.manual_seed(self.seed + self.first + self.stride * epoch)
+            whole = torch.randperm(self.keys, generator=generator).numpy()
+        return share(whole, self.rank, self.ranks, drop_last=self.drop_last)
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """The same keys in every epoch."""
+
+    keys: tuple[int, ...]
+
+    def order(self, epoch: int) -> Integers:
+        return np.asarray(self.keys, np.int64)
+
+
+@dataclass(frozen=True)
+class SamplerOrders:
+    """``told``: the sampler's own, pickled; the rest as ``EpochCount`` has it."""
+
+    told: bytes
+    first: int
+    stride: int
+
+    @cached_property
+    def _orders(self) -> Any:
+        return pickle.loads(self.told)
+
+    def order(self, epoch: int) -> Integers | None:
+        """See ``Orders``; None, said once, where it raises or tells no keys."""
+        try:
+            keys = np.asarray(self._orders.order(self.first + self.stride * epoch))
+            if keys.ndim != 1 or (len(keys) and keys.dtype.kind not in "iu"):
+                raise ValueError("it must return whole numbers, one for each sample")
+        except Exception as error:
+            say_once(f"The sampler's orders.order() is of no use to the cache, which goes on without: {error!r}")
+            return None
+        return keys.astype(np.int64)
+
+
+def orders_of(sampler: Value) -> bytes | None:
+    """What the sampler tells of its orders, pickled; None where it tells nothing, or that cannot be sent."""
+    orders = getattr(sampler, "orders", None)
+    if not callable(getattr(orders, "order", None)):
+        return None
+    try:
+        return pickle.dumps(orders, 5)
+    except Exception as error:
+        say_once(f"The sampler's orders cannot be pickled, so the cache goes on without: {error!r}")
+        return None
+
+
+class DrawnOrders:
+    """The orders of one of these samplers (``_DRAWN``, none of their heirs) from epoch ``first`` on.
+
+    ``state``: its generator's as that epoch begins. ``seeds``: the loader draws a seed from the same generator, before
+    every order; ``early``: also for the first, as that epoch has not begun yet. Two are equal if one foretells the
+    state that the other begins with: then they tell the same.
+    """
+
+    def __init__(self, sampler: Value, first: int, state: torch.Tensor, *, seeds: bool, early: bool = False) -> None:
+        self.first = first
+        self._seeds, self._owns = seeds, sampler.generator is not None
+        self._bare = pickle.dumps(_bare(sampler), 5)
+        # just before the orders of epochs are drawn, as far as they have been, and that of the next
+        self._states = {first: _after_seed(state) if seeds and early else state}
+
+    def order(self, epoch: int) -> Integers | None:
+        """See ``Orders``. Orders that are asked for one after the other are drawn once."""
+        if epoch < self.first:
+            return None
+        for each in range(max(self._states), epoch):
+            self._draw(each)
+        return self._draw(epoch)
+
+    def _draw(self, epoch: int) -> Integers:
+        sampler = pickle.loads(self._bare)
+        with torch.random.fork_rng(devices=()):
+            generator = torch.Generator() if self._owns else torch.default_generator
+            generator.set_state(self._states[epoch])
+            sampler.generator = generator if self._owns else None
+            order = np.fromiter(sampler, np.int64)
+            state = generator.get_state()
+        self._states[epoch + 1] = _after_seed(state) if self._seeds else state
+        return order
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DrawnOrders) or self._told != other._told:
+            return False
+        early, late = (self, other) if self.first <= other.first else (other, self)
+        foretold = early._states.get(late.first)
+        return foretold is not None and torch.equal(foretold, late._states[late.first])
+
+    def __hash__(self) -> int:
+        return hash(self._told)
+
+    @property
+    def _told(self) -> tuple[bytes, bool, bool]:
+        return self._bare, self._seeds, self._owns
+
+
+def _bare(sampler: Value) -> Value:
+    """The sampler without what is large and does not matter."""
+    bare = copy.copy(sampler)
+    bare.generator = None
+    if type(bare) is RandomSampler:
+        bare.data_source = range(len(bare.data_source))
+    elif type(bare) is SubsetRandomSampler:
+        bare.indices = np.asarray(bare.indices, np.int64)  # type: ignore[assignment]
+    else:
+        bare.weights = bare.weights.detach().cpu().clone()  # a view would bring all that it is a view of
+    return bare
+
+
+def _after_seed(state: torch.Tensor) -> torch.Tensor:
+    """The state after the loader has drawn a seed."""
+    generator = torch.Generator()
+    generator.set_state(state)
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+    return generator.get_state()
