@@ -22,8 +22,9 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation
-from minato_gpu.scheduling.messages import DEVICE, Span
+from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.session import Session
+from minato_gpu.spans import Span
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:

@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "samples that were taken back count as repeated",
         "engine/run.py",
-        "log.repeated += max(0, min(claim.started, sent.stop) - sent.done)",
+        "log.repeated += max(0, min(claim.started, flight.size) - flight.done)",
         "log.repeated += max(0, claim.started)",
         ("engine/test_deaths.py", "contracts/test_deaths.py"),
     ),
