@@ -226,7 +226,7 @@ class ReaderOwner:
         self._reader: Reader | None = None
         self._pipeline: object = None  # whose fields it keeps
 
-    def borrow(self, loader: object, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
+    def borrow(self, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
         """A reader process with these settings, to be given back. While others have the loader's, it is another one
         that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one."""
         reader = self._reader
@@ -239,7 +239,7 @@ class ReaderOwner:
         if reader is None:
             reader = Reader(start, settings, stays=True)
             self._reader, self._pipeline = reader, pipeline
-            finalize(loader, reader.close)
+            finalize(self, reader.close)
         reader.lent, reader.counts = True, {}
         return reader
 
