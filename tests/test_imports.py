@@ -168,6 +168,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import warnings
 warnings.simplefilter("ignore")  # torch asks for the absent ones itself
+import logging
+logging.basicConfig(level=logging.INFO)
 import pkgutil, importlib
 import minato_gpu
 for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):

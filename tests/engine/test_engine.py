@@ -290,7 +290,7 @@ def _dropped(held: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: str) -> None:
+def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: Any) -> None:
     numbers: Any = list(range(200))
     loader: Any = DataLoader(numbers, 4, num_workers=2, worker_kind=kind)
     held = [iter(loader)]

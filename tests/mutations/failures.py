@@ -159,4 +159,11 @@ FAULTS = (
         "            raise\n        with",
         ("lanes/test_opening.py",),
     ),
+    Fault(
+        "an iterator keeps its loader, so that one which keeps its iterator is garbage",
+        "loader.py",
+        "iterator = EngineIterator(arguments,",
+        "iterator = EngineIterator(self,",
+        ("contracts/test_ends.py",),
+    ),
 )
