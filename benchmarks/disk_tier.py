@@ -1,8 +1,8 @@
 """What copies on disk cost in a directory of very many: keeping one, a hit, giving one up, opening the directory, and
 an eviction of a twentieth.
 
-``hit`` is of copies drawn at random, in turns of a directory of a thousand and of the large one, after a bare read of
-the same file has brought it into the page cache; ``ratio`` is to a hit among a thousand. ``open`` follows a run that
+``hit`` is of a thousand copies drawn at random, in turns of a directory of a thousand and of the large one, after bare
+reads of all have brought them into the page cache; ``ratio`` is to a hit among a thousand. ``open`` follows a run that
 has ended, ``open after a death`` one that was killed: then all is counted anew. ``evict`` includes the scan of all
 copies.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -59,10 +60,12 @@ class Copies:
         if not self.tier.write(self.key(number), _VERSION, self.content):
             raise RuntimeError(f"copy {number} was not kept: {self.tier.stats()}")
 
-    def hit(self, number: int) -> float:
-        """Seconds of a hit."""
-        (self.path / name_of(self.key(number))).read_bytes()
-        return self.timed(lambda: self.found(number))
+    def drawn(self) -> list[int]:
+        """Some that the page cache has."""
+        numbers = [int(number) for number in np.random.default_rng(0).permutation(self.entries)[:_FEW]]
+        for number in numbers:
+            (self.path / name_of(self.key(number))).read_bytes()
+        return numbers
 
     def found(self, number: int) -> None:
         """Read one."""
@@ -112,11 +115,10 @@ def rows(folder: Path | None, entries: int, nbytes: int, repetitions: int) -> li
             Copies(Path(made) / f"{count}", count, nbytes) for count in (min(_FEW, entries // 2), entries)
         ]
         found = [each.fill() for each in both]
-        draw = np.random.default_rng(0)
         times: tuple[list[float], list[float]] = ([], [])
-        for _ in range(repetitions * _FEW):
-            for which, each in enumerate(both):
-                times[which].append(each.hit(int(draw.integers(each.entries))))
+        for numbers in list(zip(few.drawn(), many.drawn(), strict=False)) * repetitions:
+            for some, each, number in zip(times, both, numbers, strict=True):
+                some.append(each.timed(partial(each.found, number)))
         found += [each.row("hit", some) for each, some in zip(both, times, strict=True)]
         found[-1]["ratio"] = report.median(times[1]) / report.median(times[0])
         found += [many.opened("open"), many.opened("open after a death"), many.evicted()]
