@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,31 +135,6 @@ def test_training_that_draws_goes_on(accelerator: Any) -> None:
     assert got + trained(state) == reference
 
 
-def test_a_sampler_that_shuffles_by_pythons_generator_goes_on(accelerator: Any) -> None:
-    """Accelerate reads a batch ahead; the orders to come are those of the generator as it is."""
-    from minato_gpu.accelerated import prepare
-
-    def trained(state: Any = None, stop: int | None = None) -> Any:
-        data = Made(16, torch.tensor)
-        loader = prepare(accelerator, DataLoader(data, 4, sampler=_Shuffled(), num_workers=1))
-        if state is not None:
-            loader.load_state_dict(state)
-        got: list[Any] = []
-        for _ in range(2):
-            for batch in loader:
-                got.append(batch.tolist())
-                if len(got) == stop:
-                    return got, loader.state_dict()
-        return got
-
-    random.seed(3)
-    reference = trained()
-    random.seed(3)
-    got, state = trained(stop=2)
-    random.seed(9)
-    assert got + trained(state) == reference
-
-
 def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
     """Accelerate does not count them: its sampler draws the same order again, and a resume goes on in that."""
     from accelerate import Accelerator
@@ -232,16 +206,6 @@ def test_later_epochs_of_one_rank(sampler: str, workers: int) -> None:
     for stop in (2, 4, 6):  # in the first epoch, at its end, in the second
         got, state = trained(stop=stop)
         assert (got + trained(state))[: len(reference)] == reference
-
-
-class _Shuffled:
-    def __iter__(self) -> Iterator[int]:
-        order = list(range(16))
-        random.shuffle(order)
-        yield from order
-
-    def __len__(self) -> int:
-        return 16
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:
