@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
     from minato_gpu.pipeline import Pipeline
 
+LaneName = Literal["cpu", "device"]
+WorkerKind = Literal["auto", "process", "thread"]
+OnDeath = Literal["raise", "replace"]
+
 
 class Arguments(Protocol):
     """What ``DataLoader`` was given; its docstring says what each means. PyTorch has checked its own."""
@@ -36,15 +40,15 @@ class Arguments(Protocol):
     in_order: bool
     pipeline: Pipeline | None
     device: str | torch.device | Sequence[str | torch.device] | None
-    lanes: Sequence[str] | None
+    lanes: Sequence[LaneName] | None
     max_lateness: int | None
     host_memory_budget: int | None
     device_memory_budget: int | None
-    worker_kind: str
+    worker_kind: WorkerKind
     epochs: int | None
     on_error: Value
     max_failures: float | None
-    on_worker_death: str
+    on_worker_death: OnDeath
     hang_timeout: float | None
     snapshot_every_n_steps: int | None
     max_workers: int | Literal["host"] | None

@@ -26,7 +26,7 @@ from minato_gpu.options import Options
 from minato_gpu.padding import batch_of, pads_batches
 from minato_gpu.samples import JSON, Ticket, Value
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.spans import Span
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 

@@ -22,8 +22,9 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation
-from minato_gpu.scheduling.messages import DEVICE, Span
+from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.session import Session
+from minato_gpu.spans import Span
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
@@ -87,11 +88,12 @@ class EngineIterator(EpochIterator):
         self._deliver(session.options, self._engine, cursor, _memory_of(self._engine))
 
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
-        """With workers of its own, which end with the loader if they are kept, else with this iterator."""
+        """With workers of its own, which end with the session if they are kept (so with the loader and the last of its
+        iterators), else with this iterator."""
         loader, session = self._loader, self._session
         records = Records(session.next_event_log(), session.facts)
         engine = build_engine(loader, session.options, self._base_seed, records, session.readers)
-        weakref.finalize(loader if keeps else self, engine.close)
+        weakref.finalize(session if keeps else self, engine.close)
         if keeps:
             session.base_seed = self._base_seed
             session.first_epoch = session.first_epoch if knows_seed else self._number

@@ -13,6 +13,8 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from minato_gpu.arguments import LaneName, OnDeath, WorkerKind
+from minato_gpu.delivery import EpochIterator
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
@@ -21,7 +23,7 @@ from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.listening import watch
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
-from minato_gpu.options import Options
+from minato_gpu.options import Options, memory_budget
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON
 from minato_gpu.sampling.samplers import Sampling
@@ -32,80 +34,92 @@ T = TypeVar("T", covariant=True)
 accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 """Set while Accelerate prepares a loader by way of ``minato_gpu.accelerated``."""
 
+_FIXED = {
+    *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
+    *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
+    *("cache_dir", "trace", "metrics_port"),
+}
+"""Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
+
 
 class DataLoader(TorchDataLoader[T]):
     """PyTorch's DataLoader, in which a slow sample holds up no batch that can do without it.
 
-    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others:
+    All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others are below.
 
-    pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and
-        a batch is a dict of stacked tensors of the pipeline's outputs.
-    device: where batches live (None: the CPU). Tensors are looked for in mappings and sequences of any class, however
-        nested; those in other objects (a dataclass, say) stay on the CPU. Of several CUDA devices, given in a sequence,
-        batch number k of the epoch lives on number k modulo theirs, so that each *round* of as many batches has one for
-        every device; device stages of a sample run where its batch will live (out of order, on any). Without
-        ``drop_last`` everything is delivered, and the last round may be short: the first devices then get a batch more
-        than the others. With ``drop_last`` a last round that is not whole is dropped, as a last batch that is not full
-        is: every device gets as many batches, and ``len()`` says so (of an iterable data set, whose end nobody knows,
-        no round is dropped). An epoch that ``load_state_dict`` goes on with ends after the batches that had been
-        delivered in part.
-    lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
-        that has device stages and ``device`` is a GPU).
-    max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's
-        order (None: 8). ``in_order=True`` means 0.
-    prefetch_factor: batches for each worker that are drawn from the sampler and not delivered: the window. Without it
-        these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle and the
-        window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and loaders
-        with a device lane or several devices, keep two.
-    host_memory_budget, device_memory_budget: bytes in flight, the latter on each device; None: on the host, the window
-        (at least three batches for each of several devices) is the only limit; a device has three batches or so of it,
-        more where they are small beside what is prepared there at once.
-    worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
-    epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last: the
-        first samples of the next one are prepared while the last of this one are used. Leave it out where you change
-        between epochs what samples are made of (a counter in shared memory, files): those would come too early for it.
-    on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the same
-        after a second try with the same draws; "skip": its batch comes without it; or a function that is given a
-        ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples
-        is left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
-        out), and with several devices, every rank yields the number of batches that its sampler's positions fix: such a
-        batch comes as a batch of one, which repeats a sample of the last good batch (else of the next one), with the
-        same draws, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where the rank has
-        no good sample.
-    max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
-        One more raises ``TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
-    on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory): "raise":
-        PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it had, with the
-        same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error`` decides. The
-        default is "raise", because PyTorch's arguments alone mean here what they mean there, and what restarts jobs
-        may wait for that error; because most such workers were killed for want of memory, which a replacement needs as
-        well; and because replacing takes a further process. An iterable data set's stream dies with its worker: always
-        an error.
-    hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It is
-        reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death`` says;
-        where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
-        device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
-    snapshot_every_n_steps: batches between two states of a sampler that has ``state_dict`` and ``load_state_dict``; a
-        resume draws again what came since, so that it goes on from any batch. Workers' streams are asked for their
-        states as often as saves come.
-    max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay: more
-        while the consumer waits for samples to be prepared, fewer when some have nothing to do (None: ``num_workers``).
-        A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host": ranks that torchrun
-        has started on this host share its cores. Each starts twice its share of workers; the rank with fewest batches
-        ready has most of them at work, and those that are ahead rest. Give ``num_workers`` a rank's share of the cores.
-    cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a text
-        such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a mapping such
-        as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
-    cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
-    trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
-        256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
-        written there (another rank's, say), the path gets a number.
-    metrics_port: serves Prometheus' metrics of this loader on that port of this machine alone, from construction on
-        (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may ask,
-        too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing. Raises
-        ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
+    Args:
+        pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and a
+            batch is a dict of stacked tensors of the pipeline's outputs.
+        device: where batches live (None: the CPU). Tensors are looked for in mappings and sequences of any class,
+            however nested; those in other objects (a dataclass, say) stay on the CPU. Of several CUDA devices, given in
+            a sequence, batch number k of the epoch lives on number k modulo theirs, so that each *round* of as many
+            batches has one for every device; device stages of a sample run where its batch will live (out of order, on
+            any). Without ``drop_last`` everything is delivered, and the last round may be short: the first devices then
+            get a batch more than the others. With ``drop_last`` a last round that is not whole is dropped, as a last
+            batch that is not full is: every device gets as many batches, and ``len()`` says so (of an iterable data
+            set, whose end nobody knows, no round is dropped). An epoch that ``load_state_dict`` goes on with ends after
+            the batches that had been delivered in part.
+        lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
+            that has device stages and ``device`` is a GPU).
+        max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's order
+            (None: 8). ``in_order=True`` means 0.
+        prefetch_factor: batches for each worker that are drawn from the sampler and not delivered: the window. Without
+            it these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle
+            and the window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and
+            loaders with a device lane or several devices, keep two.
+        host_memory_budget: bytes in flight on the host, a number, or a text such as "1GB" (None: the window, of at
+            least three batches for each of several devices, is the only limit).
+        device_memory_budget: the same on each device (None: three batches or so of it, more where they are small beside
+            what is prepared there at once).
+        worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
+        epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last:
+            the first samples of the next one are prepared while the last of this one are used. Leave it out where you
+            change between epochs what samples are made of (a counter in shared memory, files): those would come too
+            early for it.
+        on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the
+            same after a second try with the same draws; "skip": its batch comes without it; or a function that is given
+            a ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples is
+            left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
+            out), and with several devices, every rank yields the number of batches that its sampler's positions fix:
+            such a batch comes as a batch of one, which repeats a sample of the last good batch (else of the next one),
+            with the same draws, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where
+            the rank has no good sample.
+        max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
+            One more raises ``TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
+        on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory):
+            "raise": PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it
+            had, with the same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error``
+            decides. The default is "raise", because PyTorch's arguments alone mean here what they mean there, and what
+            restarts jobs may wait for that error; because most such workers were killed for want of memory, which a
+            replacement needs as well; and because replacing takes a further process. An iterable data set's stream dies
+            with its worker: always an error.
+        hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It
+            is reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death``
+            says; where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
+            device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
+        snapshot_every_n_steps: batches between two states of a sampler that has ``state_dict`` and ``load_state_dict``;
+            a resume draws again what came since, so that it goes on from any batch. Workers' streams are asked for
+            their states as often as saves come.
+        max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay:
+            more while the consumer waits for samples to be prepared, fewer when some have nothing to do (None:
+            ``num_workers``). A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host":
+            ranks that torchrun has started on this host share its cores. Each starts twice its share of workers; the
+            rank with fewest batches ready has most of them at work, and those that are ahead rest. Give ``num_workers``
+            a rank's share of the cores.
+        cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a
+            text such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a
+            mapping such as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
+        cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
+        trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
+            256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
+            written there (another rank's, say), the path gets a number.
+        metrics_port: serves Prometheus' metrics of this loader on that port of this machine alone, from construction on
+            (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may
+            ask, too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing.
+            Raises ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
 
-    Raises ValueError (or TypeError) at construction for arguments that contradict each other, as PyTorch does.
+    Raises:
+        ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
     """
 
     def __init__(
@@ -130,15 +144,15 @@ class DataLoader(TorchDataLoader[T]):
         in_order: bool = True,
         pipeline: Pipeline | None = None,
         device: str | torch.device | Sequence[str | torch.device] | None = None,
-        lanes: Sequence[str] | None = None,
+        lanes: Sequence[LaneName] | None = None,
         max_lateness: int | None = None,
-        host_memory_budget: int | None = None,
-        device_memory_budget: int | None = None,
-        worker_kind: str = "auto",
+        host_memory_budget: int | str | None = None,
+        device_memory_budget: int | str | None = None,
+        worker_kind: WorkerKind = "auto",
         epochs: int | None = None,
         on_error: OnError = RAISE,
         max_failures: float | None = None,
-        on_worker_death: str = "raise",
+        on_worker_death: OnDeath = "raise",
         hang_timeout: float | None = None,
         snapshot_every_n_steps: int | None = 1,
         max_workers: int | Literal["host"] | None = None,
@@ -171,8 +185,8 @@ class DataLoader(TorchDataLoader[T]):
         self.device = device
         self.lanes = lanes
         self.max_lateness = max_lateness
-        self.host_memory_budget = host_memory_budget
-        self.device_memory_budget = device_memory_budget
+        self.host_memory_budget = memory_budget("host_memory_budget", host_memory_budget)
+        self.device_memory_budget = memory_budget("device_memory_budget", device_memory_budget)
         self.worker_kind = worker_kind
         self.epochs = epochs
         self.on_error = on_error
@@ -192,6 +206,11 @@ class DataLoader(TorchDataLoader[T]):
         if options.metrics is not None:
             export(self, self._session, options.metrics)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and "_session" in self.__dict__:
+            raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        super().__setattr__(name, value)
+
     # --- iterating -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
@@ -203,15 +222,25 @@ class DataLoader(TorchDataLoader[T]):
         resumption = session.take_pending(self)
         number = session.number(resumption)
         session.observe(self)
+        arguments = self._arguments()
         if self.num_workers == 0:
-            iterator: Any = InlineIterator(self, session, number, resumption)
+            iterator: Any = InlineIterator(arguments, session, number, resumption)
         else:
             self.check_worker_number_rationality()
-            iterator = EngineIterator(self, session, number, resumption)
+            iterator = EngineIterator(arguments, session, number, resumption)
         session.begun(number, iterator.view)
         if self.num_workers > 0:
             watch(self, session)
         return iterator
+
+    def _arguments(self) -> DataLoader[T]:
+        """The loader as its iterators see it. They do not keep the loader itself: a subclass that keeps an iterator
+        (as timm's and Ultralytics' do) would else be garbage that only a collection finds, with its workers."""
+        found: DataLoader[T] = DataLoader.__new__(DataLoader)
+        for name, value in self.__dict__.items():
+            if name != "_session" and not isinstance(value, EpochIterator):
+                found.__dict__[name] = value
+        return found
 
     def __len__(self) -> int:
         """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
@@ -230,10 +259,15 @@ class DataLoader(TorchDataLoader[T]):
         before the batches of ``ahead`` were asked for. Python's and NumPy's are in no state.
 
         A sampler or an iterable data set with ``state_dict`` and ``load_state_dict`` adds its own state (maybe that of
-        some batches ago, which are then drawn or read again and dropped). Otherwise
-        torch's samplers and sequences are drawn again from the epoch's beginning; of any other sampler the remaining
-        order is stored. Raises ValueError where that is endless or holds keys that are not plain, for a stream without
-        a state that has raised or is too far on to be read again, or for an ``ahead`` that goes too far back.
+        some batches ago, which are then drawn or read again and dropped). Otherwise torch's samplers and sequences are
+        drawn again from the epoch's beginning; of any other sampler the remaining order is stored.
+
+        Args:
+            ahead: how many of the last batches count as not delivered.
+
+        Raises:
+            ValueError: the remaining order is endless or holds keys that are not plain, a stream without a state has
+                raised or is too far on to be read again, or ``ahead`` goes too far back.
         """
         if not is_whole(ahead) or ahead < 0:
             raise ValueError(f"ahead must be a number of batches, 0 or more, got {ahead!r}")
@@ -249,7 +283,11 @@ class DataLoader(TorchDataLoader[T]):
         or batch raises ValueError where they would yield other samples. torch's global generator, where the state holds
         it, is set at that ``iter()``; if it has moved since this call it stays, which is said once.
 
-        Raises ValueError or TypeError, and changes nothing, where the state is damaged or belongs to another loader.
+        Args:
+            state_dict: what ``state_dict`` or ``merge_state_dicts`` returned.
+
+        Raises:
+            ValueError, TypeError: the state is damaged or belongs to another loader; nothing has changed.
         """
         if state_dict != {}:
             self._session.load(self, state_dict)
@@ -296,8 +334,13 @@ class DataLoader(TorchDataLoader[T]):
 
         Where several sets of workers are started (one for each epoch, unless workers persist), the further files are
         named after the first: ``log.jsonl``, ``log-2.jsonl``, ...
-        Takes about 50 microseconds an event. Raises ValueError where there is no scheduler of samples (no workers, an
-        iterable data set) or workers are running already.
+        Takes about 50 microseconds an event.
+
+        Args:
+            path: of the log.
+
+        Raises:
+            ValueError: there is no scheduler of samples (no workers, an iterable data set), or workers are running.
         """
         if self.num_workers == 0 or isinstance(self.dataset, IterableDataset):
             raise ValueError("record_events needs num_workers > 0 and a map-style data set")

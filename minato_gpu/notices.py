@@ -9,6 +9,7 @@ LOGGER = logging.getLogger("minato_gpu")
 
 
 @cache
-def say_once(text: str) -> None:
-    """Say this, unless this process has said it before. Shown on standard error where logging is not set up."""
-    LOGGER.warning(text)
+def say_once(text: str, level: int = logging.WARNING) -> None:
+    """Say this, unless this process has said it before. A warning is shown on standard error where logging is not set
+    up; ``logging.INFO`` is for what is as it should be."""
+    LOGGER.log(level, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from minato_gpu.arguments import Arguments
+from minato_gpu.arguments import Arguments, LaneName
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
@@ -20,10 +21,11 @@ from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
+from minato_gpu.sizes import nbytes
 from minato_gpu.trace_options import TraceOptions
 
 _DEFAULT_LATENESS = 8
-LANES = ("cpu", "device")
+LANES: tuple[LaneName, ...] = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
 DEATHS = ("raise", "replace")
 HOST = "host"
@@ -90,6 +92,11 @@ class Options:
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
         )
+
+
+def memory_budget(name: str, value: Value) -> Value:
+    """The bytes of a budget given as a text such as "1GB" (see ``nbytes``); what is no text as it is."""
+    return nbytes(name, value, "leave it out for no limit") if isinstance(value, str) else value
 
 
 def _at_least(name: str, value: Value, otherwise: str, least: int = 1) -> None:
@@ -205,11 +212,11 @@ def _current() -> int:
     return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
-def _why_cpu() -> str:
-    """A pipeline could use a device, and no device was asked for."""
+def _why_cpu() -> tuple[str, int]:
+    """A pipeline could use a device, and no device was asked for. Returns what to say, and how loud."""
     if torch.cuda.is_available():
-        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too"
-    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device"
+        return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too", logging.WARNING
+    return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device", logging.INFO
 
 
 def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
@@ -219,7 +226,7 @@ def _lanes(loader: Arguments, device: torch.device) -> tuple[str, ...]:
     offers = pipeline is not None and pipeline.host_prefix < len(pipeline.stages)
     if loader.lanes is None:
         if offers and loader.device is None and loader.num_workers > 0:
-            say_once(_why_cpu())
+            say_once(*_why_cpu())
         return LANES if offers and device.type == "cuda" and loader.num_workers > 0 else LANES[:1]
     if isinstance(loader.lanes, str) or not isinstance(loader.lanes, Sequence):
         raise TypeError(f"lanes must be a sequence of {LANES}, got {loader.lanes!r}")

@@ -37,12 +37,17 @@ __all__ = ["CupyFunction", "DaliFragment", "Field", "Keepable", "Pipeline", "Sta
 class Pipeline:
     """The description of how a sample is prepared.
 
-    ``stages``: in order. ``outputs``: names of the final fields of a sample, in order. ``inputs``: the fields
-    that the data set returns; when None, every field that is used before a stage writes it counts as an input
-    of unknown type. ``tolerance``: limits of parity for the outputs as a whole, by type of device ("cpu",
-    "cuda"); where not given, the sum of the limits of the stages that run on the device.
+    Args:
+        stages: in order.
+        outputs: names of the final fields of a sample, in order.
+        name: for people.
+        inputs: the fields that the data set returns; when None, every field that is used before a stage writes it
+            counts as an input of unknown type.
+        tolerance: limits of parity for the outputs as a whole, by type of device ("cpu", "cuda"); where not given, the
+            sum of the limits of the stages that run on the device.
 
-    Raises TypeError or ValueError, naming the stage, for a definition that cannot work.
+    Raises:
+        TypeError, ValueError: a definition that cannot work; the text names the stage.
     """
 
     stages: tuple[Stage, ...]

@@ -1,12 +1,89 @@
-"""Half-open ranges of whole numbers: ``(3, 5)`` holds 3 and 4."""
+"""Half-open ranges of whole numbers: ``(3, 5)`` holds 3 and 4.
+
+Several spans hold their numbers in the order in which they stand; *offset* k is the k-th number of them all.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from itertools import chain, starmap
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from minato_gpu.samples import TicketId
+
+Span = tuple[int, int]
+TicketSpan = tuple[TicketId, TicketId]
 
 _N = TypeVar("_N", bound=int)
+
+if TYPE_CHECKING:
+
+    def serials(lo: TicketId, hi: TicketId) -> Sequence[TicketId]:
+        """The serials of a span."""
+
+else:  # to be counted through for each sample, so without a call of our own
+    serials = range
+
+
+def tickets(spans: Iterable[TicketSpan]) -> Iterator[TicketId]:
+    """The serials of all these spans."""
+    return chain.from_iterable(starmap(serials, spans))
+
+
+def count(spans: Iterable[Span]) -> int:
+    """How many numbers they hold."""
+    return sum(map(len, starmap(range, spans)))
+
+
+def singles(each: Iterable[TicketId]) -> list[TicketSpan]:
+    """Each of these serials as a span of its own."""
+    return [(serial, TicketId(serial + 1)) for serial in each]
+
+
+def joined(spans: Iterable[tuple[_N, _N]]) -> list[tuple[_N, _N]]:
+    """The spans in their order, one that follows on the one before it as one with that."""
+    out: list[tuple[_N, _N]] = []
+    for lo, hi in spans:
+        if out and out[-1][1] == lo:
+            out[-1] = out[-1][0], hi
+        else:
+            out.append((lo, hi))
+    return out
+
+
+def add(spans: list[tuple[_N, _N]], span: tuple[_N, _N]) -> None:
+    """Put one more into spans that rise and do not touch each other, and that hold none of its numbers."""
+    lo, hi = span
+    at = bisect_left(spans, span)
+    end = at
+    if at < len(spans) and spans[at][0] == hi:
+        hi, end = spans[at][1], at + 1
+    if at and spans[at - 1][1] == lo:
+        lo, at = spans[at - 1][0], at - 1
+    spans[at:end] = [(lo, hi)]
+
+
+def cut(spans: Sequence[tuple[_N, _N]], start: int, stop: int) -> tuple[tuple[_N, _N], ...]:
+    """The spans of offsets ``start`` to ``stop``."""
+    out: list[tuple[_N, _N]] = []
+    for lo, hi in spans:
+        size = hi - lo
+        a, b = max(start, 0), min(stop, size)
+        if a < b:
+            out.append((lo + a, lo + b))  # type: ignore[arg-type]
+        start, stop = start - size, stop - size
+    return tuple(out)
+
+
+def number_at(spans: Sequence[tuple[_N, _N]], offset: int) -> _N:
+    """The number at this offset."""
+    return cut(spans, offset, offset + 1)[0][0]
+
+
+def shifted(spans: Iterable[Span], by: int) -> list[Span]:
+    """The spans of numbers that are greater by so much."""
+    return [(lo + by, hi + by) for lo, hi in spans]
 
 
 def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> Iterator[tuple[_N, _N]]:
@@ -23,3 +100,48 @@ def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> I
             lo, at = end, at + 1
         if lo < hi:
             yield lo, hi
+
+
+class Place(Protocol):
+    """Something that holds the tickets of one span."""
+
+    first: TicketId
+    end: TicketId
+
+
+_P = TypeVar("_P", bound=Place)
+
+
+class BySerial(Generic[_P]):
+    """``places`` in rising order, found by the serials that they hold."""
+
+    def __init__(self) -> None:
+        self.places: list[_P] = []
+        self._firsts: list[TicketId] = []
+
+    def admit(self, place: _P) -> None:
+        """Places come in rising order of serials."""
+        self.places.append(place)
+        self._firsts.append(place.first)
+
+    def at(self, serial: TicketId) -> _P:
+        """The place that holds the serial."""
+        return self.places[bisect_right(self._firsts, serial) - 1]
+
+    def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[_P, TicketId, TicketId]]:
+        """The spans cut where places meet: each part with its place, which may be removed meanwhile."""
+        for lo, hi in spans:
+            while lo < hi:
+                place = self.places[bisect_right(self._firsts, lo) - 1]
+                upto = min(hi, place.end)
+                yield place, lo, upto
+                lo = upto
+
+    def remove(self, place: _P) -> None:
+        """A place leaves."""
+        at = bisect_right(self._firsts, place.first) - 1
+        del self.places[at], self._firsts[at]
+
+    def clear(self) -> None:
+        """All places leave."""
+        self.places, self._firsts = [], []

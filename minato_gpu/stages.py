@@ -32,18 +32,20 @@ _STACKED = frozenset(map(np.dtype, "?bhilqBHIefdFD"))  # of which torch's defaul
 class Field:
     """One named value of a sample.
 
-    ``dtype``: anything that ``numpy.dtype`` takes; ``object`` for values that are not arrays (paths, text).
-    ``shape``: one entry per dimension, None where it varies from sample to sample; ``()`` for a scalar.
-    ``maximum``: the largest shape that can occur (elements per dimension), where one is known.
-    ``layout``: names of the dimensions for DALI, such as "HWC"; needed where a DALI fragment depends on it.
-    ``level``: the change of this field's values that means one grey level (1/255 of the range) of the picture;
-    parity reports deviations in levels, so that one limit fits bytes and normalised floats alike.
-
     A Python number is welcome where the shape is (), and becomes a NumPy scalar of the dtype (``numpy.float32(0.5)``):
     later stages, ``draw``, ``features`` and a ``collate_fn`` get that. What a device has made has that dtype, too; it
     may be an array of shape (). For uint64, of whose scalars PyTorch makes no batch, a Python number stays one.
 
-    Raises TypeError or ValueError for a dtype, shape or maximum that makes no sense.
+    Args:
+        dtype: anything that ``numpy.dtype`` takes; ``object`` for values that are not arrays (paths, text).
+        shape: one entry per dimension, None where it varies from sample to sample; ``()`` for a scalar.
+        maximum: the largest shape that can occur (elements per dimension), where one is known.
+        layout: names of the dimensions for DALI, such as "HWC"; needed where a DALI fragment depends on it.
+        level: the change of this field's values that means one grey level (1/255 of the range) of the picture; parity
+            reports deviations in levels, so that one limit fits bytes and normalised floats alike.
+
+    Raises:
+        TypeError, ValueError: a dtype, shape or maximum makes no sense.
     """
 
     dtype: npt.DTypeLike
@@ -215,20 +217,27 @@ class Keepable:
 class Stage:
     """One step of a pipeline.
 
-    ``name``: unique in its pipeline. ``reads``: names of the fields it uses. ``writes``: the fields it makes.
-    ``cpu(fields, params)`` returns exactly the written fields; it must not change its inputs in place. What it draws
-    from the global generators of random, NumPy and torch repeats on worker processes alone: use ``draw`` elsewhere.
-    ``device``: the same step for the device lane, or None if it runs on the host only.
-    ``draw(rng, meta)``: draws the sample's parameters; ``meta`` names the fields that it may look at, all known
-    after the host read. Drawn Python numbers become 32-bit NumPy scalars, so that every implementation computes
-    with the same values. ``features(fields)``: numbers that predict the stage's cost, one for each of
-    ``feature_names``, from fields known after the host read.
-    ``tolerance``: by type of device ("cpu": the device implementation run by CPU operators, "cuda"), how far the
-    device implementation may be from ``cpu``; a missing key means that they must be equal.
-    ``keep``: what a cache may keep of a stage that depends on a draw, if not all of it does (see ``Keepable``).
-
     All functions must be module-level (or ``functools.partial`` of such), so that spawned workers can have them.
-    Raises TypeError or ValueError for a definition that cannot work.
+
+    Args:
+        name: unique in its pipeline.
+        reads: names of the fields it uses.
+        writes: the fields it makes.
+        cpu: ``cpu(fields, params)`` gets the fields of ``reads`` and the drawn parameters, and returns exactly the
+            written fields; it must not change its inputs in place. What it draws from the global generators of random,
+            NumPy and torch repeats on worker processes alone: use ``draw`` elsewhere.
+        device: the same step for the device lane, or None if it runs on the host only.
+        draw: ``draw(rng, meta)`` draws the sample's parameters, by name. Drawn Python numbers become 32-bit NumPy
+            scalars, so that every implementation computes with the same values.
+        meta: names of the fields that ``draw`` may look at, all known after the host read.
+        features: ``features(fields)``: numbers that predict the stage's cost, from fields known after the host read.
+        feature_names: a name for each of them.
+        tolerance: by type of device ("cpu": the device implementation run by CPU operators, "cuda"), how far the device
+            implementation may be from ``cpu``; a missing key means that they must be equal.
+        keep: what a cache may keep of a stage that depends on a draw, if not all of it does (see ``Keepable``).
+
+    Raises:
+        TypeError, ValueError: a definition that cannot work.
     """
 
     name: str

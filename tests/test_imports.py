@@ -22,8 +22,9 @@ ORDER = """
 notices threads children number_kinds lazily slices snapshots extras samples stages packing
 pipeline
 arguments
+spans
 scheduling caching
-spans sizes
+sizes
 memory
 kept_fields
 sources
@@ -84,7 +85,7 @@ def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     third_parties, ours = done.stdout.splitlines()
     assert third_parties.split() == ["minato_gpu", "numpy"]
-    assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", *others}}
+    assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", "spans", *others}}
 
 
 def test_a_loader_at_work_does_not_load_the_lab(tmp_path: Path) -> None:
@@ -167,6 +168,8 @@ class Absent:
 sys.meta_path.insert(0, Absent())
 import warnings
 warnings.simplefilter("ignore")  # torch asks for the absent ones itself
+import logging
+logging.basicConfig(level=logging.INFO)
 import pkgutil, importlib
 import minato_gpu
 for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):

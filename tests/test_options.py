@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import multiprocessing
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as TorchDataLoader
 
+import minato_gpu
 import minato_gpu.device.accelerator
 from minato_gpu import DataLoader, Pipeline, Source, Stage, cache_options
 from minato_gpu.cache_options import CacheOptions
@@ -290,3 +295,44 @@ def test_data_sets_that_are_seen_through(dataset: Any) -> None:
 def test_loaders_that_have_nothing_to_keep(more: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made(100, **more)
+
+
+def test_budgets_are_given_as_caches_are() -> None:
+    assert DataLoader(_NUMBERS, host_memory_budget="1GB").host_memory_budget == 10**9
+    assert DataLoader(_NUMBERS, device_memory_budget="1MiB").device_memory_budget == 1 << 20
+    with pytest.raises(ValueError, match="host_memory_budget='much' is no number of bytes"):
+        DataLoader(_NUMBERS, host_memory_budget="much")
+
+
+_NUMBERS: Any = range(10)
+_OWN = {*signature(DataLoader).parameters} - {*signature(TorchDataLoader).parameters, "pipeline"}
+
+
+@pytest.mark.parametrize("name", sorted(_OWN | {"batch_size"}))
+def test_arguments_are_not_set_later(name: str) -> None:
+    """PyTorch says so of its own. A pipeline may be replaced."""
+    loader = DataLoader(_NUMBERS)
+    before = getattr(loader, name)
+    with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"):
+        setattr(loader, name, 3)
+    assert getattr(loader, name) == before
+    assert getattr(copy.copy(loader), name) == before
+
+
+@pytest.mark.parametrize("name", ["on_error", "lanes", "worker_kind", "on_worker_death"])
+def test_a_type_checker_knows_the_words(name: str) -> None:
+    assert "Literal" in str(get_type_hints(DataLoader.__init__)[name])
+
+
+@pytest.mark.parametrize("name", minato_gpu.__all__)
+def test_the_public_face_is_shown_and_its_parameters_are_documented(name: str) -> None:
+    """As editors read it: Google's style."""
+    assert name in dir(minato_gpu)
+    of = getattr(minato_gpu, name)
+    methods = [each for each in (DataLoader.state_dict, DataLoader.load_state_dict) if of is DataLoader]
+    for each in (of, *methods):
+        known = {*signature(TorchDataLoader).parameters} - {"prefetch_factor"} if of is DataLoader else set()
+        arguments = [] if issubclass(type(of), type) and issubclass(of, Exception) else [*signature(each).parameters]
+        found = (inspect.getdoc(each) or "").partition("Args:\n")[2]
+        missing = [one for one in arguments if one not in known | {"self"} and f"    {one}: " not in found]
+        assert not missing, f"{each.__name__}: {missing}"

@@ -28,6 +28,7 @@ from benchmarks.session.settings import Settings
 from benchmarks.session.torchvision_gpu import TorchvisionGpu
 from benchmarks.session.transforms import brought
 from minato_gpu import DataLoader as MinatoDataLoader
+from minato_gpu.arguments import LaneName
 from minato_gpu.device import nvjpeg
 from minato_gpu.engine import building
 from minato_gpu.engine import settings as engine_settings
@@ -84,7 +85,7 @@ class Ours:
     TUNED: ClassVar[tuple[str, ...]] = ("workers", "micro_batch", "engine_load")
 
     name: str
-    lanes: tuple[str, ...]
+    lanes: tuple[LaneName, ...]
     workers: int
     micro_batch: int = engine_settings.MOST_ON_GPU
     engine_load: float | None = None

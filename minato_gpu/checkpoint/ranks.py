@@ -56,7 +56,11 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     was delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
     another number of ranks shares out the sum of all, and has torch's global generator set where it stood alike on all.
 
-    Raises ValueError for states that do not belong together, and where a rank is missing.
+    Args:
+        states: what ``state_dict`` of each rank's loader returned, in any order.
+
+    Raises:
+        ValueError: the states do not belong together, or a rank is missing.
     """
     all_ = [s.check(state) for state in states]
     if not all_:

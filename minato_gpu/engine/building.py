@@ -110,7 +110,7 @@ class Builder:
             keeps_fields=keeps and cache.memory_bytes > 0,
         )
         context, _ = start_method(loader.multiprocessing_context)
-        reader = readers.borrow(loader, loader.pipeline, settings, functools.partial(start_reader, context))
+        reader = readers.borrow(loader.pipeline, settings, functools.partial(start_reader, context))
         # on disk nothing follows orders in which keys come twice
         look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if cache else None
         return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)

@@ -23,8 +23,7 @@ from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin, TicketId
-from minato_gpu.scheduling.flights import cut
-from minato_gpu.scheduling.messages import Span, TicketSpan, tickets
+from minato_gpu.spans import Span, TicketSpan, cut, number_at, tickets
 from minato_gpu.window.assembly import Assembly
 
 MOST = 2
@@ -95,10 +94,10 @@ class Deaths:
         if not done <= at < stop:
             self._check_loop(exit_, cut(spans, done, stop))
             return nothing
-        serial = cut(spans, at, at + 1)[0][0]
+        serial = number_at(spans, at)
         if claim.stage == JOINING or (job and reporting):
             first = 0 if job else at - (serial - assembly.window.at(serial).first)
-            serial = cut(spans, first, first + 1)[0][0]
+            serial = number_at(spans, first)
             if not self._again(("batch", serial)):
                 return nothing
             batch = self._of_sample(exit_, claim, lane, serial, assembly, collated=True)

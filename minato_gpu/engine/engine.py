@@ -206,7 +206,7 @@ class Engine(Batches):
         """Pump until the next batch is ready, or the epoch turns out to be over."""
         asked, run = perf_counter(), self.pump.run
         run.handle(m.Asked(asked))
-        wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.records.copy())
+        wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.places.copy())
         run.arrivals = wait.arrivals
         try:
             self._sleep_until(lambda: self._at_hand(epoch), started, wait)

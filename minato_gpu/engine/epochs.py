@@ -17,10 +17,10 @@ from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred import DeferredError
 from minato_gpu.observe.facts import Drew
-from minato_gpu.samples import OutputBatch, Position, SourceBatch, TicketId
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.scheduling import messages as m
-from minato_gpu.window.contract import PositionSpan
+from minato_gpu.spans import Span, TicketSpan, shifted
 from minato_gpu.window.records import Batch, Record
 
 _CHEAP_S = 200e-6  # of a sample that is delivered by itself, to prepare and to use: more than handing it over costs
@@ -44,10 +44,9 @@ class Epoch:
         left = -1 if said is None else said - (serial - self.first_serial)
         return None if left < 0 else left
 
-    def positions(self, spans: Iterable[m.TicketSpan]) -> list[PositionSpan]:
+    def positions(self, spans: Iterable[TicketSpan]) -> list[Span]:
         """Where these tickets stand in the sampler's order."""
-        first = self.first_serial
-        return [(Position(lo - first), Position(hi - first)) for lo, hi in spans]
+        return shifted(spans, -self.first_serial)
 
 
 class Epochs:

@@ -9,6 +9,7 @@ from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.spans import TicketSpan, tickets
 from minato_gpu.window.assembly import Assembly
 
 
@@ -22,9 +23,9 @@ class Jobs:
         self._anew: set[OutputBatch] = set()  # batches of which the job is to prepare every sample
         self._left: set[TicketId] = set()  # samples that jobs are to prepare, and nobody has
 
-    def leave(self, spans: tuple[m.TicketSpan, ...]) -> None:
+    def leave(self, spans: tuple[TicketSpan, ...]) -> None:
         """These samples are to be prepared by the jobs that join them."""
-        self._left.update(m.tickets(spans))
+        self._left.update(tickets(spans))
 
     def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int]) -> Task:
         """The task of joining the chunk's batch, without marks."""
@@ -34,7 +35,7 @@ class Jobs:
         singly = stored is not None or self._deaths.singly(spans)
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], (piece,), singly=singly)
 
-    def _stored(self, spans: tuple[m.TicketSpan, ...]) -> list[Reference] | None:
+    def _stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
         """Where the samples are stored; None where none is, or a device does not give them up."""
         try:
             stored = self._assembly.stored(spans)
@@ -43,8 +44,8 @@ class Jobs:
         return stored if any(stored) else None
 
     @staticmethod
-    def send(lane: Lane, task: Task) -> Piece:
-        """Have a batch joined; returns its samples, as they were sent. What a device has left in this process may be
+    def send(lane: Lane, task: Task) -> Task:
+        """Have a batch joined; returns the task, as it was sent. What a device has left in this process may be
         nothing that can be sent to a worker: the job then prepares all of them."""
         try:
             lane.send(task)
@@ -54,13 +55,13 @@ class Jobs:
                 raise
             task = task._replace(pieces=(piece._replace(stored=None),))
             lane.send(task)
-        return task.pieces[0]
+        return task
 
     def joined(self, order: OutputBatch, items: list[Item], prepared: int, log: Telemetry) -> int:
         """A worker is through with the job, and has ``prepared`` so many of its samples; returns how many of these
         nobody had prepared before."""
         spans = self._assembly.spans(order)
-        first = self._left.intersection(m.tickets(spans)) if self._left else set[TicketId]()
+        first = self._left.intersection(tickets(spans)) if self._left else set[TicketId]()
         self._left -= first
         log.repeated += prepared - len(first)
         self._assembly.joined(order, items)

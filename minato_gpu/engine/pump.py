@@ -52,8 +52,8 @@ class Pump:
         for lane in self.lanes.values():
             lane.recall()
         marks, memory = self.assembly.clear()
-        marks += [sent.job.marks for sent in ended.sent.values() if sent.job is not None]
-        self._abandoned.add({(ended.number, chunk) for chunk in ended.sent}, marks, memory)
+        marks += [each.task.pieces[0].marks for each in ended.sent if each.chunk.kind == "collate"]
+        self._abandoned.add({(ended.number, each.chunk.number) for each in ended.sent}, marks, memory)
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._parts)
@@ -95,7 +95,7 @@ class Pump:
         needs_jobs = self.assembly.needs_jobs and not self._settings.streams
         follows = needs_jobs or self.assembly.loading is not None
         comes = self.reads is not None and self.reads.pending
-        return self.run.scheduler.pending or comes or (follows and bool(self.run.sent))
+        return self.run.scheduler.pending or comes or (follows and bool(self.run.scheduler.flights))
 
     def receive(self) -> None:
         """Take in all that lanes have told, and do what follows from it."""
@@ -206,7 +206,7 @@ class Pump:
         if ready < awaited.need:
             return
         lo, hi = awaited.span
-        sent = [each.chunk for each in self.run.sent.values() if each.chunk.kind in ("run", "next")]
+        sent = [each.chunk for each in self.run.sent if each.chunk.kind in ("run", "next")]
         wanted = {chunk.number: chunk for chunk in sent for a, b in chunk.spans if a < hi and lo < b}
         for chunk in wanted.values():
             lane = self.lanes[chunk.lane]

@@ -20,11 +20,11 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
-from minato_gpu.scheduling.messages import TicketSpan, joined, singles, tickets
 from minato_gpu.sources import process
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source
+from minato_gpu.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")

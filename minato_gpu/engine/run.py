@@ -14,7 +14,7 @@ from typing import cast
 from minato_gpu.engine.jobs import Jobs
 from minato_gpu.engine.parts import Parts
 from minato_gpu.estimates.observations import inspected, observe
-from minato_gpu.lanes.base import Failure, Handed, Item, Piece, Report, Task, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, Report, Task, Yielded
 from minato_gpu.lanes.contract import AtWork, Exit, Lane, Revoked
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.memory.status_board import Claim
@@ -23,37 +23,22 @@ from minato_gpu.observe.waits import Arrival
 from minato_gpu.samples import Origin, Position, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.flights import cut
+from minato_gpu.scheduling.flights import Flight
+from minato_gpu.spans import TicketSpan, count, cut, number_at, serials, shifted, tickets
 from minato_gpu.window.records import Record
 
 _FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with
 
 
-class Sent:
-    """A chunk on its way: what it holds, when it went, and for which epoch; samples before ``done`` are reported, those
-    from ``stop`` on were taken back. ``job``: the samples of a batch that is joined."""
-
-    __slots__ = ("chunk", "done", "epoch", "job", "sent", "stop")
-
-    def __init__(self, chunk: m.Chunk, epoch: int, sent: float, job: Piece | None = None) -> None:
-        self.chunk = chunk
-        self.epoch = epoch
-        self.sent = sent
-        self.job = job
-        self.done = 0
-        self.stop = chunk.size
-
-
 class Run:
     """``number``: 0 is none, only there until the first begins. ``seeds`` and ``logs``: the base seed and the log of
-    each epoch that has tickets here; a prefetched one has its own already. ``sent``: chunks on their way, by number."""
+    each epoch that has tickets here; a prefetched one has its own already."""
 
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number
         self.scheduler = parts.make_scheduler()
         self.seeds: dict[int, int] = {}
         self.logs: dict[int, Telemetry] = {}
-        self.sent: dict[int, Sent] = {}
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
@@ -74,10 +59,16 @@ class Run:
         for lane in self._lanes.values():
             log.lanes[lane.name].slots = lane.slots
 
+    @property
+    def sent(self) -> list[Flight]:
+        """The chunks that lanes have."""
+        return [flight for flight in self.scheduler.flights.values() if flight.task is not None]
+
     def revoke_all(self) -> None:
         """Let no worker start another sample of what it was sent; batches are joined to their end."""
-        for sent in (each for each in self.sent.values() if each.job is None):
-            self._lanes[sent.chunk.lane].revoke(self.number, sent.chunk.number, 0)
+        for chunk in (flight.chunk for flight in self.sent):
+            if chunk.kind != "collate":
+                self._lanes[chunk.lane].revoke(self.number, chunk.number, 0)
 
     # --- what the scheduler says ----------------------------------------------------------------------------
 
@@ -104,7 +95,7 @@ class Run:
         if chunk.kind == "next":
             self._admit(chunk)
         if chunk.kind == "collate":
-            self._dispatch_job(lane, chunk, now)
+            self._dispatch_job(lane, chunk)
             return
         if assembly.samples.stored_nowhere and chunk.kind == "run":
             self._jobs.leave(chunk.spans)
@@ -113,12 +104,12 @@ class Run:
             self.handle(m.Finished(now, chunk.number, chunk.size, 0.0))
             return
         epoch = assembly.window.at(chunk.spans[0][0]).epoch
-        self.sent[chunk.number] = Sent(chunk, epoch, now)
         pieces = assembly.pieces(chunk.spans, inspect=chunk.kind == "inspect")
         if self._reads is not None:
             pieces = self._reads.put_at_hand(pieces, assembly.window.parts(chunk.spans))
         layout = assembly.samples.layout_bytes
         task = Task(self.number, chunk.number, chunk.kind, epoch, self.seeds[epoch], pieces, layout)
+        self.scheduler.flights[chunk.number].task = task
         if chunk.kind == "next":
             lane.send(self._begun(task, chunk.worker), chunk.worker)
             return
@@ -126,13 +117,12 @@ class Run:
         singly = self._deaths.singly(chunk.spans)
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
-    def _dispatch_job(self, lane: Lane, chunk: m.Chunk, now: float) -> None:
+    def _dispatch_job(self, lane: Lane, chunk: m.Chunk) -> None:
         """A worker is to join a batch, and to prepare what is missing of it."""
         task = self._jobs.task(chunk, self.number, self.seeds)
         (piece,) = task.pieces
         piece = piece._replace(marks=self._parts.links.completions.reserve(len(piece.keys)))
-        piece = self._jobs.send(lane, task._replace(pieces=(piece,)))
-        self.sent[chunk.number] = Sent(chunk, task.epoch, now, piece)
+        self.scheduler.flights[chunk.number].task = self._jobs.send(lane, task._replace(pieces=(piece,)))
 
     def _admit(self, chunk: m.Chunk) -> None:
         """The scheduler has asked for batches of a worker's own stream: tickets without keys, which enter the window as
@@ -141,7 +131,7 @@ class Run:
         positions = cast("Sequence[Position]", range(lo, hi))
         self._assembly.admit(Record(next(iter(self.seeds)), lo, positions, [None] * (hi - lo), None))
         if self.streams is not None:
-            self.streams.turns.update(dict.fromkeys(m.serials(lo, hi), chunk.worker))
+            self.streams.turns.update(dict.fromkeys(serials(lo, hi), chunk.worker))
 
     def _begun(self, task: Task, worker: int) -> Task:
         """The task, with where the worker's stream begins if it is the first."""
@@ -155,29 +145,26 @@ class Run:
         """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
-        sent = self.sent[report.chunk]
-        chunk = sent.chunk
-        sent.done = report.done
-        if report.final:
-            self._ended_with(chunk.number)
-            if chunk.credit:
-                self._ended[lane.name][report.worker] = report.chunk
+        flight = self.scheduler.flights[report.chunk]
+        chunk = flight.chunk
+        if report.final and chunk.credit:
+            self._ended[lane.name][report.worker] = report.chunk
         spans = cut(chunk.spans, report.first, report.done)
         if chunk.kind == "next" and spans:
             report, spans = self._advance(report, chunk.worker, spans[0])
         if report.done > report.first:
-            by_job = 0 if sent.job is None else self._joined(sent, report)
-            self._log(lane, sent, spans, report, shown, by_job)
+            by_job = self._joined(flight, report) if chunk.kind == "collate" else 0
+            self._log(lane, flight, spans, report, shown, by_job)
         if self._estimates is not None:
             observe(lane, chunk, spans, report, self._estimates, self._assembly)
         if chunk.kind == "run":
             self._finished(report, spans)
         elif chunk.kind == "next":
-            self._finished(report, spans, report.done - report.first - m.count(spans))
+            self._finished(report, spans, report.done - report.first - count(spans))
         elif not report.done:
-            self._give_back(sent)
+            self._end(flight, 0)
         elif chunk.kind == "collate":
-            self.handle(m.Finished(perf_counter(), report.chunk, 1, report.seconds))
+            self._end(flight, 1, report.seconds)
         else:
             assert report.items is not None and self._estimates is not None
             cpu, device, between = inspected(spans, report.items, self._estimates, self._assembly)
@@ -185,47 +172,51 @@ class Run:
             nbytes = sum(item.nbytes for item in report.items if item is not None)
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
 
-    def _joined(self, sent: Sent, report: Report) -> int:
+    def _joined(self, flight: Flight, report: Report) -> int:
         """A job is done: take its batch in; returns how many samples it has prepared first."""
         assert report.items is not None
-        return self._jobs.joined(sent.chunk.order, report.items, report.prepared, self.logs[sent.epoch])
+        return self._jobs.joined(flight.chunk.order, report.items, report.prepared, self.logs[flight.task.epoch])
 
     def recalled(self, chunk: int) -> None:
         """The lane gives back a chunk, of which it has done no more than it has reported."""
-        if (sent := self._ended_with(chunk)) is not None:
-            self._give_back(sent)
+        if (flight := self.scheduler.flights.get(chunk)) is not None:
+            self._end(flight, flight.done)
 
-    def _give_back(self, sent: Sent) -> None:
-        self.handle(m.Finished(perf_counter(), sent.chunk.number, sent.done, 0.0))
+    def _end(self, flight: Flight, done: int, seconds: float = 0.0) -> None:
+        """The lane is through with the chunk."""
+        self._free_marks(flight)
+        self.handle(m.Finished(perf_counter(), flight.chunk.number, done, seconds))
 
     def _log(
         self,
         lane: Lane,
-        sent: Sent,
-        spans: tuple[m.TicketSpan, ...],
+        flight: Flight,
+        spans: tuple[TicketSpan, ...],
         report: Report,
         shown: Telemetry | None,
         by_job: int,
     ) -> None:
         if self._settings.items:
             self.typical_s = 0.0 if report.times is None else sorted(report.times)[len(report.times) // 2]
-        first = self._assembly.window.position(spans[0][0]) if spans else Position(-1)
-        positions = [(first + lo - spans[0][0], first + hi - spans[0][0]) for lo, hi in spans]
-        prepared = sent.chunk.kind in ("run", "next") or by_job > 0
+        positions = shifted(spans, self._assembly.window.position(spans[0][0]) - spans[0][0]) if spans else []
+        prepared = flight.chunk.kind in ("run", "next") or by_job > 0
         if spans and prepared and self.arrivals is not None:
             self.arrivals.append((lane.name, report.worker, spans))
         going_on = sum(isinstance(item, Handed) for item in report.items or ()) if self._settings.cuts else 0
-        log, count, failed, stream = self.logs[sent.epoch], report.done - report.first, 0, sent.chunk.kind == "next"
+        log, stream, failed = self.logs[flight.task.epoch], flight.chunk.kind == "next", 0
+        samples = report.done - report.first
         if report.items is not None and Failure in map(type, report.items):
             failed = _failed(report, stream=stream)
-        if sent.job is not None:
-            count, failed = max(1, by_job), min(failed, by_job)
+        if flight.chunk.kind == "collate":
+            samples, failed = max(1, by_job), min(failed, by_job)
         if stream and self.streams is not None:
-            count = sum(self.streams.size_of(ticket, self._settings.batch) for ticket in m.tickets(spans))
-        log.worked(lane.name, report, count, positions, sent.sent, prepared=prepared, handed=going_on, failed=failed)
+            samples = sum(self.streams.size_of(ticket, self._settings.batch) for ticket in tickets(spans))
+        log.worked(
+            lane.name, report, samples, positions, flight.sent, prepared=prepared, handed=going_on, failed=failed
+        )
         (shown or log).kept_busy(lane.name, report)
 
-    def _finished(self, report: Report, spans: tuple[m.TicketSpan, ...], ended: int = 0) -> None:
+    def _finished(self, report: Report, spans: tuple[TicketSpan, ...], ended: int = 0) -> None:
         """Samples are ready, have failed, or are handed over to another lane."""
         found = self._assembly.samples.arrived(spans, report.items)
         self._release(spans)
@@ -234,15 +225,15 @@ class Run:
         now, what = perf_counter(), (report.chunk, report.done, report.seconds, found.nbytes, report.final)
         self.handle(m.Finished(now, *what, failed, handed, found.held, ended, report.own_s))
 
-    def _release(self, spans: tuple[m.TicketSpan, ...]) -> None:
+    def _release(self, spans: tuple[TicketSpan, ...]) -> None:
         """What was read ahead for these samples is not needed any more."""
         if self._reads is not None:
             self._reads.release(spans)
 
-    def _advance(self, report: Report, worker: int, span: m.TicketSpan) -> tuple[Report, tuple[m.TicketSpan, ...]]:
+    def _advance(self, report: Report, worker: int, span: TicketSpan) -> tuple[Report, tuple[TicketSpan, ...]]:
         """A worker has come further in its own stream: the report, of its batches alone, and their tickets."""
         lo, hi, items = *span, list[Item]()
-        for ticket, item in zip(m.serials(lo, hi), report.items or (), strict=True):
+        for ticket, item in zip(serials(lo, hi), report.items or (), strict=True):
             state = item.state if isinstance(item, Yielded) else None
             item = item.item if isinstance(item, Yielded) else item
             if self.streams is not None:
@@ -255,60 +246,57 @@ class Run:
 
     def revoked(self, revoked: Revoked) -> None:
         """Of a chunk so many samples are kept by the worker that has it."""
-        sent = self.sent.get(revoked.chunk)
-        if sent is not None:
-            sent.stop = min(revoked.keep, sent.stop)
-            self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
+        self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
 
     def progress(self, each: AtWork, now: float) -> None:
         """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
-        sent = self.sent.get(each.claim.chunk)
-        if sent is not None and sent.chunk.kind in ("run", "next") and (sent.chunk.size > 1 or self._settings.cuts):
+        flight = self.scheduler.flights.get(each.claim.chunk)
+        if flight is not None and flight.chunk.kind in ("run", "next") and (flight.size > 1 or self._settings.cuts):
             done = max(0, each.claim.started - 1)
-            self.handle(m.Running(now, sent.chunk.number, done, now - each.since))
+            self.handle(m.Running(now, flight.chunk.number, done, now - each.since))
 
     # --- workers that have died ----------------------------------------------------------------------------
 
     def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
         """A worker of the lane has ended; all that it had reported is received. Others do what else it had taken."""
         claim = exit_.claim
-        sent = self._ended_with(claim.chunk) if claim.run == self.number else None
-        if sent is None:
+        flight = self.scheduler.flights.get(claim.chunk) if claim.run == self.number else None
+        if flight is None:
             self.handle(m.Lost(perf_counter(), lane.name))
-        elif sent.chunk.kind == "collate":
-            assert sent.job is not None
-            if self._jobs.lost(sent.chunk, sent.job, exit_, claim, log):
-                self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number))
+            return
+        chunk = flight.chunk
+        if chunk.kind == "collate":
+            if self._jobs.lost(chunk, flight.task.pieces[0], exit_, claim, log):
+                self._free_marks(flight)
+                self.handle(m.Lost(perf_counter(), lane.name, chunk.number))
             else:
-                self.handle(m.Finished(perf_counter(), sent.chunk.number, 1, 0.0))
+                self._end(flight, 1)
                 self.handle(m.Lost(perf_counter(), lane.name))
         else:
-            log.repeated += max(0, min(claim.started, sent.stop) - sent.done)
-            what = sent.chunk.lane, sent.chunk.spans, sent.done, sent.stop
+            log.repeated += max(0, min(claim.started, flight.size) - flight.done)
+            what = chunk.lane, chunk.spans, flight.done, flight.size
             settled, items = self._deaths.judge(exit_, claim, *what, self._assembly)
-            spans = cut(sent.chunk.spans, *settled)
+            spans = cut(chunk.spans, *settled)
             found = self._assembly.samples.arrived(spans, items)
             self._release(spans)
             offsets = tuple(settled[0] + at for at in found.failed)
-            self.handle(m.Lost(perf_counter(), lane.name, sent.chunk.number, settled, offsets, found.nbytes))
+            self.handle(m.Lost(perf_counter(), lane.name, chunk.number, settled, offsets, found.nbytes))
 
-    def _ended_with(self, chunk: int) -> Sent | None:
+    def _free_marks(self, flight: Flight) -> None:
         """Nobody is at this chunk any more."""
-        sent = self.sent.pop(chunk, None)
-        if sent is not None and sent.job is not None:
-            self._parts.links.completions.give_back(sent.job.marks)
-        return sent
+        if flight.chunk.kind == "collate":
+            self._parts.links.completions.give_back(flight.task.pieces[0].marks)
 
     def told_of(self, claim: Claim, lane: str) -> str:
         """What a worker of the lane is at, in words."""
-        sent = self.sent.get(claim.chunk) if claim.run == self.number else None
+        flight = self.scheduler.flights.get(claim.chunk) if claim.run == self.number else None
         stage = self._deaths.stage(claim)
         at = claim.started - 1
-        if sent is None or sent.chunk.kind not in ("run", "inspect") or not 0 <= at < sent.chunk.size:
+        if flight is None or flight.chunk.kind not in ("run", "inspect") or not 0 <= at < flight.size:
             return "a batch" if stage is None else f"stage {stage!r} of a batch"
-        serial = cut(sent.chunk.spans, at, at + 1)[0][0]
+        serial = number_at(flight.chunk.spans, at)
         window = self._assembly.window
-        place = sent.epoch, window.position(serial), window.key(serial)
+        place = flight.task.epoch, window.position(serial), window.key(serial)
         return f"one sample ({Origin(*place, stage, lane, self._assembly.samples.path(serial))})"
 
 

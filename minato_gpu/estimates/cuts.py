@@ -22,8 +22,8 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array, Keys, plain
-from minato_gpu.scheduling.messages import singles
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.spans import singles
 
 _GUESS_S = 1e-3
 _USUAL_RATE = 5e9  # bytes per second to a device: samples that go there put a guess right that was too high

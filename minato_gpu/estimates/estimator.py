@@ -13,8 +13,8 @@ from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array, Keys, plain
-from minato_gpu.scheduling.messages import TicketSpan, tickets
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.spans import TicketSpan, tickets
 
 _COSTLY_S = 100e-6
 

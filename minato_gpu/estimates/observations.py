@@ -6,11 +6,12 @@ from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
 from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report, Source
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.scheduling import messages as m
+from minato_gpu.spans import TicketSpan, singles, tickets
 from minato_gpu.window.assembly import Assembly
 
 
 def observe(
-    lane: Lane, chunk: m.Chunk, spans: tuple[m.TicketSpan, ...], report: Report, to: Estimator, of: Assembly
+    lane: Lane, chunk: m.Chunk, spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly
 ) -> None:
     """Samples ``spans`` of the chunk were prepared in this lane; times that are those of other cores teach nothing."""
     count = report.done - report.first
@@ -24,11 +25,11 @@ def observe(
         if report.times is None:
             to.not_measured(spans)
         else:
-            serials = [*m.tickets(spans)] if to.by_serial else []
+            serials = [*tickets(spans)] if to.by_serial else []
             to.measured(lane.kind, Observed(of.window.keys(spans), serials, report.times, report.seconds))
         return
     items = report.items or [None] * count
-    serials = [*m.tickets(spans)]
+    serials = [*tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
         to.cannot(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing
@@ -37,7 +38,7 @@ def observe(
     if times is None or not ran:
         to.not_measured(spans)
         return
-    to.not_measured(m.singles(serials[at] for at in set(range(count)).difference(ran)))
+    to.not_measured(singles(serials[at] for at in set(range(count)).difference(ran)))
     seen = Observed(
         keys=[of.window.key(serials[at]) for at in ran],
         serials=[serials[at] for at in ran],
@@ -49,9 +50,7 @@ def observe(
     to.measured(lane.kind, seen)
 
 
-def inspected(
-    spans: tuple[m.TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly
-) -> Predicted:
+def inspected(spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly) -> Predicted:
     """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
     sources: list[Source] = []
     features: list[tuple[float, ...] | None] = []
@@ -64,4 +63,4 @@ def inspected(
             sources.append(item)
             features.append(None)
     assembly.samples.inspected_all(spans, sources)
-    return estimator.of_features([*m.tickets(spans)], assembly.window.keys(spans), features)
+    return estimator.of_features([*tickets(spans)], assembly.window.keys(spans), features)

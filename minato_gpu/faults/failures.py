@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Final, Literal
 
 from torch._utils import ExceptionWrapper
 
@@ -25,14 +26,26 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import JSON, Key, Origin, Position, shown
 from minato_gpu.sampling.delivered import DeliveredPositions
 
-RAISE, SKIP, RETRY = "raise", "skip", "retry"
+RAISE: Final = "raise"
+SKIP: Final = "skip"
+RETRY: Final = "retry"
 _KEPT = 100  # failures that stats() tells of, the latest
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One sample that failed: where, and why. ``index`` is the key that the sampler yielded; ``error`` names the type
-    of the exception; ``traceback`` is the original one, as text. What is not known is None."""
+    """One sample that failed: where, and why. What is not known is None.
+
+    Args:
+        epoch: in which it failed.
+        position: its place in the sampler's order of that epoch.
+        index: the key that the sampler yielded.
+        stage: of the pipeline, or what failed else ("send").
+        lane: where it was prepared.
+        path: of its file.
+        error: the name of the exception's type.
+        traceback: the original one, as text.
+    """
 
     epoch: int | None
     position: Position | None
@@ -59,7 +72,7 @@ class TooManyFailures(RuntimeError):
     """More samples failed in one epoch than ``max_failures`` allows."""
 
 
-OnError = str | Callable[[BadSample], str]
+OnError = Literal["raise", "retry", "skip"] | Callable[[BadSample], str]
 
 
 class FailurePolicy:

@@ -44,7 +44,7 @@ from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.threads import OwnThread
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LIBC = ctypes.CDLL(None)
 
@@ -66,6 +66,7 @@ def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, par
     """Entry of a worker process. ``parent``: see ``_end_with``."""
     _set_worker_signal_handlers()
     forking.begin()
+    _be_called(f"minato-worker {number}")
     if isinstance(job, SharedPickle):  # a context that forks, and does not say so
         job = job.value
     end = links.stack_writers[number]
@@ -77,6 +78,12 @@ def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, par
     except BaseException as error:  # no error of a sample: SystemExit, a class of the user's own
         stacks.leave_word(end, error)
         raise
+
+
+def _be_called(name: str) -> None:
+    """Name this process and its main thread, for top and py-spy. The kernel keeps 15 characters."""
+    threading.current_thread().name = name
+    _LIBC.prctl(_PR_SET_NAME, name.replace("worker", "work" if len(name) > 15 else "worker").encode())
 
 
 def _work(number: int, job: Job, links: WorkerChannels) -> None:

@@ -31,6 +31,10 @@ def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> to
 
     Make a new one for every sample or batch, and do not write to it after it has been returned. Outside a worker
     process of this loader, and below 64 KiB, it is ``torch.empty``.
+
+    Args:
+        shape: its sizes.
+        dtype: of its elements.
     """
     nbytes = math.prod(shape) * dtype.itemsize
     if _allocate is None or nbytes < LEAST or os.getpid() != _process:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from minato_gpu.notices import LOGGER
-from minato_gpu.scheduling.messages import Span
+from minato_gpu.spans import Span
 
 
 class Began(NamedTuple):

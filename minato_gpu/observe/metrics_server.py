@@ -7,6 +7,7 @@ sooner, and which asks for the name of this machine, for which some networks tak
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 from functools import cache, partial
@@ -90,7 +91,7 @@ def export(owner: object, teller: Teller, asked: MetricsAddress) -> None:
     service = _service(asked)
     service.add(owner, teller)
     if asked.port == 0 and isinstance(service.running, MetricsServer):
-        say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics")
+        say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics", logging.INFO)
 
 
 def exported_at(asked: MetricsAddress) -> MetricsAddress | None:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minato_gpu.scheduling.messages import Span
-from minato_gpu.spans import without
+from minato_gpu.spans import Span, joined, without
 
 HISTORY = 256  # batches that can be taken back
 _Record = tuple[int, int, Sequence[Span], int]
@@ -61,15 +60,7 @@ class DeliveredPositions:
 
     def _settle(self, spans: Iterable[Span]) -> None:
         """These are above the line: join neighbours, and lift the line over what begins at it."""
-        joined: list[Span] = []
-        for span in spans:
-            if span[0] <= self.low:
-                self.low = max(self.low, span[1])
-            elif joined and span[0] <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(span[1], joined[-1][1]))
-            else:
-                joined.append(span)
-        self.above = joined
+        (_, self.low), *self.above = joined([(0, self.low), *spans])
 
     def rewound(self, batches: int) -> DeliveredPositions:
         """The record as it was before the last so many batches that the consumer got. Raises ValueError where that is

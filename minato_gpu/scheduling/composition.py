@@ -12,13 +12,14 @@ has room for one place. (Batch n has the size of place n, and epochs never mix.)
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import defaultdict, deque
 from heapq import heappop, heappush
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
-from minato_gpu.scheduling.messages import Compose, TicketSpan
+from minato_gpu.scheduling.messages import Compose
 from minato_gpu.scheduling.places import Place, Places
+from minato_gpu.spans import TicketSpan, add, cut
 
 
 class Composition:
@@ -141,14 +142,8 @@ class FreeComposition(Composition):
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
         self._failed.update(failed)
-        ready, (lo, hi) = self._ready[epoch], span
-        self._counts[epoch] += hi - lo
-        at = bisect_right(ready, span)
-        if at < len(ready) and ready[at][0] == hi:
-            hi = ready.pop(at)[1]
-        if at and ready[at - 1][1] == lo:
-            lo = ready.pop(at - 1)[0]
-        insort(ready, (lo, hi))
+        self._counts[epoch] += span[1] - span[0]
+        add(self._ready[epoch], span)
 
     def compose(self, eager: bool) -> Compose | None:
         if not self._due:
@@ -168,18 +163,12 @@ class FreeComposition(Composition):
         return self._due[0][1] - self._counts[self._due[0][0]] if self._due else 0
 
     def _take(self, epoch: int, need: int) -> Compose:
-        self._counts[epoch] -= need
-        ready, spans = self._ready[epoch], list[TicketSpan]()
-        while need:
-            lo, hi = ready.pop(0)
-            upto = min(hi, TicketId(lo + need))
-            spans.append((lo, upto))
-            need -= upto - lo
-            if upto < hi:
-                ready.insert(0, (upto, hi))
         self._due.popleft()
-        if not self._counts[epoch]:
+        ready, left = self._ready[epoch], self._counts[epoch] - need
+        spans, self._counts[epoch] = cut(ready, 0, need), left
+        ready[:] = cut(ready, need, need + left)
+        if not left:
             del self._counts[epoch], self._ready[epoch]  # perhaps it was the epoch's last
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()
         self._failed.difference_update(failed)
-        return self._compose(tuple(spans), failed)
+        return self._compose(spans, failed)

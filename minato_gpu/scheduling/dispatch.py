@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from heapq import heappop, heappush
 from math import ceil
 
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
-from minato_gpu.scheduling.flights import Flight, cut
+from minato_gpu.scheduling.flights import LATE, PATIENCE_S, Flight, Flights
 from minato_gpu.scheduling.intake import LAID_DOWN_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -26,12 +24,11 @@ from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
+from minato_gpu.spans import TicketSpan, count, joined
 
 LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
-PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
 JOINED_BELOW_S = 20e-3  # beside what a costlier sample takes, laying it down counts for nothing
-LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
-LATE_EVEN = 1.25  # the same for a lease of samples that cost much the same
+LATE_EVEN = 1.25  # as ``LATE``, for a lease of samples that cost much the same
 
 
 class Dispatcher:
@@ -43,8 +40,8 @@ class Dispatcher:
         self.waiting = Waiting(policy.homes)
         self.fetching = Fetching(places, whole=policy.joins)
         self.jobs: deque[m.CollateNeeded] = deque()
-        self.flights: dict[int, Flight] = {}
         self.intake = Intake(policy, self.lanes, self.waiting)
+        self.flights = Flights(policy, ledger, self.lanes, self.waiting, self.intake)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
         self.out_of_work = False  # a lane would take more, and nothing for it waits
@@ -55,86 +52,6 @@ class Dispatcher:
         self.now = 0.0
         self._ledger = ledger
         self._next_chunk = 0
-        self._looks: list[tuple[float, int]] = []  # (when, chunk), with dead entries
-
-    # --- chunks come back -------------------------------------------------------------------------------------
-
-    def give_back(self, flight: Flight, start: int, stop: int) -> None:
-        """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
-        offset = 0
-        for part in flight.parts:
-            lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))
-            offset += part.hi - part.lo
-            if lo < hi:
-                if flight.chunk.kind == "run":
-                    self._ledger.stop(hi - lo, flight.chunk.stop >= 0)
-                entry = part.part(lo, hi)
-                self.intake.settle_again(entry)
-                self.waiting.add(entry)
-
-    def retire(self, number: int) -> Flight:
-        """The chunk's lane is through with it."""
-        flight = self.flights.pop(number)
-        self.intake.router.promised -= flight.promised
-        self.lanes[flight.chunk.lane].remove(flight.chunk)
-        if flight.credit:
-            self._use(flight, 0)
-        return flight
-
-    def told(self, flight: Flight, nbytes: int) -> None:
-        """Further samples of the chunk, which has a credit, are reported, and hold ``nbytes``."""
-        self._use(flight, flight.credit, nbytes)
-
-    def _use(self, flight: Flight, credit: int, nbytes: int = 0) -> None:
-        """The chunk has this credit from now on, and ``nbytes`` more of it are used."""
-        self._ledger.promised -= flight.promised_bytes
-        flight.credit = credit
-        flight.told += nbytes
-        self._ledger.promised += flight.promised_bytes
-
-    def shorten(self, flight: Flight, keep: int, nbytes: int) -> None:
-        """The lane will start no sample of the chunk from offset ``keep`` on. Their share of its credit is free again,
-        but for what those before them have used of it: they hold ``nbytes`` already."""
-        chunk = flight.chunk
-        seconds = chunk.seconds * keep / chunk.size
-        self.lanes[chunk.lane].shorten(chunk.seconds - seconds)
-        self._promise(flight, flight.promised * keep / chunk.size)
-        self.give_back(flight, keep, chunk.size)
-        if flight.credit:
-            self._use(flight, max(chunk.credit * keep // chunk.size, nbytes))
-        flight.chunk, flight.size = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds), keep
-
-    def hand_on(self, flight: Flight, offset: int, stage: int) -> None:
-        """Sample number ``offset`` of the chunk has come to ``stage`` and waits for a lane that goes on with it."""
-        part, serial = flight.at(offset)
-        self.intake.add_rest(part.rest(serial, stage))
-
-    def _promise(self, flight: Flight, seconds: float) -> None:
-        """So much is to follow on the device when the chunk is done."""
-        self.intake.router.promised += seconds - flight.promised
-        flight.promised = seconds
-
-    # --- looking into chunks ----------------------------------------------------------------------------------
-
-    def look_again(self, flight: Flight, after: float) -> None:
-        """The chunk should be reported ``after`` seconds from now."""
-        flight.look_at = self.now + after
-        heappush(self._looks, (flight.look_at, flight.chunk.number))
-
-    def next_look(self) -> float | None:
-        """When the next unfinished chunk should be reported."""
-        while self._looks:
-            when, number = self._looks[0]
-            flight = self.flights.get(number)
-            if flight is not None and flight.look_at == when:
-                return when
-            heappop(self._looks)
-        return None
-
-    def postpone(self) -> None:
-        """All that runs has been reported; a chunk that should have been and was not has not begun: look later."""
-        while (when := self.next_look()) is not None and when <= self.now:
-            self.look_again(self.flights[self._looks[0][1]], PATIENCE_S)
 
     # --- what is being fetched --------------------------------------------------------------------------------
 
@@ -240,10 +157,12 @@ class Dispatcher:
         if not parts:
             return False
         one = parts[0].lo, parts[0].hi
-        spans = (one,) if len(parts) == 1 else tuple(m.joined([(part.lo, part.hi) for part in parts]))
+        spans = (one,) if len(parts) == 1 else tuple(joined([(part.lo, part.hi) for part in parts]))
         flight = self._dispatch(lane, "run", spans, parts, seconds, stop=_split(plan))
         if plan is not None:
-            self._promise(flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0]))
+            self.flights.promise(
+                flight, sum(found.device for part in parts for found in part.between if found[0] == plan[0])
+            )
         return True
 
     def _reads_at_once(self, entry: Entry) -> int:
@@ -338,20 +257,6 @@ class Dispatcher:
             left = self._ledger.within(self.intake.pace.window)
         return 2 * slots * count <= left
 
-    def kept(self, flight: Flight, done: int, since_s: float) -> int:
-        """How many samples of the chunk its slot keeps, which is late with number ``done``. A place that it is to join
-        is cut only where both what is lost and what is left of it are worth more than laying its samples down: on a
-        busy machine a slot may just wait for a core."""
-        chunk, keep = flight.chunk, done + 1
-        if self.policy.joins:
-            entry, serial = flight.at(done)
-            rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.place.end - entry.place.first)
-            if since_s <= 2 * split_s:
-                return chunk.size
-            if chunk.seconds and rest * chunk.seconds / chunk.size <= split_s:
-                return keep + rest
-        return keep
-
     def _each(self, lane: LaneState, entry: Entry) -> float:
         """Predicted seconds of its kind for each sample; of one that is not known, what few of the others exceed."""
         return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical * lane.speed
@@ -384,7 +289,9 @@ class Dispatcher:
         self.short_of_memory = allowed <= 0
         if allowed > 0 or taken:
             return max(allowed, 0)
-        running = (part.lo for flight in self.flights.values() if flight.chunk.kind == "run" for part in flight.parts)
+        running = (
+            part.lo for flight in self.flights.by_number.values() if flight.chunk.kind == "run" for part in flight.parts
+        )
         must = self.consumer_starves and self.waiting.oldest() is entry
         return int(must and entry.lo < min(running, default=entry.hi))
 
@@ -398,7 +305,7 @@ class Dispatcher:
         self,
         lane: LaneState,
         kind: str,
-        spans: tuple[m.TicketSpan, ...],
+        spans: tuple[TicketSpan, ...],
         parts: Sequence[Entry],
         seconds: float,
         order: OutputBatch = m.NO_BATCH,
@@ -407,12 +314,11 @@ class Dispatcher:
     ) -> Flight:
         credit = 0
         if self._ledger.budget is not None and kind == "run" and not lane.is_device:
-            credit = self._ledger.credit(m.count(spans), handing=stop >= 0)
+            credit = self._ledger.credit(count(spans), handing=stop >= 0)
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit, worker)
         self._next_chunk += 1
-        flight = self.flights[chunk.number] = Flight(chunk, parts)
-        if lane.learns and lane.idle:
-            flight.sent = self.now
+        flight = self.flights.by_number[chunk.number] = Flight(chunk, parts, self.now)
+        flight.times = bool(lane.learns and lane.idle)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         self._ledger.promised += credit
         if kind in ("run", "next"):
@@ -420,9 +326,9 @@ class Dispatcher:
             self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:
                 late = LATE_EVEN if lane.even else LATE
-                self.look_again(flight, max(PATIENCE_S, late * seconds + lane.backlog_s()))
+                self.flights.look_again(flight, max(PATIENCE_S, late * seconds + lane.backlog_s()))
             elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):
-                self.look_again(flight, max(PATIENCE_S, LATE * seconds))
+                self.flights.look_again(flight, max(PATIENCE_S, LATE * seconds))
         self.out.append(m.Dispatch(chunk))
         return flight
 

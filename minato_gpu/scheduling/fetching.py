@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import TicketSpan
 from minato_gpu.scheduling.places import Place, Places
+from minato_gpu.spans import TicketSpan
 
 Part = tuple[Place, TicketId, TicketId]
 """Serials of an admitted place that can be prepared now."""

@@ -7,13 +7,14 @@ from itertools import count, repeat
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
-from minato_gpu.scheduling.messages import CPU, LaneOpened, TicketSpan
+from minato_gpu.scheduling.messages import CPU, LaneOpened
 from minato_gpu.scheduling.pacing import Pace
 from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
 from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
+from minato_gpu.spans import TicketSpan
 
 LAID_DOWN_S = 300e-6  # laying a sample down for the worker that joins its batch, and reading it there
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known

@@ -15,55 +15,15 @@ number k. Times are seconds of any monotonic clock; the scheduler never reads on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, starmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.plans import Plan
+from minato_gpu.spans import Span, TicketSpan, count
 
-Span = tuple[int, int]
-"""A half-open range of whole numbers: of offsets, say, or of positions."""
-TicketSpan = tuple[TicketId, TicketId]
-"""A half-open range of serials."""
 NO_BATCH = OutputBatch(-1)
-
-if TYPE_CHECKING:
-
-    def serials(lo: TicketId, hi: TicketId) -> Sequence[TicketId]:
-        """The serials of a span."""
-
-else:  # to be counted through for each sample, so without a call of our own
-    serials = range
-
-
-def tickets(spans: Iterable[TicketSpan]) -> Iterator[TicketId]:
-    """The serials of all these spans, in their order."""
-    return chain.from_iterable(starmap(serials, spans))
-
-
-def count(spans: Iterable[TicketSpan]) -> int:
-    """How many tickets they hold."""
-    return sum(map(len, starmap(serials, spans)))
-
-
-def joined(spans: Iterable[TicketSpan]) -> list[TicketSpan]:
-    """The spans in their order, one that follows on the one before it as one with that."""
-    out: list[TicketSpan] = []
-    for lo, hi in spans:
-        if out and out[-1][1] == lo:
-            out[-1] = out[-1][0], hi
-        else:
-            out.append((lo, hi))
-    return out
-
-
-def singles(each: Iterable[TicketId]) -> list[TicketSpan]:
-    """Each of these serials as a span of its own."""
-    return [(serial, TicketId(serial + 1)) for serial in each]
-
-
 CPU, DEVICE = "cpu", "device"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling.messages import Admitted, TicketSpan
+from minato_gpu.scheduling.messages import Admitted
+from minato_gpu.spans import BySerial, TicketSpan
 
 
 class Place:
@@ -28,34 +29,21 @@ class Place:
         self.failed: list[TicketId] = []
 
 
-class Places:
+class Places(BySerial[Place]):
     """The admitted places that are not complete, oldest first."""
-
-    def __init__(self) -> None:
-        self._places: list[Place] = []
-        self._firsts: list[TicketId] = []
-
-    def admit(self, place: Place) -> None:
-        """Places come in rising order of serials."""
-        self._places.append(place)
-        self._firsts.append(place.first)
 
     @property
     def oldest(self) -> Place | None:
         """The oldest place that misses a sample."""
-        return self._places[0] if self._places else None
-
-    def at(self, serial: TicketId) -> Place:
-        """The place that misses the sample of this serial."""
-        return self._places[bisect_right(self._firsts, serial) - 1]
+        return self.places[0] if self.places else None
 
     def finish(self, span: TicketSpan, failed: tuple[TicketId, ...] = ()) -> list[Place]:
         """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""
         lo, hi = span
         complete: list[Place] = []
         at = bisect_right(self._firsts, lo) - 1
-        while lo < hi:
-            place = self._places[at]
+        while lo < hi:  # as ``parts``, without a generator
+            place = self.places[at]
             upto = min(hi, place.end)
             place.missing -= upto - lo
             if failed:
@@ -63,7 +51,7 @@ class Places:
             if place.missing:
                 at += 1
             else:
-                del self._places[at], self._firsts[at]
+                del self.places[at], self._firsts[at]
                 complete.append(place)
             lo = upto
         return complete

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
+from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.composition import Composition, FixedComposition, FreeComposition, ItemComposition
-from minato_gpu.scheduling.dispatch import LATE, PATIENCE_S, Dispatcher
+from minato_gpu.scheduling.dispatch import Dispatcher
 from minato_gpu.scheduling.fetching import Part
-from minato_gpu.scheduling.flights import Flight, cut
+from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.interference import DeviceInterference
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
@@ -23,6 +23,7 @@ from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.streams import Streams
 from minato_gpu.scheduling.window_length import WindowLength
+from minato_gpu.spans import count, cut, number_at
 
 
 class Scheduler:
@@ -43,13 +44,13 @@ class Scheduler:
         else:
             self._composition = FreeComposition(places, lateness)
         self.window = WindowLength(policy.more_batches, policy.window_bytes)
-        self._saves = False  # samples are unlike and in strict order: what is prepared beyond need is a reserve
-        self._idled = False  # since the last delivery a lane was idle, and the window full
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._work.missing = lambda: self._composition.missing
         self._intake = self._work.intake
         self.fetching = self._work.fetching
+        self._flights = self._work.flights
+        self.flights: Mapping[int, Flight] = self._flights.by_number  # chunks under way
         self.harm = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0
@@ -67,11 +68,11 @@ class Scheduler:
             m.Finished: self._finished,
             m.Lost: self._lost,
             m.Running: self._running,
-            m.Revoked: self._revoked,
+            m.Revoked: self._flights.revoked,
             m.CollateNeeded: lambda event: self._work.jobs.append(event),
             m.Asked: self._was_asked,
             m.Delivered: self._delivered,
-            m.Tick: lambda event: self._work.postpone(),
+            m.Tick: lambda event: self._flights.postpone(),
         }
 
     # --- the face ---------------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class Scheduler:
     def handle(self, event: m.Event) -> list[m.Instruction]:
         """Take one event; return what to do now, in this order."""
         work = self._work
-        work.now = event.time
+        work.now = self._flights.now = event.time
         out = work.out = []
         self._handlers[type(event)](event)
         self._compose()
@@ -87,9 +88,9 @@ class Scheduler:
         work.oldest = self._places.oldest
         work.samples_ready = self._ledger.pool + self._composed
         if self._streams is not None:
-            self._ask_for_more(self._streams)
+            self._undelivered += self._streams.ask_for_more(work, self._ledger, self._undelivered)
         work.fill()
-        if work.out_of_work and self.window.most and (self._waits or (self._saves and not self._idled)):
+        if work.out_of_work and self.window.most and (self._waits or (self.window.saves and not self.window.idled)):
             self._note_out_of_work()
         if self.fetching.watches:
             work.note_idle()
@@ -142,7 +143,7 @@ class Scheduler:
 
     def wake_at(self) -> float | None:
         """When unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
-        return self._work.next_look()
+        return self._flights.next_look()
 
     @property
     def idle_slots(self) -> int:
@@ -224,18 +225,18 @@ class Scheduler:
         self._intake.pace.ending = True
 
     def _inspected(self, event: m.Inspected) -> None:
-        flight = self._work.retire(event.chunk)
+        flight = self._flights.retire(event.chunk)
         self._ledger.read(flight.size, event.nbytes)
         place, costs = flight.parts[0].place, (event.cpu, event.device)
         self._intake.add_costed(flight.chunk.spans, place, *costs, True, event.between)
 
     def _finished(self, event: m.Finished) -> None:
-        flight = self._work.flights.get(event.chunk)
+        flight = self.flights.get(event.chunk)
         if flight is None:
             return
         chunk = flight.chunk
         if chunk.kind == "collate":
-            self._work.retire(event.chunk)
+            self._flights.retire(event.chunk)
             if not event.done:
                 self._join_again(event.time, chunk)
             return
@@ -245,11 +246,11 @@ class Scheduler:
             if lane.learns:
                 self._learn(lane, flight, event)
             lane.measured(event.seconds, fresh, event.own_s)
-            self._saves = lane.unlike and not self.policy.max_lateness
+            self.window.saves = lane.unlike and not self.policy.max_lateness
             if lane.is_device:
                 self.harm.worked(event.seconds)
             if flight.credit:
-                self._work.told(flight, event.nbytes + event.handed_bytes)
+                self._flights.told(flight, event.nbytes + event.handed_bytes)
             if event.handed:
                 self._hand_on(flight, event)
             else:
@@ -258,16 +259,18 @@ class Scheduler:
                 if self._streams is None:
                     self._mark(flight, event.done, event.failed)
                 else:
-                    self._advance(self._streams, flight, event)
+                    self._streams.advance(flight, event)
+                    self._ledger.pool -= event.ended
+                    self._undelivered -= event.ended
         if event.final:
-            self._work.retire(event.chunk)
+            self._flights.retire(event.chunk)
             if event.done < flight.size:
-                self._work.give_back(flight, event.done, flight.size)
+                self._flights.give_back(flight, event.done, flight.size)
 
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
         """How fast a lane is that is not of this host."""
         flight.took += event.seconds
-        if event.final and flight.sent is not None:
+        if event.final and flight.times:
             lane.lease_took(event.time - flight.sent - flight.took)
         if (each := self._intake.cpu_mean()) > 0:
             lane.compared(flight.predicted(flight.done, event.done, each), event.seconds)
@@ -281,7 +284,7 @@ class Scheduler:
         if ready:
             self._ledger.ready(len(ready), event.nbytes, flight.held(ready), handing)
         for offset, stage in event.handed:
-            self._work.hand_on(flight, offset, stage)
+            self._flights.hand_on(flight, offset, stage)
             self._mark(flight, offset, event.failed)
             flight.done = offset + 1
         self._mark(flight, event.done, event.failed)
@@ -289,9 +292,9 @@ class Scheduler:
     def _lost(self, event: m.Lost) -> None:
         if event.lane in self._work.lanes:  # else it has yet to be opened in this run, with the slots that are left
             self._intake.resize(event.lane, -1)
-        if event.chunk is None or event.chunk not in self._work.flights:
+        if event.chunk is None or event.chunk not in self.flights:
             return
-        flight = self._work.retire(event.chunk)
+        flight = self._flights.retire(event.chunk)
         chunk, done = flight.chunk, flight.done
         if chunk.kind == "collate":
             self._join_again(event.time, chunk)
@@ -301,60 +304,20 @@ class Scheduler:
             if chunk.kind == "inspect":
                 self._ledger.start(hi - lo)
             self._ledger.ready(hi - lo, event.nbytes, flight.held(range(lo, hi)), chunk.stop >= 0)
-            self._work.give_back(flight, done, lo)
+            self._flights.give_back(flight, done, lo)
             flight.done = done = lo
             self._mark(flight, hi, event.failed)
             done = hi
-        self._work.give_back(flight, done, chunk.size)
+        self._flights.give_back(flight, done, chunk.size)
 
     def _join_again(self, now: float, chunk: m.Chunk) -> None:
         """A job comes back: another lane is to do it."""
         self._work.jobs.appendleft(m.CollateNeeded(now, chunk.order, chunk.seconds))
 
     def _running(self, event: m.Running) -> None:
-        flight = self._work.flights.get(event.chunk)
-        if flight is None or flight.look_at is None:
-            return
-        chunk, keep = flight.chunk, event.done + 1
-        if keep > chunk.size:  # all is reported, and the lane has yet to say that it is through
-            return
-        if keep == chunk.size:
-            self._rescue(flight, event)
-            return
-        late = event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size)
-        if late and self._intake.pace.cpu_slots > 1 and not self.policy.streams:
-            keep = self._work.kept(flight, event.done, event.since_s)
-        else:
-            keep = chunk.size
-        if keep < chunk.size:
-            flight.look_at = None
-            self._work.out.append(m.Revoke(chunk.lane, event.chunk, keep))
-        elif flight.look_at <= event.time:
-            self._work.look_again(flight, PATIENCE_S)
-
-    def _rescue(self, flight: Flight, event: m.Running) -> None:
-        """Let a device go on with a chunk's last sample that has run for longer than it should, if that helps."""
-        chunk = flight.chunk
-        predicted = chunk.seconds / chunk.size
-        if chunk.stop < 0 and event.since_s >= max(PATIENCE_S, LATE * predicted):
-            factor = event.since_s / max(predicted, PATIENCE_S / LATE)
-            splits = self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s)
-            if splits:
-                flight.look_at = None
-                self._work.out.append(m.HandOver(chunk.lane, chunk.number, splits))
-                return
-        if flight.look_at is not None and flight.look_at <= event.time:
-            early = LATE * predicted - event.since_s
-            self._work.look_again(flight, max(PATIENCE_S, early if early > 0 else event.since_s / 2))
-
-    def _revoked(self, event: m.Revoked) -> None:
-        flight = self._work.flights.get(event.chunk)
-        if flight is None:
-            return
-        if event.keep < flight.chunk.size:
-            self._work.shorten(flight, event.keep, event.nbytes)
-        if self._intake.router.may_rescue(flight.at(flight.chunk.size - 1)[0]):
-            self._work.look_again(flight, PATIENCE_S)
+        instruction = self._flights.running(event)
+        if instruction is not None:
+            self._work.out.append(instruction)
 
     def _was_asked(self, event: m.Asked) -> None:
         self._asked = self._waits = self._next_order not in self._sizes
@@ -372,9 +335,9 @@ class Scheduler:
         self._asked = self._waits = False
         if self.window.extra:
             self.window.delivered(batches, event.in_flight)
-        if self._idled:
-            self._idled = False
-            self._lengthen()
+        if self.window.idled:
+            self.window.idled = False
+            self.window.lengthen(*self._bytes())
         if self._streams is not None:
             self._streams.lease = event.lease
         if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
@@ -386,57 +349,21 @@ class Scheduler:
         router.price, router.spared = self.harm.price, self.harm.spare
         router.update(self._intake.rank)
 
-    # --- the window's length ----------------------------------------------------------------------------
-
     def _note_out_of_work(self) -> None:
-        """A lane could take more, and nothing waits for it. The window grows where samplers are drawn next: while the
-        consumer waits, or at a delivery."""
-        if self._intake.pace.ending or len(self.fetching) or not self._work.idle_slots():
-            return
-        if self._waits:
-            self._lengthen()
-        else:
-            self._idled = True
+        """A lane could take more, and nothing waits for it."""
+        if not (self._intake.pace.ending or len(self.fetching)) and self._work.idle_slots():
+            self.window.out_of_work(self._waits, *self._bytes())
 
-    def _lengthen(self) -> None:
-        ledger = self._ledger
-        self.window.lengthen(ledger.in_flight, self._intake.pace.batch * ledger.sample_bytes)
-
-    # --- workers' own streams ----------------------------------------------------------------------------
-
-    def _ask_for_more(self, streams: Streams) -> None:
-        """Have workers go on with their streams, as far as the window and memory allow."""
-        lanes = [lane for lane in self._work.lanes.values() if not lane.is_device]
-        while lanes:
-            allowed = self._ledger.fits(streams.lease, self.policy.streams)
-            found = streams.next_lease(self._undelivered, allowed)
-            self._work.short_of_memory = allowed <= 0
-            if found is None:
-                return
-            worker, (first, end) = found
-            place = Place(m.Admitted(self._work.now, SourceBatch(first), 0, first, end - first))
-            self._places.admit(place)
-            self._undelivered += end - first
-            self._intake.enter(place, None)
-            self._work.ask(lanes[0], worker, place)
-
-    def _advance(self, streams: Streams, flight: Flight, event: m.Finished) -> None:
-        """A worker has come further in its stream."""
-        lo = flight.chunk.spans[0][0]
-        span = TicketId(lo + flight.done), TicketId(lo + event.done)
-        failed = tuple(TicketId(lo + offset) for offset in event.failed)
-        flight.done = event.done
-        self._places.finish(span)
-        streams.advance(flight.chunk.worker, span, failed, event.ended)
-        self._ledger.pool -= event.ended
-        self._undelivered -= event.ended
+    def _bytes(self) -> tuple[int, float]:
+        """In the window, and expected of a batch."""
+        return self._ledger.in_flight, self._intake.pace.batch * self._ledger.sample_bytes
 
     # --- composition ------------------------------------------------------------------------------------
 
     def _mark(self, flight: Flight, done: int, failed: tuple[int, ...]) -> None:
         """The samples of the chunk up to ``done`` are ready."""
         spans = flight.chunk.spans
-        serials = tuple(cut(spans, offset, offset + 1)[0][0] for offset in failed)
+        serials = tuple(number_at(spans, offset) for offset in failed)
         if flight.done or done < flight.size:
             spans = cut(spans, flight.done, done)
         flight.done, epoch = done, flight.parts[0].place.epoch  # a chunk has one epoch
@@ -451,7 +378,7 @@ class Scheduler:
             batch = self._composition.compose(eager)
             if batch is None:
                 return
-            size = m.count(batch.spans)
+            size = count(batch.spans)
             self._sizes[batch.order] = size
             self._composed += size
             self._intake.cold = False

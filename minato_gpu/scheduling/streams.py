@@ -11,11 +11,15 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections import deque
 
-from minato_gpu.samples import OutputBatch, TicketId
+from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.composition import Composition
-from minato_gpu.scheduling.messages import Awaited, Compose, TicketSpan, joined, serials, singles
-from minato_gpu.scheduling.places import Places
+from minato_gpu.scheduling.dispatch import Dispatcher
+from minato_gpu.scheduling.flights import Flight
+from minato_gpu.scheduling.ledger import Ledger
+from minato_gpu.scheduling.messages import Admitted, Awaited, Compose, Finished
+from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.spans import TicketSpan, joined, serials, singles
 
 
 class Streams(Composition):
@@ -52,7 +56,7 @@ class Streams(Composition):
 
     # --- asking workers ---------------------------------------------------------------------------------------
 
-    def next_lease(self, undelivered: int, allowed: int) -> tuple[int, TicketSpan] | None:
+    def _next_lease(self, undelivered: int, allowed: int) -> tuple[int, TicketSpan] | None:
         """The next worker and its tickets, if the window, which holds ``undelivered`` of them, has room for more, and
         memory has for ``allowed``; or if the next batch is one that nobody has been asked for."""
         if not self._open:
@@ -75,15 +79,35 @@ class Streams(Composition):
         """Tickets that the worker has; in order, and those that wait for others' turns."""
         return self._running[worker] + (0 if self._lateness else len(self._ready[worker]))
 
-    def advance(self, worker: int, span: TicketSpan, failed: tuple[TicketId, ...], ended: int) -> None:
-        """The worker's tickets of ``span`` are ready, ``failed`` of them as errors; the last ``ended`` found the end of
-        its stream."""
-        lo, hi = span
+    def ask_for_more(self, work: Dispatcher, ledger: Ledger, undelivered: int) -> int:
+        """Have workers go on with their streams, as far as the window, which holds ``undelivered`` batches, and memory
+        allow. Returns for how many batches they were asked."""
+        lanes, asked = [lane for lane in work.lanes.values() if not lane.is_device], 0
+        while lanes:
+            allowed = ledger.fits(self.lease, self._workers)
+            found = self._next_lease(undelivered + asked, allowed)
+            work.short_of_memory = allowed <= 0
+            if found is None:
+                break
+            worker, (first, end) = found
+            place = Place(Admitted(work.now, SourceBatch(first), 0, first, end - first))
+            self._places.admit(place)
+            asked += end - first
+            work.intake.enter(place, None)
+            work.ask(lanes[0], worker, place)
+        return asked
+
+    def advance(self, flight: Flight, event: Finished) -> None:
+        """A worker has come further in its stream; the last tickets found the end of it where that has ``ended``."""
+        first, worker, ended = flight.chunk.spans[0][0], flight.chunk.worker, event.ended
+        lo, hi = TicketId(first + flight.done), TicketId(first + event.done)
+        flight.done = event.done
+        self._places.finish((lo, hi))
         self._running[worker] -= hi - lo
         if hi == self._leases[worker][0][1]:
             self._leases[worker].popleft()
         self._ready[worker].extend(serials(lo, TicketId(hi - ended)))
-        self._failed.update(failed)
+        self._failed.update(TicketId(first + offset) for offset in event.failed)
         self._outstanding -= ended
         if ended:
             self._open.discard(worker)

@@ -20,13 +20,23 @@ from __future__ import annotations
 
 class WindowLength:
     """``extra``: batches beyond the loader's own window, ``most`` at most; ``longest``: the most of them so far.
-    ``limit``: bytes that the whole window may grow to hold. ``grown``: and no batch has been admitted since."""
+    ``limit``: bytes that the whole window may grow to hold. ``grown``: and no batch has been admitted since. ``saves``:
+    samples are unlike and in strict order, so that what is prepared beyond need is a reserve. ``idled``: since the last
+    delivery a lane was idle, and the window full."""
 
     def __init__(self, most: int, limit: int) -> None:
         self.extra = self.longest = 0
         self.most, self.limit = most, limit
-        self.grown = False
+        self.grown = self.saves = self.idled = False
         self._calm = 0  # batches delivered since lanes were idle last
+
+    def out_of_work(self, waits: bool, in_flight: int, batch_bytes: float) -> None:
+        """A lane is idle. The window grows where samplers are drawn next: while the consumer ``waits``, or at a
+        delivery."""
+        if waits:
+            self.lengthen(in_flight, batch_bytes)
+        else:
+            self.idled = True
 
     def lengthen(self, in_flight: int, batch_bytes: float) -> None:
         """Lanes are idle. ``in_flight``: bytes in the window; ``batch_bytes``: expected of a batch, 0 if unknown."""

@@ -22,6 +22,7 @@ from minato_gpu.sources.page_cache import PageCache, Placement, Where
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
+_TOGETHER_S = 1e-3  # what ends while others are under way waits so long for them
 
 Ended = tuple[int, float, int, int, BaseException | None]
 """Number, seconds, block, bytes, or the error."""
@@ -77,12 +78,16 @@ class FileReads:
                 ended = number, monotonic() - begin, NOWHERE, 0, error
             with self._lock:
                 self._done.append(ended)
-                woken, self._woken = self._woken, True
-            if not woken:
+                is_last = len(self._done) >= self._under_way
+                wakes, self._woken = is_last or not self._woken, True
+            if wakes:
                 try:
-                    self._loop.call_soon_threadsafe(self._hand_over)
+                    self._loop.call_soon_threadsafe(self._hand_over if is_last else self._hand_over_soon)
                 except RuntimeError:  # it has been closed
                     return
+
+    def _hand_over_soon(self) -> None:
+        self._loop.call_later(_TOGETHER_S, self._hand_over)
 
     def _hand_over(self) -> None:
         with self._lock:

@@ -13,6 +13,7 @@ The reader has the kernel send the bytes to /dev/null: ``sendfile`` waits until 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -67,7 +68,8 @@ class Placement:
             return self._passes
         if not memory.off_for_files and (why := self._why_off()):
             memory.off_for_files = why
-            say_once(f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before.")
+            text = f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before."
+            say_once(text, logging.INFO)
         if memory.off_for_files or not memory.may_keep(*self._expected(number)):
             return self._passes
         return Where.UNCACHED

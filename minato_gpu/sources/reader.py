@@ -6,6 +6,7 @@ The process lives as long as its loader: what its tier in memory keeps stays whe
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
@@ -96,6 +97,7 @@ class Reader:
         self.run = 0  # of the tickets: what is told of an earlier one is of no use
         self.lent = True
         self.fields: socket.socket | None = None  # where workers send fields that are to be kept
+        self.process: Any = None
         self._owner = os.getpid()
         with contextlib.ExitStack() as undo:
             self.arena = _arena(settings.memory_bytes)
@@ -224,7 +226,7 @@ class ReaderOwner:
         self._reader: Reader | None = None
         self._pipeline: object = None  # whose fields it keeps
 
-    def borrow(self, loader: object, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
+    def borrow(self, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
         """A reader process with these settings, to be given back. While others have the loader's, it is another one
         that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one."""
         reader = self._reader
@@ -237,7 +239,7 @@ class ReaderOwner:
         if reader is None:
             reader = Reader(start, settings, stays=True)
             self._reader, self._pipeline = reader, pipeline
-            finalize(loader, reader.close)
+            finalize(self, reader.close)
         reader.lent, reader.counts = True, {}
         return reader
 
@@ -259,11 +261,12 @@ def _arena(budget: int) -> Arena:
 
 
 def _close_inherited_ends() -> None:
-    """In a freshly forked process: it must not keep open what tells a reader process that its loader has gone. (Workers
-    need the socket for fields.)"""
+    """In a freshly forked process: it must not keep open what tells a reader process that its loader has gone, nor wait
+    for that process as it ends. (Workers need the socket for fields.)"""
     for reader in list(_readers):
         with contextlib.suppress(OSError):
             reader.end.close()
+        multiprocessing.process._children.discard(reader.process)  # type: ignore[attr-defined]
 
 
 os.register_at_fork(after_in_child=_close_inherited_ends)

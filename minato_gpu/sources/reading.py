@@ -82,7 +82,14 @@ def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
     """The bytes of a source, or of a whole file: uint8 (n,), the caller's own.
 
     In a worker of a loader that reads ahead they are at hand already, if ``source`` is what the data set's
-    ``source(key)`` said. Raises OSError, or what fsspec does for a URL, and EOFError for a source that ends too early.
+    ``source(key)`` said.
+
+    Args:
+        source: what to read, or the path of a file.
+
+    Raises:
+        OSError: a file cannot be read; for a URL what fsspec raises.
+        EOFError: a source ends too early.
     """
     if not isinstance(source, Source):
         source = Source(os.fspath(source))

@@ -31,15 +31,22 @@ def fields_key(sample: int) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """``length`` bytes of ``path`` from ``offset`` on; a ``length`` of None means all that there is.
+    """``length`` bytes of ``path`` from ``offset`` on.
 
-    ``path``: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``. A path object
-    becomes a string. One that is not absolute is, as for ``open``, of the working directory at the time: a worker that
-    has changed it reads its own file itself.
-    ``name``: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
-    equal. ``version``: of a URL, what tells apart the contents that were there at different times, such as an ETag: a
-    copy that was kept of another version is not used. It is believed, and not asked of the storage. Raises TypeError
-    for a path that is none, and ValueError for an offset or a length below zero.
+    Args:
+        path: a file, or a URL of anything that fsspec opens, such as ``"s3://bucket/photographs/1.jpg"``. A path object
+            becomes a string. One that is not absolute is, as for ``open``, of the working directory at the time: a
+            worker that has changed it reads its own file itself.
+        offset: the first byte.
+        length: how many bytes; None: all that there are.
+        name: what is there, for people; it is no part of what the bytes are, and two sources that differ in it only are
+            equal.
+        version: of a URL, what tells apart the contents that were there at different times, such as an ETag: a copy
+            that was kept of another version is not used. It is believed, and not asked of the storage.
+
+    Raises:
+        TypeError: the path is none.
+        ValueError: an offset or a length below zero.
     """
 
     path: str

@@ -21,8 +21,8 @@ from minato_gpu.lanes.base import (
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import OutputBatch, TicketId, Value
-from minato_gpu.scheduling.messages import Compose, TicketSpan, serials, singles, tickets
-from minato_gpu.spans import without
+from minato_gpu.scheduling.messages import Compose
+from minato_gpu.spans import TicketSpan, number_at, serials, singles, tickets, without
 from minato_gpu.window.host_memory import HostMemoryAccount, lying
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
@@ -208,7 +208,7 @@ class Assembly:
             items[offset] = failed
             self.joined(order, items)
             return False
-        serial = [*tickets(batch.spans)][offset]
+        serial = number_at(batch.spans, offset)
         self._put(serial, failed)
         self._leave_out(batch, [serial], [failed])
         if not batch.size:
@@ -236,7 +236,7 @@ class Assembly:
         ways = () if self.loading is None else self.loading.transfers
         for transfers in (each for each in ways if each.wants_room):
             try:
-                parts = ((record, record.first, record.end) for record in self.window.records)
+                parts = ((record, record.first, record.end) for record in self.window.places)
                 self.samples.bring_to_host(parts, transfers.accelerator)
                 for other in {*ways} - {transfers}:  # of what this device has made for their batches
                     other.let_go()
@@ -269,8 +269,8 @@ class Assembly:
         """Forget every ticket and batch; returns their blocks of marks, to be given back, and what owns their memory,
         which is free once nobody refers to it."""
         memory: list[object] = [self.holdings.lend(blob) for blob in self._blobs()]
-        memory += [record.memory for record in self.window.records]
-        marks = [record.marks for record in self.window.records]
+        memory += [record.memory for record in self.window.places]
+        marks = [record.marks for record in self.window.places]
         self.window.clear()
         if self.loading is not None:
             for batch in self._batches.values():
@@ -285,7 +285,7 @@ class Assembly:
 
     def _blobs(self) -> list[Blob]:
         """What lies in workers' arenas for tickets in the window. (That of batches is lent.)"""
-        records = self.window.records
+        records = self.window.places
         items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
         return [item for item in items if isinstance(item, Blob)]
 

@@ -7,11 +7,8 @@ from typing import Protocol
 
 from minato_gpu.lanes.base import Failure
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.samples import Position, Ticket, Value
-from minato_gpu.scheduling.messages import Span
-
-PositionSpan = tuple[Position, Position]
-"""A half-open range of positions."""
+from minato_gpu.samples import Ticket, Value
+from minato_gpu.spans import Span
 
 Judge = Callable[[Sequence[Failure], int], None]
 """Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""

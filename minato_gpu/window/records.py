@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from minato_gpu.device.loads import Load
 from minato_gpu.lanes.base import Failure, Item, Piece, Resident, Source
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
-from minato_gpu.scheduling.messages import TicketSpan, count, serials, tickets
+from minato_gpu.spans import BySerial, TicketSpan, count, serials, tickets
 
 _FIRST = OutputBatch(0)
 
@@ -68,21 +67,8 @@ class Record:
         return piece
 
 
-class Window:
-    """The places in the window, ``records``, by the serials that they hold."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-        self._firsts: list[TicketId] = []
-
-    def admit(self, record: Record) -> None:
-        """A place enters; places come in rising order of serials."""
-        self.records.append(record)
-        self._firsts.append(record.first)
-
-    def at(self, serial: TicketId) -> Record:
-        """The place that holds the serial."""
-        return self.records[bisect_right(self._firsts, serial) - 1]
+class Window(BySerial[Record]):
+    """The places in the window."""
 
     def ticket(self, serial: TicketId) -> Ticket:
         """What the sampler asked for under this serial."""
@@ -111,24 +97,6 @@ class Window:
         keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
         occurrences = [ticket.occurrence for ticket in found]
         return Piece(positions[0], keys, occurrences, joins=True, positions=positions)
-
-    def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[Record, TicketId, TicketId]]:
-        """The spans cut where places meet: each part with its place. A part's place may be removed meanwhile."""
-        for lo, hi in spans:
-            while lo < hi:
-                record = self.at(lo)
-                upto = min(hi, record.end)
-                yield record, lo, upto
-                lo = upto
-
-    def remove(self, record: Record) -> None:
-        """A place leaves."""
-        at = bisect_right(self._firsts, record.first) - 1
-        del self.records[at], self._firsts[at]
-
-    def clear(self) -> None:
-        """All places leave."""
-        self.records, self._firsts = [], []
 
 
 @dataclass(slots=True, eq=False)

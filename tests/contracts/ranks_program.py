@@ -74,7 +74,7 @@ def train(folder: str, length: int, lanes: str, devices: list[FakeDevice], bad: 
         num_workers=1,
         device=f"cuda:{rank}" if count == 1 else [f"cuda:{rank * count + number}" for number in range(count)],
         pipeline=PIPELINE,
-        lanes=lanes.split("+"),
+        lanes=["cpu" if lane == "cpu" else "device" for lane in lanes.split("+")],
         persistent_workers=True,
         on_error="skip" if bad else "raise",
     )

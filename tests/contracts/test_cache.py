@@ -4,6 +4,7 @@ comes as without, and that what is kept is not read again, is in the table (``ca
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -317,6 +318,7 @@ def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     if child == 0:
         try:
             os.close(asked)
+            assert not multiprocessing.active_children(), "as it ends it would wait for its parent's"
             iterator = iter(loader)
             got = [next(iterator)]
             os.write(tell, b"begun")

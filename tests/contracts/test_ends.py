@@ -15,10 +15,11 @@ import psutil
 import pytest
 import torch
 
+from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Sourced
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, PYTORCH, Mode
 from tests.support.concurrency import said_by_a_child
-from tests.support.leaks import check_scenario, gone
+from tests.support.leaks import check_scenario, child_pids, gone
 from tests.support.programs import Program
 from tests.support.raising import error_of
 from tests.support.waiting import wait_until
@@ -259,3 +260,31 @@ def test_exit_with_workers_alive(mode: Mode, scenario: str) -> None:
         assert (process.returncode, output, errors) == (3, "", "")
         assert wait_until(lambda: _gone(workers))
         assert _left(process.pid) == []
+
+
+class KeepsItsIterator(DataLoader[Any]):
+    """As timm's MultiEpochsDataLoader and Ultralytics' InfiniteDataLoader do."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        yield from self.iterator
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("kept", [{}, {"persistent_workers": True}, {"epochs": 2}], ids=str)
+def test_workers_of_a_loader_that_keeps_its_iterator_go_with_it(kept: dict[str, Any]) -> None:
+    """No garbage collection is needed."""
+    before = set(child_pids())
+    loader = KeepsItsIterator(Made(40, int), 4, num_workers=2, **kept)
+    gc.disable()
+    try:
+        next(iter(loader))
+        workers = set(child_pids()) - before
+        assert len(workers) == 2
+        del loader
+        assert wait_until(lambda: not workers & set(child_pids()))
+    finally:
+        gc.enable()

@@ -52,7 +52,7 @@ def test_contradicting_arguments(case: str) -> None:
         DataLoader(data, **{"num_workers": 1, **arguments})
 
 
-@pytest.mark.parametrize("argument", ["host_memory_budget", "max_lateness", "epochs"])
+@pytest.mark.parametrize("argument", ["max_workers", "max_lateness", "epochs"])
 @pytest.mark.parametrize("value", ["4", 1.5, True])
 def test_arguments_that_are_no_whole_numbers(argument: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=argument):
@@ -143,7 +143,7 @@ _KINDS: dict[str, tuple[Callable[[], Exception], type[Exception]]] = {
 
 @pytest.mark.parametrize("kind_of_worker", ["process", "thread"])
 @pytest.mark.parametrize("kind", _KINDS)
-def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: str) -> None:
+def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: Any) -> None:
     """Their class, or a RuntimeError in its place; name, place and original traceback are there in any case."""
     make, arrives = _KINDS[kind]
 

@@ -190,7 +190,7 @@ def test_leaving_a_device_lane_that_hangs_does_not_hang() -> None:
 # --- a batch that does not come in time --------------------------------------------------------------------------
 
 
-def _late(gate: Any, kind: str, begun: Any = None, **more: Any) -> Any:
+def _late(gate: Any, kind: Any, begun: Any = None, **more: Any) -> Any:
     def stuck_in_here(index: int) -> Any:
         if begun is not None:
             begun[index] = 1

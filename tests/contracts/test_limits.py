@@ -104,7 +104,7 @@ def no_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("no_pidfd")
 @pytest.mark.parametrize(("kind", "persistent"), [("process", False), ("process", True), ("thread", False)])
-def test_epochs_without_descriptors_of_processes(kind: str, persistent: bool) -> None:
+def test_epochs_without_descriptors_of_processes(kind: Any, persistent: bool) -> None:
     loader: Any = DataLoader(
         Sourced(20, torch.tensor), 4, num_workers=2, worker_kind=kind, persistent_workers=persistent, cache="1MB"
     )

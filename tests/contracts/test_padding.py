@@ -178,7 +178,7 @@ def test_nothing_left_to_repeat(mode: Mode, workers: int) -> None:
         list(_loader(mode, workers, make=_gone_below(40), length=40))
 
 
-def test_a_survivor_that_kills_when_it_is_repeated() -> None:
+def test_a_sample_that_kills_when_it_pads_a_batch() -> None:
     """That batch cannot be made; the others can."""
     seen = multiprocessing.get_context("fork").Value("i", 0, lock=False)
 

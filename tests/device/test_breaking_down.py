@@ -30,7 +30,7 @@ __all__ = ["fake"]
 ERROR = "an illegal memory access was encountered"
 
 
-def loader_on(lanes: list[str], **more: Any) -> Any:
+def loader_on(lanes: Any, **more: Any) -> Any:
     more["pipeline"] = PIPELINE if lanes == ["device"] else COSTLY
     return DataLoader(Numbers(), BATCH, num_workers=2, device="cuda", lanes=lanes, timeout=20, **more)
 

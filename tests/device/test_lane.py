@@ -72,7 +72,8 @@ NUMBERS = Made(40, lambda n: {"n": n})
 
 def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_with_its_origin() -> None:
     found = []
-    for lanes in (["cpu"], ["device"]):
+    both: Any = (["cpu"], ["device"])
+    for lanes in both:
         generator = torch.Generator().manual_seed(3)
         loader = DataLoader(NUMBERS, 4, num_workers=1, generator=generator, pipeline=PIPELINE, lanes=lanes)
         batches = iter(loader)

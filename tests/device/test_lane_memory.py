@@ -78,7 +78,7 @@ def test_a_sample_that_no_memory_is_enough_for_says_nothing_of_the_devices() -> 
 
 @pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
 def test_a_library_that_is_missing_is_named_once_and_the_cpu_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: list[str], no_leaks: None
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: Any, no_leaks: None
 ) -> None:
     def load(self: Any) -> None:
         raise ModuleNotFoundError("No module named 'cupy'", name="cupy")

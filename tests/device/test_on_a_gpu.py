@@ -231,7 +231,7 @@ def test_a_device_without_memory_says_so_as_it_is_understood() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_beyond_a_budget_samples_come_by_way_of_the_host(lanes: list[str]) -> None:
+def test_beyond_a_budget_samples_come_by_way_of_the_host(lanes: Any) -> None:
     loader = DataLoader(
         Numbers(), 8, num_workers=2, device="cuda", pipeline=PIPELINE, lanes=lanes, device_memory_budget=1
     )

@@ -116,9 +116,7 @@ def test_batch_k_is_on_device_k_modulo_theirs_where_batches_overtake_each_other(
 
 
 @pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_ones_own_batches_that_overtake_each_other_are_prepared_on_any_device(
-    machine: Machine, lanes: list[str]
-) -> None:
+def test_ones_own_batches_that_overtake_each_other_are_prepared_on_any_device(machine: Machine, lanes: Any) -> None:
     """They cross over to the device whose turn it is, whole and with the same content."""
     devices = machine(2, LAZY_COPIES)
     planned = [list(range(at, min(at + 5, LENGTH))) for at in range(0, LENGTH, 5)]

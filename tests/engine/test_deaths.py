@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.engine.deaths import LOOPS, STARTS, Deaths
 from minato_gpu.engine.parts import Parts
-from minato_gpu.engine.run import Run, Sent
+from minato_gpu.engine.run import Run
 from minato_gpu.lanes.base import Features, Handed
 from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import WorkerDied
@@ -20,7 +20,9 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import REPORTING, Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
+from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.messages import Chunk
+from minato_gpu.spans import cut
 from tests.engine.test_assembly import Floor
 from tests.lanes.harness import open_links
 from tests.support.tickets import spans
@@ -105,9 +107,15 @@ def test_a_new_run_begins_to_count_anew(floor: Floor) -> None:
 def test_what_others_repeat_was_begun_and_neither_reported_nor_taken_back(
     floor: Floor, stop: int, repeated: int
 ) -> None:
-    scheduler, log = SimpleNamespace(handle=lambda event: []), Telemetry(0.0)
-    run = Run(1, Parts(cast(Any, None), {}, floor.assembly, lambda: cast(Any, scheduler)))
-    run.sent[CHUNK.number] = sent = Sent(CHUNK, 0, 0.0)
-    sent.done, sent.stop = 2, stop
+    events: list[Any] = []
+
+    def handle(event: Any) -> list[Any]:
+        events.append(event)
+        return []
+
+    flight = Flight(replace(CHUNK, spans=cut(CHUNK.spans, 0, stop)), ())
+    flight.done = 2
+    scheduler = SimpleNamespace(handle=handle, flights={CHUNK.number: flight})
+    run, log = Run(1, Parts(cast(Any, None), {}, floor.assembly, lambda: cast(Any, scheduler))), Telemetry(0.0)
     run.lost(cast(Any, SimpleNamespace(name="cpu")), replace(EXIT, claim=Claim(1, CHUNK.number, 5, 0)), log)
-    assert log.repeated == repeated and not run.sent
+    assert log.repeated == repeated and events[0].chunk == CHUNK.number

@@ -188,7 +188,7 @@ def test_the_consumer_sleeps_where_what_is_ready_cannot_be_taken(monkeypatch: py
         record = Record(0, TicketId(0), positions(0, 4), [0, 1, 2, 3], None)
         record.marks = own
         window.admit(record)
-        scheduler: Any = SimpleNamespace(awaited=Awaited(span(0, 4), 1, False), lane_costs={})
+        scheduler: Any = SimpleNamespace(awaited=Awaited(span(0, 4), 1, False), lane_costs={}, flights={})
         assembly: Any = SimpleNamespace(holdings=None, loading=None, samples=None, window=window)
         pump = Pump(Parts(links, {"cpu": cast(Any, lane)}, assembly, lambda: scheduler))
         links.bell.publish(others, [1e-3] * 2, 0.0, 2e-3, 0, None)
@@ -290,7 +290,7 @@ def _dropped(held: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: str) -> None:
+def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: Any) -> None:
     numbers: Any = list(range(200))
     loader: Any = DataLoader(numbers, 4, num_workers=2, worker_kind=kind)
     held = [iter(loader)]

@@ -121,7 +121,7 @@ class Collects:
 
 @pytest.mark.usefixtures("threshold")
 @pytest.mark.parametrize(("on_worker_death", "enabled"), [("raise", False), ("replace", True)])
-def test_garbage_is_left_to_the_process_that_made_it(on_worker_death: str, enabled: bool) -> None:
+def test_garbage_is_left_to_the_process_that_made_it(on_worker_death: Any, enabled: bool) -> None:
     elsewhere = FORK.Value("i", 0, lock=False)
     if not enabled:
         gc.disable()

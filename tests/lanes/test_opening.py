@@ -76,7 +76,7 @@ class Numbers(Dataset[Any]):
         return {"n": n + 1}
 
 
-def loaded(lanes: list[str]) -> list[int]:
+def loaded(lanes: Any) -> list[int]:
     loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=lanes, timeout=20)
     return [int(k) for batch in loader for k in batch["k"]]
 

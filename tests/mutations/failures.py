@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "samples that were taken back count as repeated",
         "engine/run.py",
-        "log.repeated += max(0, min(claim.started, sent.stop) - sent.done)",
+        "log.repeated += max(0, min(claim.started, flight.size) - flight.done)",
         "log.repeated += max(0, claim.started)",
         ("engine/test_deaths.py", "contracts/test_deaths.py"),
     ),
@@ -158,5 +158,12 @@ FAULTS = (
         "            raise BrokenDown(error) from error\n        with",
         "            raise\n        with",
         ("lanes/test_opening.py",),
+    ),
+    Fault(
+        "an iterator keeps its loader, so that one which keeps its iterator is garbage",
+        "loader.py",
+        "iterator = EngineIterator(arguments,",
+        "iterator = EngineIterator(self,",
+        ("contracts/test_ends.py",),
     ),
 )

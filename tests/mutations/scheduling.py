@@ -110,7 +110,7 @@ FAULTS = (
     ),
     Fault(
         "what a worker has used of its credit is given out again as the rest of its lease is taken back",
-        "scheduling/dispatch.py",
+        "scheduling/flights.py",
         "max(chunk.credit * keep // chunk.size, nbytes)",
         "chunk.credit * keep // chunk.size",
         ("scheduling/test_pacing.py",),
@@ -132,7 +132,7 @@ FAULTS = (
     Fault(
         "a lease with a budget has no byte credit",
         "scheduling/dispatch.py",
-        "credit = self._ledger.credit(m.count(spans), handing=stop >= 0)",
+        "credit = self._ledger.credit(count(spans), handing=stop >= 0)",
         "credit = 0",
         ("scheduling/test_pacing.py", "contracts/test_memory.py"),
         "8257426",
@@ -223,8 +223,8 @@ FAULTS = (
     ),
     Fault(
         "samples that were taken back wait for nobody",
-        "scheduling/scheduler.py",
-        "            self._work.shorten(flight, event.keep, event.nbytes)\n",
+        "scheduling/flights.py",
+        "            self.shorten(flight, event.keep, event.nbytes)\n",
         "            pass\n",
         (
             "scheduling/test_pacing.py",
@@ -234,7 +234,7 @@ FAULTS = (
     Fault(
         "a dead worker's samples before those given up are lost",
         "scheduling/scheduler.py",
-        "            self._work.give_back(flight, done, lo)\n",
+        "            self._flights.give_back(flight, done, lo)\n",
         "",
         ("scheduling/test_scheduler.py", "contracts/test_deaths.py"),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import logging
 import math
 import socket
 import sys
@@ -87,6 +88,7 @@ def test_counters_of_epochs_add_up(workers: int) -> None:
 
 
 def test_loaders_share_a_server_while_one_of_them_lives(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     first, second, never = _loader(), _loader(), _loader()
     list(first)
     list(second)

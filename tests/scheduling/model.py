@@ -10,6 +10,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.spans import Span, TicketSpan
 from tests.support.tickets import spans
 
 SAMPLE_BYTES = 100
@@ -81,7 +82,7 @@ class Shell:
         cpu: Sequence[float] | None = None,
         device: Sequence[float] | None = None,
         between: Sequence[Sequence[Plan]] | None = None,
-        fetched: Sequence[m.TicketSpan] | None = None,
+        fetched: Sequence[TicketSpan] | None = None,
     ) -> None:
         """The sampler's next batch; ``fetched``: those of its serials whose bytes are there, counted from its first."""
         place, first = len(self.sizes), len(self.place_of)
@@ -101,7 +102,7 @@ class Shell:
 
     def fetch(self, serials: Sequence[int]) -> None:
         """The bytes of these have come; neighbours of one place are told together."""
-        spans: list[m.TicketSpan] = []
+        spans: list[TicketSpan] = []
         for serial in sorted(serials):
             lo, hi = spans[-1] if spans else (-1, -1)
             if hi == serial and self.place_of[lo] == self.place_of[serial]:
@@ -150,7 +151,7 @@ class Shell:
         self._forget(number)
         self.tell(m.Finished(self.tick(), number, done, 0.0))
 
-    def lose(self, number: int, settled: m.Span = (0, 0)) -> None:
+    def lose(self, number: int, settled: Span = (0, 0)) -> None:
         """A worker died at the chunk; samples ``settled`` are given up, the first of them as an error."""
         chunk = self.held[number]
         lo, hi = settled
@@ -262,7 +263,7 @@ class Shell:
         assert not self.held
 
 
-def _serials(spans: Sequence[m.Span]) -> list[int]:
+def _serials(spans: Sequence[Span]) -> list[int]:
     return [serial for lo, hi in spans for serial in range(lo, hi)]
 
 

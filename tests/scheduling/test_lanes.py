@@ -13,6 +13,7 @@ from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.spans import tickets
 
 EVEN = m.LaneCosts(1000, 0.01, 0.0)
 SIZE = 8
@@ -80,7 +81,7 @@ class Simulation:
         if self._free[name] and self._waiting[name]:
             self._free[name] -= 1
             chunk, lane = self._waiting[name].popleft(), self.lanes[name]
-            seconds = float(sum(self.costs[serial] for serial in m.tickets(chunk.spans))) / lane.speed
+            seconds = float(sum(self.costs[serial] for serial in tickets(chunk.spans))) / lane.speed
             self._after(seconds, self._ended, name)
             self._after(seconds + lane.away_s / 2, self._reported, (chunk, seconds))
 

@@ -11,8 +11,9 @@ from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.messages import Dispatch, Event, Instruction, count
+from minato_gpu.scheduling.messages import Dispatch, Event, Instruction
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.spans import count
 
 FIXED_S, EACH_S, MOST = 15e-3, 0.1e-3, 128
 

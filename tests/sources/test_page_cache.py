@@ -152,7 +152,7 @@ def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) 
     said: list[str] = []
     memory = MemoryTier(3 * 4096, 100)
     expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
-    monkeypatch.setattr(page_cache, "say_once", said.append)
+    monkeypatch.setattr(page_cache, "say_once", lambda text, level: said.append(text))
     decide = Placement(memory, expected, copies=copies)
     passes = Where.BLOCK if copies else Where.PAGE_CACHE
     assert Placement(None, expected, copies=copies).where(0) is passes

@@ -179,20 +179,27 @@ def test_a_reader_process_that_something_else_collects_has_ended(caplog: pytest.
     assert process not in multiprocessing.active_children()
 
 
-def test_the_reader_ends_with_the_training_process(root: Path) -> None:
+@pytest.mark.parametrize("when", ["in an epoch", "between epochs"])
+def test_the_reader_ends_with_the_training_process(root: Path, when: str) -> None:
     """Also where that is killed: its socket closes."""
     child = os.fork()
     if child == 0:
-        iterator = iter(loader_of(Files(root)))
-        next(iterator)
-        (root / "pids").write_text(str(iterator._engine.pump.reads.reader.process.pid))
+        loader = loader_of(Files(root))
+        if when == "between epochs":
+            rows(loader)
+            reader: Any = loader._session.readers._reader
+        else:
+            iterator: Any = iter(loader)
+            next(iterator)
+            reader = iterator._engine.pump.reads.reader
+        (root / "pids").write_text(str(reader.process.pid))
         time.sleep(600)
     assert wait_until(lambda: (root / "pids").exists() and (root / "pids").read_text())
-    reader = os.pidfd_open(int((root / "pids").read_text()))
+    ended = os.pidfd_open(int((root / "pids").read_text()))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert select.select([reader], [], [], 20.0)[0]
-    os.close(reader)
+    assert select.select([ended], [], [], 20.0)[0]
+    os.close(ended)
     (root / "pids").unlink()
 
 

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from minato_gpu import DataLoader
+from minato_gpu.arguments import LaneName
 from minato_gpu.lab.demo.model import SmallNet
 from minato_gpu.pipelines import image_classification
 from minato_gpu.samples import JSON, Value
 from minato_gpu.threads import usable_cores
 
-LANES = ("cpu", "device")
+LANES: tuple[LaneName, ...] = ("cpu", "device")
 
 
 @dataclass(frozen=True, slots=True)

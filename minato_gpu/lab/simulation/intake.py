@@ -11,6 +11,7 @@ from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.spans import TicketSpan
 
 
 class Arrival(NamedTuple):
@@ -97,7 +98,7 @@ class VirtualIntake:
             fetched = _spans(here)
         return m.Admitted(now, *what, *costs, after == 0, between=between, home=home, fetched=fetched, follow=after)
 
-    def came(self, serials: Sequence[int]) -> list[m.TicketSpan]:
+    def came(self, serials: Sequence[int]) -> list[TicketSpan]:
         """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is
         told as they enter."""
         admitted = int(self._work.firsts[self._admitted])
@@ -118,6 +119,6 @@ class VirtualIntake:
         return delivered > after or (delivered == after and over)
 
 
-def _spans(serials: Iterable[int]) -> list[m.TicketSpan]:
+def _spans(serials: Iterable[int]) -> list[TicketSpan]:
     """One for each: a span may not reach over batches."""
     return [(TicketId(serial), TicketId(serial + 1)) for serial in sorted(serials)]
