@@ -321,11 +321,11 @@ class Machine(RuleBasedStateMachine):
         files, replaces = self.line.case.data in FILES, self.line.case.replaces
         return "reader or forker" if files and replaces else "reader" if files else "forker"
 
-    @_step(None, lambda case: case.cache == "disk", how=st.sampled_from(_DAMAGES), seed=st.integers(0, 99))
+    @_step(None, lambda case: case.cache == "both", how=st.sampled_from(_DAMAGES), seed=st.integers(0, 99))
     def damage(self, how: str, seed: int) -> None:
         """Damage what is kept on disk, while it is in use or not."""
         cache, choose = self.folder / "cache", random.Random(seed)
-        files = sorted(file for file in cache.rglob("*") if file.is_file() and file.suffix != ".mdb")
+        files = sorted(file for file in cache.rglob("*") if file.is_file() and file.name != "format")
         if how.startswith("directory"):
             shutil.rmtree(cache, ignore_errors=True)
             if how == "directory replaced" and not cache.exists():

@@ -42,9 +42,10 @@ class Run:
 
     def __init__(self, root: int, budget: int) -> None:
         self.name = uuid4().hex
-        _make(root, _FOLDER)
+        with suppress(FileExistsError):
+            os.mkdir(_FOLDER, 0o700, dir_fd=root)
         os.mkdir(f"{_FOLDER}/{self.name}", 0o700, dir_fd=root)
-        self._root, self._pid, self._files = root, os.getpid(), 0
+        self._root, self._files = root, 0
         self.folder = OpenFile(_opened(root, f"{_FOLDER}/{self.name}"))
         fcntl.flock(self.folder.fd, fcntl.LOCK_EX)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -163,10 +164,3 @@ def _names(root: int, folder: str) -> list[str]:
 
 def _opened(root: int, folder: str) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=root)
-
-
-def _make(root: int, folder: str) -> None:
-    try:
-        os.mkdir(folder, 0o700, dir_fd=root)
-    except FileExistsError:
-        return
