@@ -177,14 +177,14 @@ def _order_of(sampling: Sampling, keys: Iterator[Value], known: SamplerSnapshot 
 # --- resuming -----------------------------------------------------------------------------------------------
 
 
-class Following(NamedTuple):
+class NextKeys(NamedTuple):
     """The keys that came after a snapshot: ``witness`` of those of so many ``items``."""
 
     items: int
     witness: int
 
 
-def order_from_state(sampling: Sampling, own: Snapshot, following: Following) -> Order:
+def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> Order:
     """The order from where the sampler's own state says; the generators are as they were then.
 
     Raises ValueError where the sampler takes no such state, or other keys follow than did.
