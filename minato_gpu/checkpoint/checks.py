@@ -13,7 +13,7 @@ from minato_gpu.checkpoint.streams import MOST_READ_AGAIN
 from minato_gpu.samples import JSON, Key, name_of
 from minato_gpu.sampling.delivered import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane
-from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, Following
+from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, NextKeys
 from minato_gpu.sampling.samplers import Sampling, length_of
 
 Counted = tuple[list[Plane], dict[Key, int]]
@@ -94,10 +94,10 @@ def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> No
             raise ValueError(f"state: a stored batch of {len(keys)} keys among batches of {size}")
 
 
-def following(source: Mapping[str, JSON]) -> Following:
+def following(source: Mapping[str, JSON]) -> NextKeys:
     """What came after the sampler's own state."""
     plain = s.mapping(source, "next")
-    return Following(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness"))
+    return NextKeys(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness"))
 
 
 def _counts(source: Mapping[str, JSON]) -> Counted:

@@ -89,6 +89,7 @@ class EpochBatches:
         self.length = sampling.expected  # samples, as the sampler says
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._sampling = sampling
+        self._cut = sampling.size is not None and sampling.batched  # lists that are nobody else's
         self._sampler_epoch = sampling.sampler_epoch
         self._gone = place  # batches drawn that an earlier run has delivered whole
         self._counted: tuple[int, Occurrences] | None = None  # before an earlier place, as the last save needed it
@@ -124,7 +125,7 @@ class EpochBatches:
         """The batch at hand counts as drawn. Returns its keys, and how often each had come. Raises TypeError for what
         is no batch, which the order then goes on behind."""
         snapshot, item = self.order.coming.popleft()
-        keys = self._sampling.keys_of(item)
+        keys = item if self._cut else self._sampling.keys_of(item)
         if self.order.way != REPLAY:
             self._remember(Mark(self.place, self.position, snapshot, keys))
         if self.place == 0:

@@ -73,6 +73,7 @@ class Order:
         parts = {} if sampling is None else {"sampler": sampling.inner, "iterator": iterator, "nested": sampling.nested}
         self._parts = {name: part for name, part in parts.items() if is_stateful(part)}
         self._known = known
+        self._replays = False  # there is nothing more to be noted before a batch
         self._drawn = 0
         self._latest = 0  # when a snapshot was last taken, in batches
         # raised by the sampler when a save drew ahead: the consumer gets it when it comes there
@@ -87,9 +88,7 @@ class Order:
             if self._raised is not None:
                 raised, self._raised = self._raised, None
                 raise raised
-            if self.begun_from is None and self.way == REPLAY:
-                self.begun_from = packed_states(self._generators)
-            before = self._snapshot_before()
+            before = None if self._replays else self._before_next()
             try:
                 self.coming.append((before, next(self._batches)))
                 missing -= 1
@@ -98,7 +97,9 @@ class Order:
             except Exception:
                 self._failed = True
                 raise
-            self._drawn, self._failed = self._drawn + 1, False
+            self._failed = False
+            if not self._replays:
+                self._drawn += 1
         return missing <= 0
 
     def fill_for_save(self, items: int) -> None:
@@ -119,8 +120,13 @@ class Order:
                 "it would yield next is not known"
             )
 
-    def _snapshot_before(self) -> SamplerSnapshot | None:
+    def _before_next(self) -> SamplerSnapshot | None:
         """The sampler's state before the next batch, where one is to be taken now."""
+        if self.way == REPLAY:
+            if self.begun_from is None:
+                self.begun_from = packed_states(self._generators)
+            self._replays = True
+            return None
         if self._drawn == 0:
             return self._known
         if self.way != STATE or self._drawn - self._latest < self._every:
@@ -171,14 +177,14 @@ def _order_of(sampling: Sampling, keys: Iterator[Value], known: SamplerSnapshot 
 # --- resuming -----------------------------------------------------------------------------------------------
 
 
-class Following(NamedTuple):
+class NextKeys(NamedTuple):
     """The keys that came after a snapshot: ``witness`` of those of so many ``items``."""
 
     items: int
     witness: int
 
 
-def order_from_state(sampling: Sampling, own: Snapshot, following: Following) -> Order:
+def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> Order:
     """The order from where the sampler's own state says; the generators are as they were then.
 
     Raises ValueError where the sampler takes no such state, or other keys follow than did.

@@ -52,8 +52,8 @@ class Placement:
     read past the page cache, and what nothing keeps is only brought in there. Where the page cache has the set already,
     files need no tier in memory.
 
-    ``expected``: of a read, by its number, what it is to the tier in memory (an item, see
-    memory_tier.py), and about how many bytes; ``copies``: a tier on disk may want to have its bytes.
+    ``expected``: of a read, by its number, what it is to the tier in memory (an item), and about how many bytes;
+    ``copies``: a tier on disk may want to have its bytes.
     """
 
     def __init__(self, memory: MemoryTier | None, expected: Callable[[int], tuple[int, int]], *, copies: bool) -> None:

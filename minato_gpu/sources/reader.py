@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from select import select
+from multiprocessing.connection import wait
 from time import monotonic
 from typing import Any
 from weakref import WeakSet, finalize
@@ -193,7 +193,7 @@ class Reader:
         self._send("end", None)
         until = monotonic() + _LEAVE_S
         while (found := self._heard()) == []:
-            if not select([self.end], [], [], max(0.0, until - monotonic()))[0]:
+            if not wait([self.end], max(0.0, until - monotonic())):
                 break
         self.lent = False
         if not found:
