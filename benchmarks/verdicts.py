@@ -186,15 +186,17 @@ def files(folder: Path, count: int, nbytes: int) -> Path:
 def found_by_analysis(planted: Planted, data: Path, folder: Path, seconds: float) -> dict[str, Any]:
     """The document that the command leaves."""
     script, left = folder / "train.py", folder / "out.json"
+    left.unlink(missing_ok=True)
     script.write_text(HEAD + planted.body, encoding="utf-8")
     python = [sys.executable, "-m"]
     if planted.ranks > 1:
         python += ["torch.distributed.run", "--nproc-per-node", str(planted.ranks), "-m"]
     command = [*python, "minato_gpu", "analyze", "--seconds", str(seconds), "--json", str(left), str(script), str(data)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    document: dict[str, Any] | None = json.loads(left.read_text(encoding="utf-8")) if left.exists() else None
+    # it exits with 1 where too few batches were seen, too: a verdict like others
+    if document is None or (done.returncode and document["verdict"]["case"] != "unknown"):
         raise click.ClickException(f"{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    document: dict[str, Any] = json.loads(left.read_text(encoding="utf-8"))
     return document
 
 

@@ -204,7 +204,7 @@ class DataLoader(TorchDataLoader[T]):
             shm_limits.check(self, processes=not options.threads)
         self._session = Session(self, options)
         if options.metrics is not None:
-            export(self, self._session, options.metrics)
+            export(self._session, options.metrics)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_session" in self.__dict__:
@@ -230,7 +230,7 @@ class DataLoader(TorchDataLoader[T]):
             iterator = EngineIterator(arguments, session, number, resumption)
         session.begun(number, iterator.view)
         if self.num_workers > 0:
-            watch(self, session)
+            watch(session)
         return iterator
 
     def _arguments(self) -> DataLoader[T]:

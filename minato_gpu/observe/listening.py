@@ -82,9 +82,9 @@ def _command() -> str:
 _listening = SharedService(Listener)
 
 
-def watch(owner: object, teller: Teller) -> None:
-    """Let others ask how the loader stands, until ``owner`` is gone. Where that cannot be, it is said once."""
+def watch(teller: Teller) -> None:
+    """Let others ask how the loader stands, until it is gone. Where that cannot be, it is said once."""
     try:
-        _listening.add(owner, teller)
+        _listening.add(teller)
     except (OSError, RuntimeError) as error:  # a limit of descriptors or threads, say
         say_once(f"minato-gpu top cannot watch this process: {error}")

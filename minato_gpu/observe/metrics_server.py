@@ -86,10 +86,10 @@ def _service(asked: MetricsAddress) -> SharedService:
     return SharedService(partial(MetricsServer, asked))
 
 
-def export(owner: object, teller: Teller, asked: MetricsAddress) -> None:
-    """Tell Prometheus of the loader, until ``owner`` is gone. Raises what MetricsServer does."""
+def export(teller: Teller, asked: MetricsAddress) -> None:
+    """Tell Prometheus of the loader, until it is gone. Raises what MetricsServer does."""
     service = _service(asked)
-    service.add(owner, teller)
+    service.add(teller)
     if asked.port == 0 and isinstance(service.running, MetricsServer):
         say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics", logging.INFO)
 

@@ -93,8 +93,8 @@ class SharedService:
         self.running: Door | None = None
         _services.append(self)
 
-    def add(self, owner: object, teller: Teller) -> None:
-        """Serve it until ``owner`` is gone. Nothing changes where it is served already."""
+    def add(self, teller: Teller) -> None:
+        """Serve it until it is gone. Nothing changes where it is served already."""
         if any(known() is teller for _, known in self._served.copy().values()):
             return
         with self._lock:
@@ -106,7 +106,7 @@ class SharedService:
             except BaseException:
                 del self._served[number]
                 raise
-        weakref.finalize(owner, self._remove, number, os.getpid())
+        weakref.finalize(teller, self._remove, number, os.getpid())
 
     def tellers(self) -> list[tuple[str, Teller]]:
         """See Tellers."""

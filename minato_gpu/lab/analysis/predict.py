@@ -107,7 +107,7 @@ class Predictor:
 
     def _slot_s(self, run: SimulatedRank) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
-        return self.law.slot_s(run.cores.at_once(run.profile.workers))
+        return self.law.slot_s(run.cores.at_once(max(1, run.profile.workers)))
 
     def _beside_reading(self, run: SimulatedRank, epochs: int, setting: Setting) -> SimulatedRank:
         """Returns the rank with the cores that reading takes, which follows from the rate, and the rate from that."""

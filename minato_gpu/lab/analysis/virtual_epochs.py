@@ -109,7 +109,7 @@ class SimulatedRank:
 
     def simulated(self, drawn: DrawnCosts, seed: int) -> EpochTimes:
         """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
-        if self.profile.loader != "torch":
+        if self.profile.loader != "torch" and self.profile.workers:  # without workers, both do the same
             return simulated_together([self], drawn, seed)[0]
         return self._epochs(drawn, self._torch(drawn, seed), None)
 

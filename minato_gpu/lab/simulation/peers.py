@@ -39,8 +39,11 @@ def simulate_peer(
 ) -> Outcome:
     """The outcome of the named policy; ``period`` is the consumer's, 0 for one that takes batches at once, or that of
     each batch, all epochs in a row. ``cores``: that workers share with the consumer (None: there are enough), of the
-    policies that hand out whole batches."""
+    policies that hand out whole batches. Without slots and devices, the consumer prepares each batch when it asks."""
     steps = [period] * work.batches if isinstance(period, (int, float)) else period
+    if not work.slots + work.devices:  # the consumer prepares each batch itself
+        seconds = np.add.reduceat(work.cpu, work.firsts[:-1])
+        return Outcome(np.cumsum(seconds + steps) - steps, np.arange(len(work.cpu)))
     return _KINDS[policy](work, window, lateness, steps, cores).run()
 
 

@@ -68,6 +68,12 @@ KNOWN: dict[str, Known] = {
     "a rate that was measured, 1": Known(128 / 78, "--workers 1", RATES),
     "a rate that was measured, 4": Known(128 / 280, "--workers 4", RATES),
     "a long step is the epoch": Known(1.6016, "--step-ms 100", {}, 0.01),
+    "without workers a step waits for its batch": Known(
+        2 * PREPARE_S + 16 * 0.1001, "--step-ms 100", {"workers": 0, "loader": "torch", "storage": None}, 0.01
+    ),
+    "this loader without workers": Known(
+        2 * PREPARE_S + 16 * 0.1001, "--step-ms 100", {"workers": 0, "storage": None}, 0.01
+    ),
     "a step waits for its batch's transfer": Known(16 * 0.1201, "--step-ms 100", {"transfer_s": 0.02}, 0.01),
     "slow storage is the epoch": Known(1.28, "--rate-mb 10", APART),
     "a cache mends it": Known(PREPARE_S, "--rate-mb 10 --cache 1.2", APART, 0.1),

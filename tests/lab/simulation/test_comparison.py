@@ -106,3 +106,5 @@ def test_batches_in_rotation_take_what_a_hand_calculation_says() -> None:
     work = Work(cpu, cpu, 2, (8,), 2)
     assert simulate_peer(BATCH_IN_ORDER, work, 4, 0, 0.0).times.tolist() == [2.0, 10.0, 10.0, 12.0]
     assert simulate_peer(BATCH_OUT_OF_ORDER, work, 4, 8, 0.0).times.tolist() == [2.0, 4.0, 6.0, 10.0]
+    alone = replace(work, slots=0)
+    assert simulate_peer(BATCH_IN_ORDER, alone, 0, 0, 3.0).times.tolist() == [2.0, 15.0, 20.0, 25.0]
