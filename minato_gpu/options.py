@@ -37,9 +37,9 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``most_workers``: as ``max_workers`` says, 0 without; ``host``: the cores that workers share with other ranks;
-    ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be had, if
-    they are. ``more_lanes``: those beside the loader's own workers and devices.
+    out; ``most_workers``: that are started, if more than ``num_workers``; ``host``: the cores that they share
+    with other ranks; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they
+    are to be had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int

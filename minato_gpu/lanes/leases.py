@@ -113,10 +113,15 @@ class Leases:
             self._read.popleft()
 
     def reports(self, *, unfinished: bool) -> list[Report]:
-        """What is finished, each sample once; see ``Lane.receive``."""
-        status = self._completions.status
-        leases = [each for each in self._leases.values() if unfinished or each.watched or status[each.last] in READY]
-        return [report for report in map(self._told, leases) if report is not None] if leases else []
+        """What is finished, each sample once; see ``Lane.receive``. Reports of one worker come in the order of its
+        work: later leases are looked at first, since earlier ones may end meanwhile."""
+        status, found = self._completions.status, list[tuple[Lease, int]]()
+        for lease in reversed(self._leases.values()):
+            if unfinished or lease.watched or status[lease.last] in READY:
+                done = self._done(lease)
+                if done is not None:
+                    found.append((lease, done))
+        return [self._take(lease, done) for lease, done in reversed(found)] if found else []
 
     def low(self, slots: int) -> int:
         """The number of the lease at whose end half of what waits for ``slots`` workers will have been taken; 0 where
@@ -145,9 +150,11 @@ class Leases:
     def report(self, run: int, chunk: int) -> Report | None:
         """What marks tell of one lease."""
         lease = self._leases.get((run, chunk))
-        return None if lease is None else self._told(lease)
+        done = None if lease is None else self._done(lease)
+        return None if lease is None or done is None else self._take(lease, done)
 
-    def _told(self, lease: Lease) -> Report | None:
+    def _done(self, lease: Lease) -> int | None:
+        """How many samples of the lease are finished; None where there is nothing to be reported."""
         if lease.cut:
             self._settle(lease)
         done = lease.reported
@@ -156,9 +163,7 @@ class Leases:
             done += leading
             if leading < end - begin:
                 break
-        if done < lease.size and (done == lease.reported or not lease.singly):
-            return None
-        return self._take(lease, done)
+        return None if done < lease.size and (done == lease.reported or not lease.singly) else done
 
     def _take(self, lease: Lease, done: int) -> Report:
         first, worker, times, ends, seconds = lease.reported, lease.worker, list[float](), list[float](), 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -219,6 +220,51 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports(unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
+
+
+@pytest.mark.parametrize("unfinished", [True, False])
+def test_a_workers_reports_come_in_the_order_of_its_work(links: WorkerChannels, unfinished: bool) -> None:
+    """It ends two leases while they are looked at, one after the other: batches of a stream changed places."""
+    leases = Leases(links)
+    sent = [marked(links, task(piece([key]), chunk=key)) for key in (1, 2)]
+    for each in sent:
+        leases.add(each)
+
+    def end_both() -> None:
+        if not ended:
+            ended.append(True)
+            for each in sent:
+                links.bell.publish(each.pieces[0].marks, [1e-3], 0.0, 1e-3, 0, None)
+
+    ended: list[bool] = []
+    completions = links.completions
+    leases._completions = _Watched(completions, end_both)  # type: ignore[assignment]
+    found = [report.chunk for _ in range(2) for report in leases.reports(unfinished=unfinished)]
+    assert found == [1, 2]
+
+
+class _Watched:
+    """Completions; something happens once they have been looked at."""
+
+    def __init__(self, completions: Any, then: Callable[[], None]) -> None:
+        self._completions, self._then = completions, then
+        self.take = completions.take
+
+    @property
+    def status(self) -> _Watched:
+        """The marks."""
+        return self
+
+    def __getitem__(self, mark: int) -> int:
+        found = int(self._completions.status[mark])
+        self._then()
+        return found
+
+    def leading(self, begin: int, end: int) -> int:
+        """How many of the first are ready."""
+        found = int(self._completions.leading(begin, end))
+        self._then()
+        return found
 
 
 def test_host_reads_of_a_piece_come_in_one_block(links: WorkerChannels) -> None:

@@ -169,4 +169,11 @@ FAULTS = (
         "",
         ("lanes/test_cpu.py",),
     ),
+    Fault(
+        "a worker's later lease is reported before an earlier one that ends meanwhile",
+        "lanes/leases.py",
+        "for lease in reversed(self._leases.values()):",
+        "for lease in list(self._leases.values()):",
+        ("lanes/test_cpu.py",),
+    ),
 )
