@@ -37,9 +37,9 @@ class Options:
 
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``workers``: that are started; ``host``: the cores that they share with other ranks; ``cache``: what of the
-    samples' sources is kept; ``trace``: where it goes; ``metrics``: where they are to be had, if they are.
-    ``more_lanes``: those beside the loader's own workers and devices.
+    out; ``most_workers``: that are started, if more than ``num_workers``; ``host``: the cores that they share
+    with other ranks; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they
+    are to be had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int
@@ -48,7 +48,7 @@ class Options:
     lanes: tuple[str, ...]
     devices: tuple[torch.device, ...]
     skips: bool
-    workers: int
+    most_workers: int
     host: HostCores | None
     cache: CacheOptions
     trace: TraceOptions | None = None
@@ -86,7 +86,7 @@ class Options:
             lanes=_lanes(loader, devices[0]),
             devices=devices,
             skips=loader.on_error not in (RAISE, RETRY),
-            workers=int(most or loader.num_workers),
+            most_workers=int(most or 0),
             host=host,
             cache=CacheOptions.check(loader),
             trace=TraceOptions.check(loader.trace),

@@ -53,7 +53,7 @@ class Settings:
     def of(cls, loader: Arguments, options: Options) -> Settings:
         """Derives them from the loader's arguments."""
         streams, batched = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is not None
-        workers, pipeline = options.workers, loader.pipeline
+        workers, pipeline = max(options.most_workers, loader.num_workers), loader.pipeline
         has_device, devices = "device" in options.lanes, len(options.devices)
         window = _prefetch(loader) * (workers + sum(lane.slots for lane in options.more_lanes))
         joined = (streams or not batched) and not options.lateness

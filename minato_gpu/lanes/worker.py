@@ -202,9 +202,10 @@ class Worker:
             item = self._placement.batch_failure(error, "iterating the data set", task.epoch)
         if self._stream is None:
             return item
-        # also after a batch that failed: its samples are gone from the stream
+        # also after a batch that failed: its samples are gone from the stream, and no item tells how many
         state = self._stream.told(exactly=bool(self._words[SAVES]) or failed)
-        return item if state == _WHOLE._replace(size=task.samples) else Yielded(item, state)
+        whole = not failed and state == _WHOLE._replace(size=task.samples)
+        return item if whole else Yielded(item, state)
 
     def _open(self, task: Task) -> None:
         self._stream_of, self._stream = (task.run, task.epoch), None

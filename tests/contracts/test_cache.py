@@ -310,7 +310,7 @@ def test_memory_of_the_budget_and_no_more(folder: Path) -> None:
 
 def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     """It would write where the parent's reader process has its copies, and take the table away from it."""
-    loader = loader_of(Files(folder), 10**6)
+    loader: Any = loader_of(Files(folder), 10**6)
     rows(loader)
     told, tell = os.pipe()
     ask, asked = os.pipe()
@@ -318,7 +318,8 @@ def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     if child == 0:
         try:
             os.close(asked)
-            assert not multiprocessing.active_children(), "as it ends it would wait for its parent's"
+            parents = loader._session.readers._reader.process
+            assert parents not in multiprocessing.active_children(), "as it ends it would wait for that"
             iterator = iter(loader)
             got = [next(iterator)]
             os.write(tell, b"begun")
@@ -327,6 +328,7 @@ def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
             os._exit(sorted(plain(rows(got))) != sums(folder) or of_tier(loader)["hits"] != 0)
         finally:
             os._exit(9)
+    os.close(tell)
     try:
         assert os.read(told, 5) == b"begun"
         for _ in range(2):
@@ -335,6 +337,6 @@ def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     finally:
         os.close(asked)
         code = os.waitpid(child, 0)[1]
-        for each in (told, tell, ask):
+        for each in (told, ask):
             os.close(each)
     assert code == 0
