@@ -310,7 +310,7 @@ def test_memory_of_the_budget_and_no_more(folder: Path) -> None:
 
 def test_a_forked_process_has_memory_of_its_own(folder: Path) -> None:
     """It would write where the parent's reader process has its copies, and take the table away from it."""
-    loader = loader_of(Files(folder), 10**6)
+    loader: Any = loader_of(Files(folder), 10**6)
     rows(loader)
     told, tell = os.pipe()
     ask, asked = os.pipe()

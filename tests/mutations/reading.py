@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "a file that does not come holds up all others",
         "sources/files.py",
-        "        if count < min(self._under_way, _MOST_THREADS):\n",
-        "        if not count:\n",
+        "                self._loop.call_soon_threadsafe(self._add_thread)\n",
+        "",
         ("sources/test_files.py",),
     ),
     Fault(
