@@ -3,8 +3,8 @@
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
---part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, trace_cost.json, and a
-compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and may be given for
+--part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json, trace_cost.json, and
+a compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and may be given for
 several, which each table shows one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->``
 and ``<!-- /NAME -->`` is replaced.
 """
@@ -45,6 +45,7 @@ PAGES: Mapping[str, Sequence[str]] = {
         "hits",
         "cold_files",
         "worker_count",
+        "node",
         "trace_cost",
     ),
 }
@@ -177,6 +178,13 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("workers", "workers", "{}"),
         ("samples_per_s", "samples/s", "{:,.0f}"),
         ("at_work", "at work", "{:.1f}"),
+    ),
+    "node": (
+        ("case", "case", "{}"),
+        ("loader", "loader", "{}"),
+        ("of_bound", "of the bound", "{:.3f}"),
+        ("of_bound_min", "least", "{:.3f}"),
+        ("of_bound_max", "most", "{:.3f}"),
     ),
     "trace_cost": (
         ("case", "case", "{}"),
