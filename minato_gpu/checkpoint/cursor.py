@@ -134,7 +134,7 @@ class Cursor:
         before and after it. Draws ahead where the sampler has been asked for less than two batches."""
         epoch, order = self.epoch, self.epoch.order
         if not any(mark.snapshot for mark in marks) and not any(snapshot for snapshot, _ in order.coming):
-            order.fill_for_save(2 - len(marks))
+            order.fill_to_snapshot()
         found = [(mark.snapshot, mark.keys) for mark in marks]
         found += [(snapshot, self._sampling.keys_of(item)) for snapshot, item in order.coming]
         at = next((at for at, (snapshot, _) in enumerate(found) if snapshot is not None), len(found))

@@ -102,6 +102,12 @@ class Order:
                 self._drawn += 1
         return missing <= 0
 
+    def fill_to_snapshot(self) -> None:
+        """Draw a batch before which a snapshot is taken, if any comes: there is none of what is at hand. Raises what
+        ``fill_for_save`` does."""
+        self._latest = self._drawn - self._every
+        self.fill_for_save(len(self.coming) + (1 if self._drawn else 2))  # before the first there is no state
+
     def fill_for_save(self, items: int) -> None:
         """Draw ahead of need. What the sampler raises is raised here, and again to who draws next."""
         failed, had = self._failed, len(self.coming)

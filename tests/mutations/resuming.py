@@ -231,4 +231,11 @@ FAULTS = (
         "None if self.occurrences is None else self.occurrences[: hi - lo]",
         ("engine/test_assembly.py",),
     ),
+    Fault(
+        "a save that finds no snapshot ahead of it says that the order has ended",
+        "checkpoint/cursor.py",
+        "            order.fill_to_snapshot()\n",
+        "            pass\n",
+        ("contracts/test_as_stateful_dataloader.py",),
+    ),
 )
