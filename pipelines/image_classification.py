@@ -97,8 +97,8 @@ def build(
 
     image: float32 (3, ``size``, ``size``), red, green, blue, (value / 255 - ``mean``) / ``std``; label: int64.
     ``scale``: range of the crop's share of the picture's area; ``ratio``: range of its width / height; ``flip``:
-    probability of mirroring left and right. ``fancy_upsampling``: a JPEG's chroma is upsampled smoothly on both lanes, as
-    by Pillow and OpenCV, or (False) repeated, as by DALI, for which nvJPEG takes half the time on an H200. Raises
+    probability of mirroring left and right. ``fancy_upsampling``: chroma of a JPEG is upsampled smoothly on both lanes,
+    as by Pillow and OpenCV, or (False) repeated, as by DALI, for which an H200 takes half the time. Raises
     ValueError for values that make no sense, ImportError where False needs a library that is not installed.
     """
     _check_settings(size, scale, ratio, flip, std)
