@@ -58,6 +58,7 @@ ELASTIC = ("stateful shards", "stateful split")  # streams that another number o
 FILES = ("files", "urls")  # data whose bytes the loader reads
 STARTS = ("start raises", "start kills")  # faults of worker_init_fn
 OF_FILES = ("no file", "too short")  # errors of files
+SAVES = ("begun", "saved", "saved twice", "ahead", "elsewhere", "between")  # interruptions
 STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -71,6 +72,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "batch": (4, 1, None),
     "drop_last": (False, True),
+    "snapshots": (1, 3, 50),  # the last is more than an epoch has
     "lateness": (0, 1, 8),
     "workers": (2, 0, 1, 3),
     "kind": ("process", "thread"),
@@ -103,6 +105,7 @@ class Case:
     sampler: str = "sequential"  # where their order comes from
     batch: int | None = 4
     drop_last: bool = False
+    snapshots: int = 1  # snapshot_every_n_steps
     lateness: int = 0  # batches; 0: in order
     workers: int = 2
     kind: str = "process"  # of workers
@@ -218,6 +221,10 @@ RULES: tuple[Rule, ...] = (
     (
         "Streams go on with as many workers as before, but those that are shared out; of these each must have begun.",
         lambda c: c.streams and c.interruption == "elsewhere" and (c.data not in ELASTIC or c.lateness > 1),
+    ),
+    (
+        "Snapshots are taken of a sampler with a state, and matter to who saves.",
+        lambda c: c.snapshots != 1 and (c.sampler != "stateful" or c.interruption not in SAVES),
     ),
     ("Without workers there is no kind of worker.", lambda c: c.workers == 0 and c.kind == "thread"),
     (
