@@ -64,7 +64,9 @@ class Data:
         return happen(self.case) if self.die is None else self.die()
 
     def begin(self) -> None:
-        """An epoch begins: what happens once happens once in each."""
+        """An epoch begins: what happens once happens once in each, if at all."""
+        for _ in range(counted(self.struck), counted(self.epochs) * _TIMES.get(self.case.fault, 0)):
+            _count(self.struck)
         _count(self.epochs)
 
     def make(self, key: int) -> Any:

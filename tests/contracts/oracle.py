@@ -250,8 +250,8 @@ def reference(case: Case) -> tuple[Case, Any] | None:
             keeps["sampler"] = "plainly listed"
         return Case(**keeps, workers=1), minato_gpu.DataLoader
     if case.streams and case.workers > 0 and case.kind == "process" and case.fault == "none" and case.start == "plain":
-        between = case.interruption == "between" and case.stay != "an epoch"  # the generators of workers that stay
-        if between or (case.data != "stream" and case.interruption not in ("none", "left")):
+        ended = case.stay != "an epoch" and (case.interruption == "between" or case.drop_last)  # a stream, when saved
+        if (ended or case.data != "stream") and case.interruption not in ("none", "left"):
             return None  # a state is taken up where generators begin anew
         stay = "an epoch" if case.stay == "an epoch" else "persistent"
         keeps = {name: getattr(case, name) for name in ("data", "sampler", "batch", "drop_last", "workers", "epochs")}
