@@ -28,7 +28,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (35,),
 }
-README_BYTES = 10_000
+README_BYTES = 8192
 
 
 class OneBad(list[Any]):
