@@ -4,8 +4,9 @@
     Pipeline(stages, outputs=("image", "label"))
 
 The data set returns "path" (and whatever is passed on, as "label" here). A crop (``random_resized_crop``,
-``centre_crop``, ``WHOLE``) comes before ``decode``, which decodes no more of the file. All but the first two also run on the device lane. Stages of one's own go between them: "image"
-is uint8 (h, w, 3), red first, until ``normalise``.
+``centre_crop``, ``WHOLE``) comes before ``decode``, which decodes no more of the file. All but ``READ`` and the crop
+also run on the device lane. Stages of one's own go between them: "image" is uint8 (h, w, 3), red first, until
+``normalise``.
 
 Limits are in grey levels. On the CPU both lanes decode with libjpeg-turbo; where ``pipelines.decoding`` must do with
 OpenCV, CMYK and 16-bit files are rounded in different places. nvJPEG transforms with other arithmetic: on an H200 it

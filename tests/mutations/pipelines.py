@@ -9,7 +9,7 @@ _KEPT = ("pipelines/test_kept_fields.py",)
 FAULTS = (
     Fault(
         "a size in which samples differ is suggested as fixed",
-        "minato_gpu/pipeline.py",
+        "pipeline.py",
         "size.pop() if len(size) == 1 else None for",
         "size.pop() for",
         ("test_pipeline.py",),
