@@ -173,7 +173,7 @@ logging.basicConfig(level=logging.INFO)
 import pkgutil, importlib
 import minato_gpu
 for module in pkgutil.walk_packages(minato_gpu.__path__, "minato_gpu."):
-    if not module.name.startswith("minato_gpu.lab.demo"):
+    if not module.name.startswith(("minato_gpu.lab.demo", "minato_gpu.pipelines.torchvision")):
         importlib.import_module(module.name)
 from tests.support.numbers import PIPELINE, Numbers
 for _ in range(2):
