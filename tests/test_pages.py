@@ -23,7 +23,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/faults/README.md": (99,),
     "minato_gpu/memory/README.md": (100,),
     "minato_gpu/observe/README.md": (100, 100, 100),
-    "minato_gpu/checkpoint/README.md": (36,),
+    "minato_gpu/checkpoint/README.md": (36, 90),
     "minato_gpu/sampling/README.md": (25,),
     "minato_gpu/scheduling/README.md": (100,),
     "minato_gpu/sources/README.md": (100, 100),
@@ -63,6 +63,10 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
         image_classification.example_data(here / "photographs")
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
+    if "/checkpoint/" in page:
+        (here / "logs").mkdir()
+        for name in "abcd":
+            (here / "logs" / f"{name}.txt").write_text("a line\n" * 25)
     if "/sources/" in page:
         names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
         for url in names["urls"]:
