@@ -3,10 +3,10 @@
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
---part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json, trace_cost.json, and
-a compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and may be given for
-several, which each table shows one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->``
-and ``<!-- /NAME -->`` is replaced.
+--part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json, trace_cost.json,
+swap.json, and a compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and
+may be given for several, which each table shows one after another; their tables are in ``gpu_page``. The text between
+``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minato_gpu.lab.simulation.comparison import OURS
 Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
-    "README.md": ("workloads",),
+    "README.md": ("swap", "workloads"),
     "benchmarks/MEASUREMENTS.md": (
         "compare",
         "overhead",
@@ -185,6 +185,13 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("of_bound", "of the bound", "{:.3f}"),
         ("of_bound_min", "least", "{:.3f}"),
         ("of_bound_max", "most", "{:.3f}"),
+    ),
+    "swap": (
+        ("loader", "loader", "{}"),
+        ("epoch_s", "epoch, s", "{:.1f}"),
+        ("wait_p99_ms", "wait for a batch, p99, ms", "{:,.0f}"),
+        ("first_epoch_s", "first epoch, s", "{:.1f}"),
+        ("first_wait_p99_ms", "p99, ms", "{:,.0f}"),
     ),
     "trace_cost": (
         ("case", "case", "{}"),

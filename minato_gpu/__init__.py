@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
+    from minato_gpu.pipelines.torchvision_datasets import from_torchvision
+    from minato_gpu.sampling.sharded_dataset import ShardedDataset, Shards, SplitsStates
     from minato_gpu.sources.reading import read_bytes
     from minato_gpu.sources.source import Source
 
@@ -24,10 +26,14 @@ __all__ = [
     "DataLoader",
     "Field",
     "Pipeline",
+    "ShardedDataset",
+    "Shards",
     "Source",
+    "SplitsStates",
     "Stage",
     "TooManyFailures",
     "WorkerHung",
+    "from_torchvision",
     "merge_state_dicts",
     "read_bytes",
     "shared_empty",
@@ -38,10 +44,14 @@ _HOMES = {
     "DataLoader": "loader",
     "Field": "pipeline",
     "Pipeline": "pipeline",
+    "ShardedDataset": "sampling.sharded_dataset",
+    "Shards": "sampling.sharded_dataset",
     "Source": "sources.source",
+    "SplitsStates": "sampling.sharded_dataset",
     "Stage": "pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",
+    "from_torchvision": "pipelines.torchvision_datasets",
     "merge_state_dicts": "checkpoint.ranks",
     "read_bytes": "sources.reading",
     "shared_empty": "memory.shared",
