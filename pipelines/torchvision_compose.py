@@ -269,7 +269,7 @@ def _flat(transform: Any) -> list[Any]:
     name = _name(transform)
     if name in REFUSED:
         raise ValueError(f"v2.{name} cannot be in a pipeline: {REFUSED[name]}")
-    if getattr(transform, "interpolation", None) in ("box", "hamming"):
+    if _interpolation(transform) in ("box", "hamming", "4", "5"):
         raise ValueError(f"v2.{name}: interpolation {transform.interpolation!r} is for Pillow's images alone")
     if getattr(transform, "inplace", False):  # nothing else may see it
         transform = copy.copy(transform)
@@ -284,8 +284,13 @@ def _name(transform: Any) -> str:
 
 
 def _on_cpu_only(transform: Any) -> bool:
-    lanczos = getattr(transform, "interpolation", None) in ("lanczos", v2.InterpolationMode.LANCZOS)
-    return lanczos or _name(transform) not in BOTH_LANES
+    return _interpolation(transform) in ("lanczos", "1") or _name(transform) not in BOTH_LANES
+
+
+def _interpolation(transform: Any) -> str:
+    """Its name, or Pillow's number for it."""
+    given = getattr(transform, "interpolation", "")
+    return str(getattr(given, "value", given))
 
 
 def _plan(transforms: Sequence[Any], targets: tuple[str, ...]) -> _Plan:
