@@ -52,14 +52,14 @@ FAULTS = (
     ),
     Fault(
         "torchvision draws from the generator of all threads",
-        "pipelines/torchvision_compose.py",
+        "pipelines/torchvision_draws.py",
         "if func.__name__ in _DRAWING and",
         "if func.__name__ not in _DRAWING and",
         _TORCHVISION,
     ),
     Fault(
         "what is drawn behind a transform that resizes is for the size before it",
-        "pipelines/torchvision_compose.py",
+        "pipelines/torchvision_draws.py",
         "return _stand_in((channels, height, width)).as_subclass(type(value))",
         "return value",
         _TORCHVISION,

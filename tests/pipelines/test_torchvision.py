@@ -30,8 +30,8 @@ torchvision = import_torchvision()
 from torchvision import datasets, tv_tensors  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-from pipelines import torchvision_compose  # noqa: E402
-from pipelines.torchvision_compose import BOTH_LANES, CPU_ONLY, REFUSED  # noqa: E402
+from pipelines import torchvision_classes  # noqa: E402
+from pipelines.torchvision_classes import BOTH_LANES, CPU_ONLY, REFUSED  # noqa: E402
 
 Sample = dict[str, Any]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -40,7 +40,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def negative(image: Any) -> Any:
-    return 255 - image
+    return image.bitwise_xor_(255)  # in place
 
 
 class Own(v2.Transform):
@@ -220,7 +220,7 @@ class TestClasses:
         lists = [set(BOTH_LANES), set(CPU_ONLY), set(REFUSED)]
         assert set.union(*lists) == kinds - {"Transform"}
         assert sum(map(len, lists)) == len(kinds) - 1
-        manual = Path(torchvision_compose.__file__).with_name("TORCHVISION.md").read_text(encoding="utf-8")
+        manual = Path(torchvision_classes.__file__).with_name("TORCHVISION.md").read_text(encoding="utf-8")
         for what, names in zip(("both lanes", "CPU only", "refused"), lists, strict=True):
             (row,) = re.findall(rf"^\| {what} \|.*$", manual, re.MULTILINE)
             assert set(re.findall(r"`(\w+)`", row)) == names, what
@@ -365,6 +365,11 @@ class TestDataSets:
         opened(str(next(folder.glob("*/*.jpg")))).save(tmp_path / "a" / "0.bmp")
         data, pipeline = minato_gpu.from_torchvision(datasets.ImageFolder(tmp_path, transform=USUAL))
         assert pipeline.run(data[0], 0)["image"].shape == (3, 32, 32)
+
+    def test_a_part_of_one(self, folder: Path) -> None:
+        part = torch.utils.data.Subset(datasets.ImageFolder(folder, transform=USUAL), [4, 1])
+        data, pipeline = minato_gpu.from_torchvision(part)
+        assert [pipeline.run(data[n], 0)["target"] for n in range(len(data))] == [1, 0]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_targets_travel_along(self, folder: Path, workers: int) -> None:
