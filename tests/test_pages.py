@@ -59,7 +59,7 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
     if page == "minato_gpu/manual/torchvision.md":
         import_torchvision()
-    if page == "README.md" or page.startswith("pipelines/"):
+    if page in ("README.md", "minato_gpu/manual/torchvision.md") or page.startswith("pipelines/"):
         image_classification.example_data(here / "photographs")
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
