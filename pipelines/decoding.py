@@ -8,6 +8,7 @@ libjpeg-turbo, and libwebp for WebP: the pixels are the same.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import threading
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ from .jpeg_scans import has_all_scans
 with from_extra("pipelines"):
     import cv2
 
-# The accurate inverse transform, and chroma upsampled smoothly, as OpenCV has them.
-_OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling=1 libjpeg_turbo_decoder:fast_idct=0"
+# The accurate inverse transform, as OpenCV has it.
+_OPTIONS = "libjpeg_turbo_decoder:fancy_upsampling={} libjpeg_turbo_decoder:fast_idct=0"
 
 _NARROW = 8  # pixels
 
@@ -71,40 +72,51 @@ def _no_gpu_for_workers() -> Iterator[None]:
 
 
 class _Decoder(threading.local):
-    """One decoder for each thread of each process, made when it is first needed."""
+    """One decoder for each thread of each process and each upsampling, made when it is first needed."""
 
     process = -1
-    decoder: Any = None
+    decoders: dict[bool, Any]
     params: Any = None
 
-    def decode(self, codec: Any, stream: Any) -> Any:
+    def decode(self, codec: Any, stream: Any, fancy: bool) -> Any:
         if self.process != os.getpid():
-            self.process = os.getpid()
-            self.decoder = codec.Decoder(
+            self.process, self.decoders = os.getpid(), {}
+            self.params = codec.DecodeParams(apply_exif_orientation=True, sample_format=codec.SampleFormat.I_RGB)
+        if fancy not in self.decoders:
+            self.decoders[fancy] = codec.Decoder(
                 device_id=codec.NVIMGCODEC_DEVICE_CPU_ONLY,
                 max_num_cpu_threads=1,
                 backends=[codec.Backend(codec.CPU_ONLY)],
-                options=_OPTIONS,
+                options=_OPTIONS.format(int(fancy)),
             )
-            self.params = codec.DecodeParams(apply_exif_orientation=True, sample_format=codec.SampleFormat.I_RGB)
-        return self.decoder.decode(stream, params=self.params)
+        return self.decoders[fancy].decode(stream, params=self.params)
 
 
 _decoder = _Decoder()
 
 
-def decode_box(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+def check_upsampling(fancy: bool) -> None:
+    """Raises ImportError for ``fancy=False`` where nvImageCodec, which alone can do that, is not installed."""
+    if not fancy and importlib.util.find_spec("nvidia.nvimgcodec") is None:
+        raise ImportError(
+            "fancy_upsampling=False needs nvImageCodec, which comes with DALI: pip install 'minato-gpu[cuda13]' (or "
+            "cuda12); OpenCV upsamples chroma smoothly in any case"
+        )
+
+
+def decode_box(encoded: Any, box: tuple[int, int, int, int], fancy: bool = True) -> Any:
     """The box (top, left, height, width) of the upright picture: uint8 (height, width, 3), RGB also if it is greyscale.
 
-    ``encoded``: the bytes of a JPEG, PNG or WebP file, uint8 (n,). Raises ValueError where it cannot be decoded, or
-    where the picture is smaller than the box.
+    ``encoded``: the bytes of a JPEG, PNG or WebP file, uint8 (n,). ``fancy``: a JPEG's chroma is upsampled smoothly
+    ("fancy upsampling" of libjpeg), as OpenCV and Pillow have it, or (False) each value is repeated, as DALI and nvJPEG
+    have it by default. Raises ValueError where it cannot be decoded, or where the picture is smaller than the box.
     """
     data = encoded.tobytes()
     try:
         header = read_header(data)
     except ValueError as error:
         raise ValueError(f"cannot decode this picture: {error}") from error
-    return decode_repaired(as_repaired(encoded, data, header), box)
+    return decode_repaired(as_repaired(encoded, data, header), box, fancy)
 
 
 def as_repaired(encoded: Any, data: bytes, header: Header) -> Any:
@@ -112,13 +124,16 @@ def as_repaired(encoded: Any, data: bytes, header: Header) -> Any:
     return np.frombuffer(bytearray(repaired(data, header)), np.uint8) if header.repairs else encoded
 
 
-def decode_repaired(encoded: Any, box: tuple[int, int, int, int]) -> Any:
+def decode_repaired(encoded: Any, box: tuple[int, int, int, int], fancy: bool = True) -> Any:
     """As ``decode_box``, of what ``as_repaired`` returned."""
     codec = library()
-    return _whole(encoded, box) if codec is None else _region(codec, encoded, box)
+    if codec is None:
+        check_upsampling(fancy)
+        return _whole(encoded, box)
+    return _region(codec, encoded, box, fancy)
 
 
-def decode_whole(encoded: Any) -> Any:
+def decode_whole(encoded: Any, fancy: bool = True) -> Any:
     """What boxes can be cut from, as often as wanted, instead of decoding each: uint8 (height, width, 3).
 
     Or ``encoded`` as it is, uint8 (n,), where that is not the same, or is no picture: see ``cut_box``.
@@ -128,16 +143,16 @@ def decode_whole(encoded: Any) -> Any:
         header = read_header(data)
         if data[:2] == b"\xff\xd8" and not has_all_scans(data):
             return encoded
-        return decode_repaired(encoded, (0, 0, header.height, header.width))
+        return decode_repaired(encoded, (0, 0, header.height, header.width), fancy)
     except ValueError:  # said of boxes that are affected
         return encoded
 
 
-def cut_box(whole: Any, box: tuple[int, int, int, int]) -> Any:
-    """What ``decode_box(encoded, box)`` returns, from ``whole``, which ``decode_whole(encoded)`` returned: the same
-    pixels, as a view where that is the picture. Raises ValueError where that does."""
+def cut_box(whole: Any, box: tuple[int, int, int, int], fancy: bool = True) -> Any:
+    """What ``decode_box(encoded, box, fancy)`` returns, from ``whole``, which ``decode_whole(encoded, fancy)``
+    returned: the same pixels, as a view where that is the picture. Raises ValueError where that does."""
     if whole.ndim == 1:
-        return decode_repaired(whole, box)
+        return decode_repaired(whole, box, fancy)
     top, left, height, width = box
     crop = whole[top : top + height, left : left + width]
     if crop.shape[:2] != (height, width):
@@ -145,7 +160,7 @@ def cut_box(whole: Any, box: tuple[int, int, int, int]) -> Any:
     return crop
 
 
-def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
+def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int], fancy: bool) -> Any:
     top, left, height, width = box
     bottom, right = top + height, left + width
     try:
@@ -156,7 +171,7 @@ def _region(codec: Any, encoded: Any, box: tuple[int, int, int, int]) -> Any:
     if not (bottom <= rows and right <= columns) and not (bottom <= columns and right <= rows):
         raise ValueError(f"the coded picture is {columns} x {rows}, unlike its header")
     up, start, down, end = _wide(encoded, box) if min(height, width) < _NARROW else (top, left, bottom, right)
-    image = _decoder.decode(codec, stream.get_sub_code_stream(region=codec.Region(up, start, down, end)))
+    image = _decoder.decode(codec, stream.get_sub_code_stream(region=codec.Region(up, start, down, end)), fancy)
     if image is None:
         raise ValueError("nvImageCodec cannot decode this picture")
     return np.asarray(image)[top - up : bottom - up, left - start : right - start]

@@ -79,34 +79,35 @@ def cost_features(fields: Fields) -> tuple[float, ...]:
     return encoded, height * width, float(box[2]) * float(box[3]), to_end, progressive
 
 
-def decode(fields: Fields, params: Params) -> Fields:
-    """The box of the decoded picture: upright, RGB also where the file is greyscale."""
+def decode(fields: Fields, params: Params, *, fancy: bool = True) -> Fields:
+    """The box of the decoded picture: upright, RGB also where the file is greyscale. ``fancy``: see ``decode_box``."""
     top, left, height, width = (int(n) for n in fields["box"])
-    return {"image": decode_repaired(fields["encoded"], (top, left, height, width))}
+    return {"image": decode_repaired(fields["encoded"], (top, left, height, width), fancy)}
 
 
-def decode_picture(fields: Fields) -> Fields:
+def decode_picture(fields: Fields, *, fancy: bool = True) -> Fields:
     """What of ``decode`` depends on no box: all of the picture, or the bytes where that is not the same."""
-    return {"picture": decode_whole(fields["encoded"])}
+    return {"picture": decode_whole(fields["encoded"], fancy)}
 
 
-def crop_picture(fields: Fields, params: Params) -> Fields:
+def crop_picture(fields: Fields, params: Params, *, fancy: bool = True) -> Fields:
     """As ``decode``, from what ``decode_picture`` made."""
     top, left, height, width = (int(n) for n in fields["box"])
-    return {"image": cut_box(fields["picture"], (top, left, height, width))}
+    return {"image": cut_box(fields["picture"], (top, left, height, width), fancy)}
 
 
-def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str) -> Fields:
+def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, fancy: bool = True) -> Fields:
     """As ``decode``, but only the box is decoded. On a GPU by nvJPEG, nearly all by the engine made for it where there
     is one: what is left to the others takes cores, and those are the CPU lane's. nvJPEG knows JPEG alone: the operator
-    itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU.
+    itself decodes PNG and WebP on the host, with the CPU lane's libraries, and copies the picture to the GPU. DALI's
+    decoder on the CPU upsamples smoothly whatever is asked for.
 
     Where the GPU decodes no boxes (``nvjpeg.decodes_regions``) it decodes the whole picture, and cuts the box."""
     encoded, box = fields["encoded"], fields["box"]
     begin, extent = box[0:2], box[2:4]
     options: dict[str, Any] = {"output_type": dali.types.RGB, "device": "cpu"}
     if device == "gpu":
-        options |= {"device": "mixed", "jpeg_fancy_upsampling": True, "hw_decoder_load": nvjpeg.engine_load()}
+        options |= {"device": "mixed", "jpeg_fancy_upsampling": fancy, "hw_decoder_load": nvjpeg.engine_load()}
         if not nvjpeg.decodes_regions():
             return {"image": dali.fn.slice(dali.fn.decoders.image(encoded, **options), begin, extent, axes=[0, 1])}
     return {"image": dali.fn.decoders.image_slice(encoded, begin, extent, axes=[0, 1], **options)}

@@ -35,7 +35,7 @@ from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from . import detection_stages, image_stages
 from .coco import CocoDetection
 from .example_detections import write as example_data
-from .photograph_stages import GEOMETRIC, MEAN, NVJPEG, READ, STD, decode, normalise
+from .photograph_stages import GEOMETRIC, MEAN, READ, STD, decode, normalise, whole_tolerance
 
 __all__ = ["CocoDetection", "build", "dataset", "example_data", "pad_batch", "pipeline"]
 
@@ -63,6 +63,7 @@ def build(
     masks: str = "polygons",
     mean: tuple[float, float, float] = MEAN,
     std: tuple[float, float, float] = STD,
+    fancy_upsampling: bool = True,
 ) -> Pipeline:
     """The training pipeline, from ``CocoDetection``'s items to image, boxes, labels, image_id, shape and masks.
 
@@ -70,12 +71,12 @@ def build(
     shorter of them is ``shorter``, unless the longer would exceed ``longest``. boxes, points and rings are as in
     ``CocoDetection``, in the pixels of this image, mirrored with it, with the probability ``flip``.
     ``masks``: "polygons" for points and rings, or "bitmaps" for masks, uint8 (n, h, w), instead, drawn on the host.
-    Raises ValueError for values that make no sense.
+    ``fancy_upsampling``: see ``image_classification.build``. Raises ValueError for values that make no sense.
     """
     _check_settings(shorter, longest, flip, masks, std)
     stages = (
         *_host_stages(shorter, longest, flip, masks),
-        *_device_stages(Field(np.uint8, (None, None, 3), (longest, longest, 3), "HWC"), mean, std),
+        *_device_stages(Field(np.uint8, (None, None, 3), (longest, longest, 3), "HWC"), mean, std, fancy_upsampling),
     )
     drawn = ("points", "rings") if masks == "polygons" else ("masks",)
     return Pipeline(
@@ -83,7 +84,7 @@ def build(
         outputs=("image", "boxes", "labels", "image_id", "shape", *drawn),
         name="object_detection",
         inputs=_INPUTS,
-        tolerance={"cpu": GEOMETRIC, "cuda": NVJPEG},
+        tolerance=whole_tolerance(fancy_upsampling),
     )
 
 
@@ -118,10 +119,10 @@ def _host_stages(shorter: int, longest: int, flip: float, masks: str) -> tuple[S
 
 
 def _device_stages(
-    resized: Field, mean: tuple[float, float, float], std: tuple[float, float, float]
+    resized: Field, mean: tuple[float, float, float], std: tuple[float, float, float], fancy_upsampling: bool
 ) -> tuple[Stage, ...]:
     return (
-        decode(),
+        decode(fancy_upsampling),
         Stage(
             "resize",
             reads=("image", "shape"),

@@ -2,8 +2,9 @@
 tried for it.
 
 All prepare the same samples: PyTorch's, SPDL's and torchvision's workers read and draw by the pipeline's own functions,
-so that their batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. DALI
-and torchvision upsample chroma without smoothing, nvJPEG's default, which is less work than the others do.
+so that their batches can be compared with the pipeline's. DALI draws by itself, so its batches are only counted. This
+loader, DALI and torchvision upsample chroma as nvJPEG does by default, without smoothing; OpenCV, in PyTorch's and
+SPDL's workers, smooths it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def available(contender: Contender) -> bool:
 @dataclass(frozen=True)
 class Ours:
     """``minato_gpu.DataLoader``, with bounded lateness. ``micro_batch``: most samples of a dispatch to the GPU;
-    ``engine_load``: the share of JPEGs for its hardware engine (None: as usual).
+    ``engine_load``: the share of JPEGs for its hardware engine (None: as usual); ``fancy_upsampling``: chroma is
+    smoothed on both lanes, which DALI and torchvision do not do here, and which takes nvJPEG twice as long.
 
     The device lane by itself has as many threads of DALI as beside a CPU lane: the sum of the two is then what both
     could make, and a core is not counted twice.
@@ -90,12 +92,13 @@ class Ours:
     micro_batch: int = engine_settings.MOST_ON_GPU
     engine_load: float | None = None
     device_memory_budget: int | None = None
+    fancy_upsampling: bool = False
     package: str = "minato_gpu"
     ordered: bool = True
     own_draws: bool = False
 
     def settings(self) -> dict[str, Any]:
-        names = (*self.TUNED, "lanes", "device_memory_budget")
+        names = (*self.TUNED, "lanes", "device_memory_budget", "fancy_upsampling")
         return {name: getattr(self, name) for name in names}
 
     def make(self, job: Job, device: str) -> Any:

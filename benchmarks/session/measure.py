@@ -112,7 +112,7 @@ def loaded(settings: Settings, contender: Contender, which: str, step: steps.Ste
     """
     has_device = isinstance(contender, Ours) and "device" in contender.lanes
     wants_device = has_device and isinstance(step, steps.Reading)
-    asked = job(settings, which)
+    asked = job(settings, which, fancy_upsampling=not isinstance(contender, Ours) or contender.fancy_upsampling)
     made = contender.make(asked, settings.device)
     _left.append(made)
     batches, taken, warming = iter(made), Taken(), steps.Stopwatch(settings.device)

@@ -60,11 +60,11 @@ class Selection:
         return [self.source.labels[number] for number in self.order]
 
 
-def job(settings: Settings, which: str = MIXED, samples: int | None = None) -> Job:
+def job(settings: Settings, which: str = MIXED, samples: int | None = None, *, fancy_upsampling: bool = True) -> Job:
     """Batches of those photographs; ``samples``: how many there are at most, a multiple of the batch if not given."""
     samples = settings.batch * (64 if settings.quick else 1000) if samples is None else samples
     source = Indexed(Selection(image_classification.dataset(settings.folder), samples, which))
-    pipeline = with_index(image_classification.build(settings.size))
+    pipeline = with_index(image_classification.build(settings.size, fancy_upsampling=fancy_upsampling))
     return Job(
         Prepared(source, pipeline, first_epoch_seed()),
         settings.batch,

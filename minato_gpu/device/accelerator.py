@@ -109,6 +109,11 @@ class Accelerator:
         """Copy between tensors of this device and the CPU; both must stay as they are until an event says so."""
         into.copy_(source, non_blocking=True)
 
+    def copy_all(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """``copy`` of many pairs in one call, in which other threads may have the interpreter."""
+        if into:
+            torch._foreach_copy_(list(into), list(sources), non_blocking=True)
+
     def scatter(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Copy many tensors of this device or of another one, of one dtype, at once.
 

@@ -45,6 +45,11 @@ class DeviceBudget:
             self._add(held, kind, most * each)
             return most
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes could be taken by ``take_some``."""
+        with self._lock:
+            return self.limit is None or nbytes <= self.limit - self.aside - sum(self._settled().values())
+
     @property
     def elastic(self) -> bool:
         """Whether the limit is no promise, nor all that the device has."""

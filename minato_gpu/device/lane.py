@@ -201,6 +201,7 @@ class DeviceLane(Lane):
         if self._thread is None:
             return True
         self.recall()
+        self._work.closing = True
         self._tasks.put(None)
         self._thread.join(timeout if self._hung else None)
         if self._thread.is_alive():

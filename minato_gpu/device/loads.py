@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.device.accelerator import Accelerator, Event
-from minato_gpu.device.copies import MOST, CopyRange, plan
+from minato_gpu.device.copies import MOST, CopyRange, plan, worth
 from minato_gpu.device.pinned_memory import Host
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
@@ -71,10 +71,11 @@ class Port:
         """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
         self.host.cover(max((run.source + run.nbytes for run in runs), default=0))
         planned = plan(runs, self.host.ends, most)
-        for run in planned or ():
-            source = torch.from_numpy(np.frombuffer(self.host.arena.buffer, np.uint8, run.nbytes, run.source))
-            self.accelerator.copy(into[run.target : run.target + run.nbytes], source)
-            self.copies += 1
+        if planned:
+            arena = torch.from_numpy(np.frombuffer(self.host.arena.buffer, np.uint8))
+            targets = [into[run.target : run.target + run.nbytes] for run in planned]
+            self.accelerator.copy_all(targets, [arena[run.source : run.source + run.nbytes] for run in planned])
+            self.copies += len(planned)
         return planned is not None
 
     def lay_down(self, fetched: NDArray[Value], offset: int) -> None:
@@ -189,11 +190,11 @@ class RowsLoad(Load):
         self._blocks: list[torch.Tensor] = []
 
     def issue(self, port: Port) -> None:
-        """See Load. At most ``copies.MOST`` copies come from the host."""
+        """See Load. What is copied from the host comes in at most ``copies.worth`` copies."""
         accelerator = port.accelerator
         self._blocks, self.keep = [], [self._on_device, self._slabs]
         slab = accelerator.empty(self._whole)
-        if not port.copy(slab, self._runs):
+        if not port.copy(slab, self._runs, worth(sum(run.nbytes for run in self._runs))):
             self._gather(port, slab)
         for made in {row.made for row in self._on_device}:
             assert made.event is not None

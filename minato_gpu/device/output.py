@@ -118,6 +118,24 @@ class DeviceOutput:
 
     # --- making samples --------------------------------------------------------------------------------------
 
+    def lacks_room(self, task: Task, made: frozenset[str], count: int) -> bool:
+        """Whether of ``count`` samples some would have to go to the host, or of as many as the device can hold beside
+        its batches, though nobody waits for them: the consumer waits for no batch."""
+        transfers = self._transfers
+        if transfers is None or transfers.consumer_waits:
+            return False
+        self._measure(task, made)
+        limit = transfers.budget.limit
+        if not (limit and self._each and transfers.batch_bytes):
+            return False
+        most = max(1, (limit - transfers.batch_bytes) // (2 * self._each))
+        return not transfers.budget.has_room(self._each * min(count, most))
+
+    def await_room(self) -> None:
+        """Wait until there may be room, a moment at most."""
+        if self._transfers is not None:
+            self._transfers.await_room()
+
     def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
         """Take room on the device for as many of ``count`` samples as it has room for, at least for one; how many.
 

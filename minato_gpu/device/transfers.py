@@ -52,6 +52,8 @@ class Transfers:
         self.batch_bytes = 0  # of the largest batch that is known of
         self.rows = 0  # of the largest one of rows, whatever part of it is still to be prepared
         self._issued = self._short = self._unloaded = 0
+        self.consumer_waits = False  # for a batch that is not there yet
+        self._freed = threading.Event()  # the consumer has taken a batch, or waits for one
         self.wants_room = False  # the due batch cannot be loaded before ``room_made``
         self._made_for = OutputBatch(-1)  # which batch the consumer waited for when room was last made
         self._squeezed = False  # nor is anything else to take memory
@@ -84,6 +86,13 @@ class Transfers:
             load.cancelled = not load.issued
             self._uncount(load)
             self._changed.notify()
+        self._freed.set()
+
+    def waiting(self, *, waits: bool) -> None:
+        """Whether the consumer waits for a batch, as from now."""
+        self.consumer_waits = waits
+        if waits:
+            self._freed.set()
 
     def room_made(self) -> None:
         """No sample that is in no batch is on the device any more."""
@@ -109,6 +118,13 @@ class Transfers:
                 return False
             self.budget.lower(max(self.batch_bytes, held // 2))
             return True
+
+    def await_room(self) -> None:
+        """Wait until the consumer has taken a batch or waits for one, a moment at most: what copies have read since is
+        free then."""
+        if self._freed.wait(_MOMENT_S):
+            self._freed.clear()
+        self.sweep()
 
     def let_go(self, *also: Load) -> None:
         """A device has no memory: what was made there for batches that are to be loaded here, and for ``also``, comes

@@ -98,6 +98,7 @@ class DeviceWork:
         self._store = store
         self._outlet = outlet
         self._depth = depth
+        self.closing = False  # set by another thread: no room is to be waited for
         self._ahead = ahead
         self._no_memory = no_memory
         self._useless = useless
@@ -198,9 +199,24 @@ class DeviceWork:
             while self._runs and not executor.built:
                 self.end()
             count = min(len(left), executor.batches.size.limit)
+            self._await_room(run, executor, count)
             count = self._outlet.reserve(run.task, executor.made, count)
             self._begin_part(run, split, left[:count], most)
             left = left[count:]
+
+    def _await_room(self, run: DeviceRun, executor: DeviceExecutor, count: int) -> None:
+        """Wait while samples that are made now would go to the host, and from there back to the device for their batch:
+        until there is room for them, or the consumer waits."""
+        while not (self.closing or run.parts) and self._outlet.lacks_room(run.task, executor.made, count):
+            run.usual = False  # the device waits, too: how long it takes is not seen
+            if self._runs:
+                self.end()
+            else:
+                self._current = None
+                self._outlet.await_room()
+        if self._current is None:
+            self._current = run
+            self._at.enter()
 
     def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> None:
         begin, used, unusual, repeated = perf_counter(), self._core_s(), self._unusual(split), run.repeated
@@ -299,7 +315,7 @@ class DeviceWork:
             if is_out_of_memory(error):
                 raise
             raise BrokenDown(error) from error
-        with self._outlet.working(behind=read.begun):
+        with self._outlet.working(behind=read.begun and run.usual):
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
             tickets = [run.tickets[number] for number in run.given]

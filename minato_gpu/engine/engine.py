@@ -208,10 +208,12 @@ class Engine(Batches):
         run.handle(m.Asked(asked))
         wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.places.copy())
         run.arrivals = wait.arrivals
+        self.assembly.waiting(waits=True)
         try:
             self._sleep_until(lambda: self._at_hand(epoch), started, wait)
         finally:
             run.arrivals = None
+            self.assembly.waiting(waits=False)
         wait.end(perf_counter())
         self.log.stalled(wait)
         if self._count is not None:

@@ -13,7 +13,7 @@ a change of threshold moves only what changes sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 END = -1  # the split of a plan that stays on the CPU to the end
@@ -42,12 +42,14 @@ class Step(NamedTuple):
     plan: Plan
 
 
-def hull(cpu: float, device: float | None, between: Iterable[Plan]) -> tuple[Step, ...]:
+def hull(cpu: float, device: float | None, between: Sequence[Plan]) -> tuple[Step, ...]:
     """The steps from all on the CPU (``cpu`` seconds) to the plan that needs the device most, ratios falling.
 
     ``device``: seconds of everything there, None where that cannot be; ``between``: the plans that do a part here and a
     part there. Those that cost more of both than another one, or than a mixture of two others, are left out.
     """
+    if device is not None and all(plan.cpu * device + plan.device * cpu >= cpu * device for plan in between):
+        return (Step(cpu / max(device, SHORTEST_S), cpu, device, Plan(WHOLE, 0.0, device)),) if cpu > 0 else ()
     plans = sorted(between, key=lambda plan: (plan.device, plan.cpu))
     if device is not None:
         plans = [plan for plan in plans if plan.device < device]

@@ -243,6 +243,11 @@ class Assembly:
             finally:
                 transfers.room_made()
 
+    def waiting(self, *, waits: bool) -> None:
+        """Whether the consumer waits for a batch that is not ready."""
+        if self.loading is not None:
+            self.loading.waiting(waits=waits)
+
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
         """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
         if self.loading is not None:

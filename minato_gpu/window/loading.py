@@ -65,6 +65,11 @@ class Loading:
         for transfers, turn in turns.items():
             transfers.expect(order, turn)
 
+    def waiting(self, *, waits: bool) -> None:
+        """Whether the consumer waits for a batch."""
+        for transfers in self.transfers:
+            transfers.waiting(waits=waits)
+
     def leave(self, batch: Batch) -> None:
         """The batch is taken, or nobody wants it any more."""
         load = batch.load

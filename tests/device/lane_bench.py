@@ -66,6 +66,7 @@ class Bench:
         self.links, self.pipeline = links, pipeline
         self.host = Host(links.engine_arena, links.loans, device)
         self.transfers = Transfers(device, self.host, budget)
+        self.transfers.waiting(waits=True)  # or the lane would wait for room where it has none
         self.lane = DeviceLane(links, pipeline, "cpu", ROWS, transfers=self.transfers)
         self.reports: list[Report] = []
 

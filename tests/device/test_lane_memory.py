@@ -14,6 +14,7 @@ from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.loads import rows_bytes
 from minato_gpu.device.micro_batches import _PATIENCE, MicroBatches, Size
+from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
@@ -234,6 +235,32 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
         return begun
 
     monkeypatch.setattr(Store, "get", refuse)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_while_nobody_waits_a_full_device_makes_nothing(monkeypatch: pytest.MonkeyPatch, closes: bool) -> None:
+    """What it made would go to the host and back. It goes on where the consumer waits, or the loader is closed."""
+    layout, pauses = Layout.of(SAMPLE), list[int]()
+    assert layout is not None
+    await_room = Transfers.await_room
+
+    def noted(transfers: Transfers) -> None:
+        pauses.append(1)
+        await_room(transfers)
+
+    monkeypatch.setattr(Transfers, "await_room", noted)
+    stay = 2 * rows_bytes(layout, ROWS) // (ROWS * SAMPLE_BYTES)
+    with bench(FakeDevice(LAZY_COPIES), batches=3) as one:
+        one.transfers.waiting(waits=False)
+        for chunk in range(stay + 1):
+            one.send(*range(20, 20 + ROWS), chunk=chunk)
+        assert one.reported(stay - 1) and wait_until(lambda: bool(pauses))
+        assert one.lane.stats()["spilled_to_host"] == 0 and one.report(stay) is None
+        assert one.lane._work.at_work() == (), "it does not hang"
+        if not closes:
+            one.transfers.waiting(waits=True)
+            assert one.reported(stay) and one.lane.stats()["spilled_to_host"] == ROWS
+        one.reports.clear()
 
 
 @pytest.mark.usefixtures("unreadable")

@@ -119,8 +119,9 @@ def test_a_loaders_batches_are_the_same_where_micro_batches_are_scheduled_ahead(
         )
         found.append([batch["image"].cpu() for batch in loader])
         assert any(begun) is (waits == "0")
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    level = 1.01 / (255 * min(image_classification.STD))
+    for one, other in zip(*found, strict=True):  # micro-batches are cut otherwise: nvJPEG's decoders are a level apart
+        torch.testing.assert_close(one, other, rtol=0, atol=level)
 
 
 @pytest.mark.parametrize("device", DEVICES)

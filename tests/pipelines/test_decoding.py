@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
 import threading
@@ -16,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipelines import decoding, example_photographs
+from pipelines import decoding, example_photographs, image_classification
 from pipelines.example_photographs import SUBSAMPLING, photograph, with_orientation
 from pipelines.headers import read_header
 from tests.pipelines.odd_photographs import ODD, as_pillow_reads
@@ -91,7 +92,7 @@ def test_each_thread_has_its_own_decoder() -> None:
 
     def decode() -> None:
         found.extend(bool((decoding.decode_box(encoded, box) == expected).all()) for _ in range(20))
-        decoders.add(id(decoding._decoder.decoder))
+        decoders.add(id(decoding._decoder.decoders))
 
     threads = [threading.Thread(target=decode) for _ in range(3)]
     for thread in threads:
@@ -99,7 +100,7 @@ def test_each_thread_has_its_own_decoder() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 60 and all(found)
-    assert id(decoding._decoder.decoder) not in decoders
+    assert id(decoding._decoder.decoders) not in decoders
 
 
 @pytest.fixture
@@ -226,14 +227,14 @@ def boxes(height: int, width: int, count: int, rng: np.random.Generator) -> Iter
         )
 
 
-def check_boxes(encoded: Any, count: int, rng: np.random.Generator, name: str = "") -> Any:
+def check_boxes(encoded: Any, count: int, rng: np.random.Generator, name: str = "", *, fancy: bool = True) -> Any:
     """Cut boxes from what is kept of this file, and decode them; returns what is kept."""
     header = read_header(encoded.tobytes())
     encoded.flags.writeable = False
-    whole = decoding.decode_whole(encoded)
+    whole = decoding.decode_whole(encoded, fancy)
     whole.flags.writeable = False
     for box in boxes(header.height, header.width, count, rng):
-        found, expected = decoding.cut_box(whole, box), decoding.decode_box(encoded, box)
+        found, expected = decoding.cut_box(whole, box, fancy), decoding.decode_box(encoded, box, fancy)
         assert found.dtype == expected.dtype == np.uint8 and found.shape == (*box[2:], 3)
         np.testing.assert_array_equal(found, expected, err_msg=f"{name} {box}")
     return whole
@@ -248,6 +249,29 @@ def test_of_every_kind_of_file(decoder: str) -> None:
 def test_of_the_examples(decoder: str, files: list[Path]) -> None:
     for path in files:
         assert check_boxes(np.fromfile(path, np.uint8), 2, np.random.default_rng(1)).ndim == 3
+
+
+def test_chroma_is_repeated_where_that_is_asked_for(files: list[Path]) -> None:
+    """Both colour differences are then the same in each 2 x 2 block, but for rounding; a picture whose chroma is whole
+    is what it is otherwise."""
+    pytest.importorskip("nvidia.nvimgcodec")
+    for path in files:
+        check_boxes(np.fromfile(path, np.uint8), 2, np.random.default_rng(1), fancy=False)
+    for subsampling in SUBSAMPLING:
+        encoded = np.frombuffer(example_photographs.jpeg(CAT[:96, :96], subsampling), np.uint8)
+        smooth, repeated = (decoding.decode_box(encoded, (0, 0, 96, 96), fancy).astype(int) for fancy in (True, False))
+        if subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444:
+            assert np.array_equal(smooth, repeated)
+        elif subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420:
+            blocks = [each.reshape(48, 2, 48, 2, 3).swapaxes(1, 2).reshape(-1, 4, 3) for each in (smooth, repeated)]
+            spread = [np.ptp(each[..., 0] - each[..., 2], axis=1)[(each % 255 > 0).all((1, 2))] for each in blocks]
+            assert spread[1].max() <= 2 < spread[0].max()
+
+
+def test_repeated_chroma_needs_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="fancy_upsampling=False needs nvImageCodec"):
+        image_classification.build(fancy_upsampling=False)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -123,9 +123,14 @@ class FakeDevice(FakeStreams, Accelerator):
 
     def copy(self, into: torch.Tensor, source: torch.Tensor) -> None:
         """See Accelerator."""
-        if not all(map(self._reaches, (into, source))):
+        self.copy_all([into], [source])
+
+    def copy_all(self, into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+        """See Accelerator."""
+        if not all(map(self._reaches, (*into, *sources))):
             self.waits("a copy of memory that is not pinned")
-        self._issue(Copy([self._raw(into)], [self._raw(source)]))
+        if into:
+            self._issue(Copy([self._raw(one) for one in into], [self._raw(source) for source in sources]))
 
     def _reaches(self, tensor: torch.Tensor) -> bool:
         """Whether the device can read and write the memory by itself."""
