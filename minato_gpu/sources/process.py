@@ -74,10 +74,8 @@ async def _serve(
     loop.set_exception_handler(failed)
     if watch is not None:
         loop.add_reader(watch, ended.set)
-    memory, blocks = (
-        MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None,
-        Blocks(arena),
-    )
+    memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
+    blocks = Blocks(arena)
 
     def pool_of(service: Service) -> ReaderPool:
         placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
