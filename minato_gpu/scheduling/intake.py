@@ -47,11 +47,13 @@ class Intake:
     def resize(self, name: str, slots: int) -> None:
         """``slots`` more (or fewer) slots of a lane."""
         self._lanes[name].slots += slots
-        lanes = self._lanes.values()
+        lanes, had_device = self._lanes.values(), self._has_device
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
         self.pace.slots = sum(lane.slots for lane in lanes)
         self.pace.cpu_slots = sum(lane.slots for lane in lanes if not lane.is_device)
         self.measure()
+        if self._has_device and not had_device and self._policy.inspect:
+            self._waiting.read_first(self._read_first)  # a window may have come before the device
         if not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
             self._ranked_for = self.pace.slots
             self._waiting.reorder(self._reconsider)
@@ -103,9 +105,13 @@ class Intake:
         """Tickets of the place whose costs nobody knows."""
         entry = Entry(lo, hi, place)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
-            entry.inspect = True
-            entry.priority -= self._policy.window / 2  # costs should be known when there is still a choice
+            self._read_first(entry)
         self._waiting.add(entry)
+
+    def _read_first(self, entry: Entry) -> None:
+        """Read the headers of these tickets early: costs should be known when there is still a choice."""
+        entry.inspect = True
+        entry.priority -= self._policy.window / 2
 
     def add_costed(
         self,

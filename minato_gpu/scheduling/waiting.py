@@ -295,6 +295,15 @@ class Waiting:
                     rank(entry)
                     self._push(entry, 1)
 
+    def read_first(self, mark: Callable[[Entry], None]) -> None:
+        """Have what is to be known of tickets of unknown cost read from their headers, as ``mark`` says in an entry."""
+        unknown = [each for each in self._entries.values() if each.cpu is None and not (each.inspect or each.read)]
+        for entry in unknown:
+            mark(entry)
+            self.unread += entry.hi - entry.lo
+        if unknown:
+            self.reorder(lambda entry: None)
+
     def reorder(self, rank: Callable[[Entry], None]) -> None:
         """Rank every entry anew (lanes have opened or were lost)."""
         entries = list(self._entries.values())

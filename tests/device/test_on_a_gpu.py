@@ -119,9 +119,11 @@ def test_a_loaders_batches_are_the_same_where_micro_batches_are_scheduled_ahead(
         )
         found.append([batch["image"].cpu() for batch in loader])
         assert any(begun) is (waits == "0")
-    level = 1.01 / (255 * min(image_classification.STD))
-    for one, other in zip(*found, strict=True):  # micro-batches are cut otherwise: nvJPEG's decoders are a level apart
-        torch.testing.assert_close(one, other, rtol=0, atol=level)
+    pipeline = image_classification.build(64)
+    level, limit = pipeline.fields_at(len(pipeline.stages))["image"].level, whole_tolerance(pipeline, "cuda", 0)
+    for one, other in zip(*found, strict=True):  # micro-batches are cut otherwise, which nvJPEG decodes otherwise
+        off = (one - other).abs() / level
+        assert off.max() <= limit.maximum and off.mean() <= limit.mean
 
 
 @pytest.mark.parametrize("device", DEVICES)
