@@ -137,7 +137,7 @@ def _suffer(fault: str, loader: Any) -> None:
 
 def shared(*, quick: bool, repetitions: int) -> list[dict[str, Any]]:
     """A row for each case and loader."""
-    samples, latency_ms = (64, 2.0) if quick else (4000, LATENCY_MS)
+    samples, latency_ms = (64, 2.0) if quick else (2400, LATENCY_MS)
     rows = []
     for case, loaders in CASES.items():
 

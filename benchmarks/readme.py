@@ -4,9 +4,10 @@
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
 --part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json and node_share.json
-(``benchmarks.node --part ranks`` and ``share``), trace_cost.json, and a compare_WORKLOAD.json for each workload.
-``--session FILE`` names the document of a GPU session, and may be given for several, which each table shows one after
-another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+(``benchmarks.node --part ranks`` and ``share``), trace_cost.json, swap.json, and a compare_WORKLOAD.json for each
+workload. ``--session FILE`` names the document of a GPU session, and may be given for several, which each table shows
+one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is
+replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from minato_gpu.lab.simulation.comparison import OURS
 Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
-    "README.md": ("workloads",),
+    "README.md": ("swap", "workloads"),
     "benchmarks/MEASUREMENTS.md": (
         "compare",
         "overhead",
@@ -46,7 +47,6 @@ PAGES: Mapping[str, Sequence[str]] = {
         "cold_files",
         "worker_count",
         "node",
-        "node_share",
         "trace_cost",
     ),
 }
@@ -194,6 +194,13 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("samples_per_s", "samples/s of the slowest job", "{:,.0f}"),
         ("times_read", "times the set was read", "{:.3f}"),
         ("recovery_s", "longest wait, s", "{:.2f}"),
+    ),
+    "swap": (
+        ("loader", "loader", "{}"),
+        ("epoch_s", "epoch, s", "{:.1f}"),
+        ("wait_p99_ms", "wait for a batch, p99, ms", "{:,.0f}"),
+        ("first_epoch_s", "first epoch, s", "{:.1f}"),
+        ("first_wait_p99_ms", "p99, ms", "{:,.0f}"),
     ),
     "trace_cost": (
         ("case", "case", "{}"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
+    from minato_gpu.pipelines.torchvision_datasets import from_torchvision
     from minato_gpu.sources.reading import read_bytes
     from minato_gpu.sources.source import Source
 
@@ -28,6 +29,7 @@ __all__ = [
     "Stage",
     "TooManyFailures",
     "WorkerHung",
+    "from_torchvision",
     "merge_state_dicts",
     "read_bytes",
     "shared_empty",
@@ -42,6 +44,7 @@ _HOMES = {
     "Stage": "pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",
+    "from_torchvision": "pipelines.torchvision_datasets",
     "merge_state_dicts": "checkpoint.ranks",
     "read_bytes": "sources.reading",
     "shared_empty": "memory.shared",

@@ -139,8 +139,11 @@ def _member(module: ModuleType, name: str) -> Any:
 
 
 def _check_directory(module: ModuleType, directory: str, device: str) -> ParityReport:
-    pipeline: Pipeline = _member(module, "pipeline")()
-    data = _member(module, "dataset")(directory)
+    return check_data(_member(module, "pipeline")(), _member(module, "dataset")(directory), device)
+
+
+def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityReport:
+    """Check a pipeline on the items of a map-style data set, as ``run_check`` does."""
     chosen = sorted({int(n) for n in np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES))})
     usable: list[Fields] = []
     skipped: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
 from types import MappingProxyType
 
 from minato_gpu.lazily import cached_property
@@ -69,6 +70,13 @@ class Pipeline:
         check_tolerance("tolerance", self.tolerance)
         _check_flow(self.stages, self.input_fields, self.outputs)
         _check_meta(self.stages, self.input_fields, self.host_prefix)
+
+    @classmethod
+    def from_torchvision(cls, transform: Value, **options: Value) -> Pipeline:
+        """A pipeline of a ``torchvision.transforms.v2`` transform or ``Compose``, a stage for each transform. For its
+        ``options`` see ``build`` of ``minato_gpu.pipelines.torchvision_compose``."""
+        made: Pipeline = import_module("minato_gpu.pipelines.torchvision_compose").build(transform, **options)
+        return made
 
     @cached_property
     def input_fields(self) -> Mapping[str, Field]:

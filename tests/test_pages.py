@@ -14,6 +14,7 @@ import pytest
 
 from pipelines import image_classification
 from tests.support import pages
+from tests.support.torchvision_operators import import_torchvision
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
 DELIVERED: dict[str, Sequence[int | None]] = {
@@ -27,8 +28,9 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/scheduling/README.md": (100,),
     "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (None, 8),
+    "pipelines/TORCHVISION.md": (35,),
 }
-README_BYTES = 10_000
+README_BYTES = 8192
 
 
 class OneBad(list[Any]):
@@ -55,7 +57,9 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
-    if page == "README.md":
+    if page == "pipelines/TORCHVISION.md":
+        import_torchvision()
+    if page in ("README.md", "pipelines/TORCHVISION.md"):
         image_classification.example_data(here / "photographs")
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()

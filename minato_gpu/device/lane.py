@@ -325,7 +325,8 @@ class DeviceLane(Lane):
     def _retire(self, error: Exception) -> None:
         """The device has no memory for even one sample. Where batches and samples that came before fill it, less of
         them is to be there, and the lane goes on."""
-        if self._transfers is not None and self._transfers.make_way(self._outlet.held):
+        room = self._outlet.room
+        if self._transfers is not None and room is not None and self._transfers.make_way(room.held):
             for executor in self._executors.values():
                 executor.batches.size.set(executor.batches.size.most)
             return

@@ -5,18 +5,12 @@ the same sample (labels, text) goes into its row on the host as ever.
 
 Results of unlike shapes, which a ``collate_fn`` joins on the host, go home: all of a micro-batch in one copy into
 pinned memory, for which nobody waits before the device is asked for the next micro-batch.
-
-Samples are in the device-memory budget's account before they are made (with a byte each while their size is unknown),
-and only as many are made together as it has room for. Where it has none, one is made all the same: the oldest
-undelivered sample may be among them. That one is brought into its row before the next is made, and travels like those
-of the CPU lane (P4). Where no bytes were named, so is a whole micro-batch: a device is no use for single samples.
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,7 +19,8 @@ import numpy as np
 import torch
 
 from minato_gpu.device.accelerator import Event, Stream
-from minato_gpu.device.loads import Made, rows_bytes
+from minato_gpu.device.loads import Made
+from minato_gpu.device.sample_room import SampleRoom
 from minato_gpu.device.staging import Download
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.device.values import Result
@@ -87,21 +82,20 @@ class Columns(NamedTuple):
 
 class DeviceOutput:
     """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
-    know it). ``spilled``: samples that the budget sent to the host."""
+    know it). ``spilled``: samples that the budget sent to the host. ``room``: for samples on the device, None without
+    one; what is made has been reserved there."""
 
     def __init__(self, store: Store, transfers: Transfers | None) -> None:
         self.layout: bytes | None = None
         self.spilled = 0
         self._store = store
         self._transfers = transfers
+        self.room = None if transfers is None else SampleRoom(store, transfers)
         self._stream: Stream | None = None
         self._made = self._new_made()
         self._placed: list[tuple[Views, int, Resident]] = []
         self._homeward: list[tuple[Container, str | int, torch.Tensor]] = []  # where on the host, and what goes there
         self._sample: dict[str, Value] | None = None  # on its way home, its layout wanted
-        self._each = 0  # bytes of a sample on the device, once they are known
-        self.held = 0  # bytes taken for samples that are not made yet
-        self._beyond = False  # they were taken although there was no room
         self._begin: Event | None = None
         self._known: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
         self._last: Event | None = None  # behind what was issued last, where the device keeps time
@@ -117,72 +111,6 @@ class DeviceOutput:
         return self._stream
 
     # --- making samples --------------------------------------------------------------------------------------
-
-    def lacks_room(self, task: Task, made: frozenset[str], count: int) -> bool:
-        """Whether of ``count`` samples some would have to go to the host, or of as many as the device can hold beside
-        its batches, though nobody waits for them: the consumer waits for no batch."""
-        transfers = self._transfers
-        if transfers is None or transfers.consumer_waits:
-            return False
-        self._measure(task, made)
-        limit = transfers.budget.limit
-        if not (limit and self._each and transfers.batch_bytes):
-            return False
-        most = max(1, (limit - transfers.batch_bytes) // (2 * self._each))
-        return not transfers.budget.has_room(self._each * min(count, most))
-
-    def await_room(self) -> None:
-        """Wait until there may be room, a moment at most."""
-        if self._transfers is not None:
-            self._transfers.await_room()
-
-    def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
-        """Take room on the device for as many of ``count`` samples as it has room for, at least for one; how many.
-
-        ``made``: names of the fields that device implementations make. ``working`` is to follow.
-        """
-        self._beyond = False
-        if self._transfers is None:
-            return count
-        budget = self._transfers.budget
-        self._measure(task, made)
-        if not (self._each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
-            if budget.limit is None:
-                self.held = count  # a byte each: a batch that finds no memory waits for them
-                budget.take("samples", self.held)
-                return count
-            self._take(self._each)
-            self._beyond = True  # it may be in the way of the first batch
-            return 1
-        least = count if budget.elastic else 1
-        found = budget.take_some("samples", self._each, count)
-        if found < least:
-            self._transfers.sweep()
-            found += budget.take_some("samples", self._each, count - found)
-        self.held = found * self._each
-        if found < least:
-            self._beyond = True
-            budget.take("samples", (least - found) * self._each)
-            self.held = least * self._each
-        return max(least, found)
-
-    def _measure(self, task: Task, made: frozenset[str]) -> None:
-        """How large samples and batches are, where the task can tell."""
-        rows = max((piece.rows for piece in task.pieces if piece.slab >= 0), default=0)
-        if self._transfers is None or not task.layout or not rows:
-            return
-        layout = self._store.layout(task.layout)
-        self._each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
-        self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
-
-    def _take(self, nbytes: int) -> None:
-        """Take what one sample needs, whether it fits or not."""
-        assert self._transfers is not None
-        budget = self._transfers.budget
-        if not budget.take_some("samples", nbytes, 1):
-            self._beyond = True
-            budget.take("samples", nbytes)
-        self.held += nbytes
 
     @contextmanager
     def working(self, *, behind: bool = False) -> Iterator[None]:
@@ -207,9 +135,9 @@ class DeviceOutput:
 
     def let_go(self) -> None:
         """What was taken for samples that do not stay, or were not even begun, is free again."""
-        if self._transfers is not None and self.held:
-            self._transfers.budget.give("samples", self.held)
-        self.held, self._placed, self._homeward, self._sample = 0, [], [], None
+        if self.room is not None:
+            self.room.give_back()
+        self._placed, self._homeward, self._sample = [], [], None
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
         """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
@@ -233,8 +161,8 @@ class DeviceOutput:
         }
         there = [(value, name, value[name]) for name in made if self._is_there(value.get(name))]
         self._homeward += there
-        if made:
-            self._each = approximate_bytes({name: item for name, item in value.items() if name in made})
+        if made and self.room is not None:
+            self.room.each = approximate_bytes({name: item for name, item in value.items() if name in made})
         if task.layout == b"" and self.layout is None:
             if there:
                 self._sample = value
@@ -337,9 +265,10 @@ class DeviceOutput:
         placed, self._placed = self._placed, []
         if self._transfers is None:
             return Issued(items)
-        accelerator = self._transfers.accelerator
+        accelerator, room = self._transfers.accelerator, self.room
+        assert room is not None
         homeward, self._homeward = self._homeward, []
-        if self._beyond:
+        if room.beyond:
             homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
         home = self._download([tensor for _, _, tensor in homeward]) if homeward else None
         end = accelerator.event(timed=accelerator.keeps_time)
@@ -348,11 +277,11 @@ class DeviceOutput:
             made, self._made = self._made, self._new_made()
             assert made is not None
             made.event = end
-            self._hand_on(made, [tensor for _, _, item in placed for tensor in item.leaves.values()])
+            room.hand_on(made, sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values()))
         elif home is not None:
-            self._hand_on(home, [tensor for _, _, tensor in homeward])
+            room.hand_on(home, sum(tensor.nbytes for _, _, tensor in homeward))
         targets = [(container, key) for container, key, _ in homeward]
-        return Issued(items, placed, self._beyond, home, targets, self._sample, self._begin, end)
+        return Issued(items, placed, room.beyond, home, targets, self._sample, self._begin, end)
 
     def _download(self, tensors: Sequence[torch.Tensor]) -> Download:
         """What they are laid side by side in is in the account, too, until that is issued."""
@@ -372,15 +301,6 @@ class DeviceOutput:
         finally:
             for nbytes in taken:
                 budget.give("samples", nbytes)
-
-    def _hand_on(self, owner: Made | Download, tensors: Sequence[torch.Tensor]) -> None:
-        """The bytes of these are in the account for as long as ``owner`` lives."""
-        assert self._transfers is not None
-        nbytes = sum(tensor.nbytes for tensor in tensors)
-        if nbytes > self.held:  # the first sample: nobody knew
-            self._take(nbytes - self.held)
-        self.held -= nbytes
-        weakref.finalize(owner, self._transfers.budget.give, "samples", nbytes).atexit = False
 
     # --- once they are made ----------------------------------------------------------------------------------
 

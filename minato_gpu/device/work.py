@@ -200,20 +200,23 @@ class DeviceWork:
                 self.end()
             count = min(len(left), executor.batches.size.limit)
             self._await_room(run, executor, count)
-            count = self._outlet.reserve(run.task, executor.made, count)
+            count = count if self._outlet.room is None else self._outlet.room.reserve(run.task, executor.made, count)
             self._begin_part(run, split, left[:count], most)
             left = left[count:]
 
     def _await_room(self, run: DeviceRun, executor: DeviceExecutor, count: int) -> None:
         """Wait while samples that are made now would go to the host, and from there back to the device for their batch:
         until there is room for them, or the consumer waits."""
-        while not (self.closing or run.parts) and self._outlet.lacks_room(run.task, executor.made, count):
+        room = self._outlet.room
+        if room is None or run.parts:
+            return
+        while not self.closing and room.lacks(run.task, executor.made, count):
             run.usual = False  # the device waits, too: how long it takes is not seen
             if self._runs:
                 self.end()
             else:
                 self._current = None
-                self._outlet.await_room()
+                room.wait()
         if self._current is None:
             self._current = run
             self._at.enter()

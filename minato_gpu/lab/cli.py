@@ -18,7 +18,7 @@ import click
 from minato_gpu.extras import from_extra
 from minato_gpu.lab.commands.analyze import analyze
 from minato_gpu.lab.commands.cache import cache
-from minato_gpu.lab.commands.common import CommandOutput, need_pipeline, shows, writable
+from minato_gpu.lab.commands.common import CommandOutput, need_object, need_pipeline, shows, writable
 from minato_gpu.lab.commands.top import top
 from minato_gpu.lab.commands.whatif import whatif
 from minato_gpu.lab.console import show
@@ -89,7 +89,7 @@ def demo(out: CommandOutput, /, **options: Any) -> None:
 @click.option(
     "--data",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A folder with samples for the pipeline; without it, the module's own.",
+    help="A folder with samples for the pipeline, or pictures for the transform; without it, the module's own.",
 )
 @click.option("--device", default="cpu", help="What runs the device implementations: cpu, cuda, cuda:1 ...")
 @shows
@@ -97,13 +97,20 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
     """Compare both implementations of every stage of the pipeline defined by MODULE, a module's name or file.
 
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
-    pipeline's tolerance.
+    pipeline's tolerance. MODULE:NAME is a torchvision transform or data set of that name in MODULE.
     """
-    imported = need_pipeline(module)
-    _need_device(device)
     from minato_gpu import parity
 
-    found = parity.run_check(imported, None if data is None else str(data), device)
+    name, _, member = module.partition(":")
+    if member:
+        _need_device(device)
+        from minato_gpu.pipelines.torchvision_datasets import to_check
+
+        found = parity.check_data(*to_check(need_object(name, member), data), device)
+    else:
+        imported = need_pipeline(module)
+        _need_device(device)
+        found = parity.run_check(imported, None if data is None else str(data), device)
     show(out.console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
     for row in found.rows:
         if row.get("note"):

@@ -74,7 +74,7 @@ def test_every_table_has_a_page() -> None:
 def test_a_page_without_the_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here\n")
     result = CliRunner().invoke(main, [str(RESULTS), "--root", str(tmp_path)])
-    assert result.exit_code == 1 and "README.md has no place marked <!-- workloads -->" in result.output
+    assert result.exit_code == 1 and "README.md has no place marked <!-- swap -->" in result.output
 
 
 def test_the_comparison_page_shows_the_recorded_results() -> None:

@@ -301,7 +301,8 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
         asked = task(piece(range(COUNT)), layout=layout)
         issued = []
         for _ in range(2):
-            outlet.reserve(asked, MADE, COUNT)
+            assert outlet.room is not None
+            outlet.room.reserve(asked, MADE, COUNT)
             with outlet.working():
                 items = [outlet.put(asked, asked.pieces[0], n, sample(n), MADE) for n in range(COUNT)]
                 before = _stream(outlet).issued
@@ -372,7 +373,8 @@ def test_of_samples_put_together_those_that_do_not_fit_are_left_out(device: Fake
         if field:
             results[2] = {**results[2], field: value}
         tickets = [(one, at) for one in pieces for at in range(len(one.keys))]
-        outlet.reserve(asked, frozenset({"image"}), len(tickets))
+        assert outlet.room is not None
+        outlet.room.reserve(asked, frozenset({"image"}), len(tickets))
         with outlet.working():
             items = outlet.put_all(asked, tickets, results, frozenset({"image"}))
             issued = outlet.issued(list(items))

@@ -101,6 +101,23 @@ def _module_of(file: Path) -> str:
     return ".".join(names)
 
 
+def _look_here() -> None:
+    """Modules of the current folder can be imported, as with ``python -m``."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def need_object(module: str, name: str) -> Any:
+    """What is called ``name`` in ``module``, a module's name or file."""
+    if module.endswith(".py") and Path(module).is_file():
+        module = _module_of(Path(module).resolve())
+    _look_here()
+    found = import_module(module)
+    if not hasattr(found, name):
+        raise click.UsageError(f"{module} has nothing called {name}")
+    return getattr(found, name)
+
+
 def need_pipeline(module: str) -> str:
     """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
 
@@ -109,8 +126,7 @@ def need_pipeline(module: str) -> str:
     """
     if module.endswith(".py") and Path(module).is_file():
         return need_pipeline(_module_of(Path(module).resolve()))
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    _look_here()
     for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
         try:
             found = import_module(name)
