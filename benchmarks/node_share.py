@@ -102,7 +102,7 @@ def _train(jobs: Jobs, data: Any, at: int, barrier: Barrier, found: Queue[tuple[
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(at % jobs.seeds)
     loader: Any = DataLoader(data, BATCH, shuffle=True, num_workers=1, generator=generator, **jobs.arguments)
-    suffers_at = len(loader) * (9 if jobs.fault == "reader killed" else 3) // 10  # alone, workers read for long
+    suffers_at = len(loader) * (5 if jobs.fault == "reader killed" else 3) // 10  # alone, workers read for long
     barrier.wait()
     batches, keys, waits = iter(loader), [], []
     begin = before = time.perf_counter()

@@ -113,8 +113,8 @@ class DataLoader(TorchDataLoader[T]):
         share: a name. Loaders of this user on this host that have the same one share one process that reads ahead: what
             several of them want at a time is read once, and ``cache`` is one budget in memory for all, the one that the
             first loader gives. Each delivers what it would alone. True: the name of torchrun's job. The first loader
-            starts the process, which ends five seconds after the last one has gone; if it is killed, workers read for
-            themselves, and those started next have another.
+            starts the process, which ends five seconds after the last one has left. If it is killed, workers read for
+            themselves, and those that are started next have another one. Needs ``source(key)``; not with ``cache_dir``.
         trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
             256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
             written there (another rank's, say), the path gets a number.

@@ -2,7 +2,7 @@
 
 The first loader starts it, with its own budget (shared_reader.py). It is no child of that loader's process, and has a
 session of its own: neither Ctrl-C nor the end of that process ends it. It ends ``LINGER_S`` after the last loader has
-gone, and takes its name with it. Each loader has a link (process.py), a service and a window as it would have alone.
+left, and removes its name. Each loader has a link (process.py), a service and a window as it would have alone.
 
 What is said first, by either side, begins with a head of fixed form: so another version of the protocol is noticed.
 """
@@ -40,7 +40,7 @@ _GUEST_S = 5.0  # that somebody may take who has connected, to say who comes
 
 
 def name_of(share: str) -> str:
-    """The socket's."""
+    """The name of the socket of a ``share``."""
     return f"share-{share}"
 
 
@@ -74,7 +74,7 @@ async def _serve(arena: Arena, listening: socket.socket, share: str, settings: R
 
 
 class HostReader:
-    """Lets loaders in, and sees when the last one has gone. ``budget``: bytes kept in memory."""
+    """Lets loaders in, and ends the process after the last one has left. ``budget``: bytes kept in memory."""
 
     def __init__(self, arena: Arena, listening: socket.socket, folder: PrivateFolder, name: str, budget: int) -> None:
         self.ended = asyncio.Event()
@@ -110,7 +110,7 @@ class HostReader:
             connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
-        """Its first message has come, or it has gone."""
+        """Its first message has come, or it has been closed."""
         self._loop.remove_reader(connection.fileno())
         memory = self._memory
         try:
@@ -134,7 +134,7 @@ class HostReader:
         return self._reads.client(service, self._pool)
 
     def _leave(self, link: Link) -> None:
-        """A loader has gone."""
+        """A loader has left."""
         if link in self._links:
             self._links.remove(link)
             link.leave()
@@ -148,7 +148,7 @@ class HostReader:
             self._timer = self._loop.call_later(seconds, self._end_unless_used)
 
     def _end_unless_used(self) -> None:
-        """A loader connects while it holds the folder's lock: so none does while the name goes."""
+        """End. A loader connects while it holds the folder's lock, so none does so while the name is removed."""
         try:
             with self._folder.locked(0.0):
                 if select.select([self._listening], [], [], 0.0)[0]:

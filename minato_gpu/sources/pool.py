@@ -43,7 +43,7 @@ class Pool(Protocol):
 
 
 class Reads(Pool, Protocol):
-    """A pool of one loader's reads. See ReaderPool."""
+    """The reads of one loader: a ReaderPool, or a part in one that several loaders share."""
 
     done: Callable[..., None]
 

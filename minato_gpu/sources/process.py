@@ -100,8 +100,8 @@ def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class Link:
-    """A loader's socket, and the service behind it, which reads by ``pool_of`` that service. ``ended`` is called as the
-    loader goes."""
+    """A loader's socket, and the service behind it, for which ``pool_of`` makes a pool. ``ended`` is called once the
+    loader has closed its end."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Link:
         self._disk_counts = None
 
     def leave(self) -> None:
-        """The loader has gone, and others go on."""
+        """Forget a loader that has left; others go on."""
         self._service.drop()
         if self._timer is not None:
             self._timer.cancel()

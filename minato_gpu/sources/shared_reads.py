@@ -108,13 +108,13 @@ class SharedReads:
         self._count = 0
 
     def client(self, service: Service, pool: ReaderPool) -> ClientPool:
-        """A loader's way to them, of which ``service`` is told; ``pool``: what counts."""
+        """A loader's part in them, which answers ``service``; ``pool`` counts."""
         client = ClientPool(self, service, pool)
         self._clients.append(client)
         return client
 
     def remove(self, client: object) -> None:
-        """The loader has gone. What is under way for it is done all the same."""
+        """The loader has left. What is under way for it is done all the same."""
         self._clients = [each for each in self._clients if each is not client]
 
     def behind(self) -> bool:
@@ -122,7 +122,7 @@ class SharedReads:
         return any(client.service.behind() for client in self._clients)
 
     def expected(self, number: int) -> tuple[int, int]:
-        """See Service."""
+        """What a read is to the tier in memory (an item), and about how many bytes."""
         client, own = self._reads[number].clients[0]
         return client.service.expected(own)
 
@@ -167,7 +167,7 @@ class SharedReads:
         self.soon(client.done, number, NOWHERE, 0, CancelledError(), 0.0)
 
     def done(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
-        """The pool is through with a read: all are told who wait for it."""
+        """The pool is through with a read: all services that wait for it are answered."""
         read = self._reads.pop(number)
         self._turn = max(self._turn, number // _TURN)
         read.block, read.nbytes = block, nbytes
@@ -210,11 +210,11 @@ class ClientPool:
         self.done(number, block, nbytes, None, 0.0, shared=True)
 
     def submit(self, number: int, source: Source) -> None:
-        """See Pool."""
+        """Read this in the loader's turn, unless another loader has it read."""
         self._shared.submit(self, number, source)
 
     def cancel(self, number: int) -> None:
-        """See Pool."""
+        """This loader does not need it any more."""
         self._shared.cancel(self, number)
 
     def stats(self) -> dict[str, Any]:
