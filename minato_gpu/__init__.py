@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
     from minato_gpu.pipelines.torchvision_datasets import from_torchvision
+    from minato_gpu.sampling.sharded_dataset import ShardedDataset, Shards, SplitsStates
     from minato_gpu.sources.reading import read_bytes
     from minato_gpu.sources.source import Source
 
@@ -25,7 +26,10 @@ __all__ = [
     "DataLoader",
     "Field",
     "Pipeline",
+    "ShardedDataset",
+    "Shards",
     "Source",
+    "SplitsStates",
     "Stage",
     "TooManyFailures",
     "WorkerHung",
@@ -40,7 +44,10 @@ _HOMES = {
     "DataLoader": "loader",
     "Field": "pipeline",
     "Pipeline": "pipeline",
+    "ShardedDataset": "sampling.sharded_dataset",
+    "Shards": "sampling.sharded_dataset",
     "Source": "sources.source",
+    "SplitsStates": "sampling.sharded_dataset",
     "Stage": "pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",

@@ -285,10 +285,11 @@ class DataLoader(TorchDataLoader[T]):
 
         Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
         batch as if nothing had happened. Data set, sampler and batch size must be the same; workers, lanes and memory
-        may differ, and ranks do with ``merge_state_dicts``. An iterable data set needs the same number of workers;
-        without a state of its own its streams are read again and what was delivered is dropped, and the next ``iter()``
-        or batch raises ValueError where they would yield other samples. torch's global generator, where the state holds
-        it, is set at that ``iter()``; if it has moved since this call it stays, which is said once.
+        may differ, and ranks do with ``merge_state_dicts``. An iterable data set needs the same number of workers,
+        unless it is a ``ShardedDataset`` or shares out its states itself (``SplitsStates``); without a state of its own
+        its streams are read again and what was delivered is dropped, and the next ``iter()`` or batch raises ValueError
+        where they would yield other samples. torch's global generator, where the state holds it, is set at that
+        ``iter()``; if it has moved since this call it stays, which is said once.
 
         Args:
             state_dict: what ``state_dict`` or ``merge_state_dicts`` returned.

@@ -106,6 +106,8 @@ class Session:
 
     def _waiting(self, loader: Arguments) -> Resumption | None:
         """What the next epoch is to go on from."""
+        if self._pending is not None and not self._pending.fits(loader):
+            self._given = self._pending.given
         if self._given is not None:
             self._pending, self._given = Resumption(loader, self._given), None
         return self._pending

@@ -23,11 +23,11 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/faults/README.md": (99,),
     "minato_gpu/memory/README.md": (100,),
     "minato_gpu/observe/README.md": (100, 100, 100),
-    "minato_gpu/checkpoint/README.md": (36,),
+    "minato_gpu/checkpoint/README.md": (36, 90),
     "minato_gpu/sampling/README.md": (25,),
     "minato_gpu/scheduling/README.md": (100,),
     "minato_gpu/sources/README.md": (100, 100),
-    "pipelines/README.md": (None, 8),
+    "pipelines/README.md": (35,),
     "pipelines/TORCHVISION.md": (35,),
 }
 README_BYTES = 8192
@@ -59,10 +59,14 @@ def given(request: pytest.FixtureRequest, here: Path) -> Iterator[dict[str, Any]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
     if page == "pipelines/TORCHVISION.md":
         import_torchvision()
-    if page in ("README.md", "pipelines/TORCHVISION.md"):
+    if page == "README.md" or page.startswith("pipelines/"):
         image_classification.example_data(here / "photographs")
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
+    if "/checkpoint/" in page:
+        (here / "logs").mkdir()
+        for name in "abcd":
+            (here / "logs" / f"{name}.txt").write_text("a line\n" * 25)
     if "/sources/" in page:
         names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
         for url in names["urls"]:

@@ -91,7 +91,7 @@ class Cursor:
                 streams = plain_streams(epoch.streams, ahead, self._sampling.size or 1)
                 out = s.header("iterable", epoch.number, self._seeds, begun=True)
                 out["generators"] = packed_states(self._sampling.generators)
-                out["source"] = {**self._sampling.cutting, **streams}
+                out["source"] = {**self._sampling.cutting, **streams, "rank": ranks.rank_of(self._sampling)}
                 if self.global_at_start is not None and streams["streams"][0]["state"] is None:
                     out["source"]["global_at_start"] = self.global_at_start
             if self._global:

@@ -17,6 +17,7 @@ from torch.utils.data import DistributedSampler
 
 from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
+from minato_gpu.checkpoint.streams import places_of, plain_places, shared_out
 from minato_gpu.number_kinds import is_whole
 from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
@@ -24,6 +25,7 @@ from minato_gpu.sampling.order import REPLAY
 from minato_gpu.sampling.samplers import Sampling, attribute_of
 
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
+_OF_STREAMS = "turn", "streams", "shared_seed", "global_at_start"
 _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
@@ -31,11 +33,12 @@ def rank_of(sampling: Sampling) -> s.State | None:
     """Which share of the order a sampler has; None where it has all, as far as is known.
 
     All is known of torch's DistributedSampler; others say their share as its heirs do, or as Accelerate's batch
-    samplers do, or have a sampler in them that says it.
+    samplers do, or have a sampler in them that says it; or an iterable data set says it.
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
-        named = [[attribute_of(part, name) for name in names] for part in sampling.parts for names in _SHARES]
+        parts = [sampling.stream] if sampling.iterable else sampling.parts
+        named = [[attribute_of(part, name) for name in names] for part in parts for names in _SHARES]
         found = (shares for shares in named if all(map(is_whole, shares)))
         return next(({"replicas": int(replicas), "rank": int(rank)} for replicas, rank in found), None)
     return {
@@ -52,9 +55,10 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
     """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another, where all ranks had the same base seed (``torch.manual_seed``, or equal
-    ``generator``): then samples keep their content. Needs torch's ``DistributedSampler``, on a map-style data set. What
-    was delivered counts for all ranks together. Each rank goes on with its own count of failures (``max_failures``);
-    another number of ranks shares out the sum of all, and has torch's global generator set where it stood alike on all.
+    ``generator``): then samples keep their content. Needs torch's ``DistributedSampler``, on a map-style data set, or a
+    ``ShardedDataset``. What was delivered counts for all ranks together. Each rank goes on with its own count of
+    failures (``max_failures``); another number of ranks shares out the sum of all, and has torch's global generator set
+    where it stood alike on all.
 
     Args:
         states: what ``state_dict`` of each rank's loader returned, in any order.
@@ -78,7 +82,8 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
             return first
         raise ValueError("merge_state_dicts(): these are merged already, and not alike; load one of them on all ranks")
     rank = first["source"].get("rank")
-    undealt = rank is None or s.alike(rank, {"replicas": 1, "rank": 0})  # to one, by no DistributedSampler
+    alone = first["kind"] == "map" and s.alike(rank, {"replicas": 1, "rank": 0})  # by no DistributedSampler
+    undealt = rank is None or alone
     if len(all_) == 1 and (undealt or not first["begun"]):
         return first
     by_rank = _begun(all_) if first["begun"] else _between(all_)
@@ -96,7 +101,8 @@ def _begun(states: list[s.State]) -> list[s.State]:
         raise ValueError(
             f"merge_state_dicts() needs one state of each of the {replicas} ranks, got ranks {sorted(ranks)}"
         )
-    source = {name: value for name, value in states[0]["source"].items() if name not in ("rank", "witness")}
+    differs = ("rank", "witness", *_OF_STREAMS)
+    source = {name: value for name, value in states[0]["source"].items() if name not in differs}
     for state, share in zip(states, shares, strict=True):
         same = s.alike({name: state["source"].get(name) for name in source}, source)
         if not same or not s.alike({**share, "rank": 0}, {**shares[0], "rank": 0}):
@@ -133,10 +139,12 @@ def _all_alike(values: Sequence[Value]) -> bool:
 
 def _share(state: s.State) -> Mapping[str, JSON]:
     source = state["source"]
-    if state["kind"] != "map" or source.get("way") != REPLAY or source.get("rank") is None:
+    deals = state["kind"] == "iterable" or (state["kind"] == "map" and source.get("way") == REPLAY)
+    if not deals or source.get("rank") is None:
         raise ValueError(
             "merge_state_dicts() can share out again only what torch's DistributedSampler dealt out, on a map-style "
-            "data set; with any other sampler, every rank resumes from its own state"
+            "data set, or a minato_gpu.ShardedDataset; with any other sampler or iterable data set, every rank resumes "
+            "from its own state"
         )
     share = s.mapping(source, "rank")
     s.number(share, "replicas", 1, 1 << 20)
@@ -149,23 +157,24 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
     mine = rank_of(sampling)
     if state["kind"] == "merged":
         ranks = [s.check(s.mapping({"ranks": part}, "ranks")) for part in s.sequence(state, "ranks")]
-        if not ranks or not all(part["kind"] == "map" and part["begun"] == state["begun"] for part in ranks):
+        alike = ("map",) if not ranks or ranks[0]["kind"] == "map" else ("iterable",)
+        if not ranks or not all(part["kind"] in alike and part["begun"] == state["begun"] for part in ranks):
             raise ValueError("state: 'ranks' must hold the states of all ranks at one step")
         own = ranks[mine["rank"]] if mine is not None and len(ranks) == mine["replicas"] else None
         if own is None or mine is None or _said(own) != _said_of(mine):
             return _dealt_anew(ranks, mine, sampling)
         same = not state["begun"] or s.alike(own["source"]["rank"].get("drop_last"), mine.get("drop_last"))
         return for_rank(own, sampling) if same else _dealt_anew(ranks, mine, sampling)
-    if state["kind"] == "iterable":
-        return state
     saved = state["source"].get("rank")
     if saved is not None and mine is not None and _said(state) != _said_of(mine):
         if not state["begun"]:
             return {**state, "global": None}
-        advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
+        advice = "every rank resumes from its own state, with as many ranks"
+        if "seed" in mine or sampling.iterable:
+            advice = "merge the states of all ranks with merge_state_dicts() to resume with other ranks"
         raise ValueError(
-            f"the state is one of rank {_said(state)}, and this loader's sampler is rank {_said_of(mine)}; "
-            f"{advice if 'seed' in mine else 'every rank resumes from its own state, with as many ranks'}"
+            f"the state is one of rank {_said(state)}, and this loader's "
+            f"{'data set' if sampling.iterable else 'sampler'} is rank {_said_of(mine)}; {advice}"
         )
     if isinstance(saved, Mapping) and mine is not None and state["begun"]:
         _match(saved, mine, mine)
@@ -186,6 +195,8 @@ def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) 
     source = {**first["source"], "rank": mine}
     if not first["begun"]:
         return {**first, "source": source}
+    if first["kind"] == "iterable":
+        return {**first, "source": {**source, **_streams_anew(ranks, mine, sampling)}}
     if mine is None or type(sampling.inner) is not DistributedSampler:
         raise ValueError("a merged state needs torch's DistributedSampler, which shares out what is left")
     shares = [_share(state) for state in ranks]
@@ -198,6 +209,16 @@ def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) 
     source.update(witness=None, gone=_with_shares(gone_of(source, sampling), parts, len(whole)))
     progress = {"batches": 0, "below": 0, "above": "", "failed": failed + (mine["rank"] < rest)}
     return {**first, "source": source, "progress": progress}
+
+
+def _streams_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
+    """What is left of the streams of all ranks, shared out among another number: one stream, which this rank's workers
+    share. Raises ValueError where no rank is known, and where the data set does not share out its states."""
+    if mine is None or not sampling.iterable:
+        raise ValueError("a merged state of an iterable data set needs one that tells its rank: a ShardedDataset")
+    every = [place for state in ranks for place in places_of(state["source"], sampling.stream)]
+    shares = shared_out(every, sampling.stream, mine["replicas"], "to be shared out among {} ranks")
+    return {"turn": 0, "streams": plain_places([shares[mine["rank"]]])}
 
 
 def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[str]) -> None:

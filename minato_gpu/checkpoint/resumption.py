@@ -113,6 +113,10 @@ class Resumption:
                 meaning, theirs = name.replace("length", "length of the sampler"), s.quoted(source.get(name))
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
+    def fits(self, loader: Arguments) -> bool:
+        """Whether the loader has as many workers as when it was given the state: streams are shared out among them."""
+        return len(self.starts) in (0, max(1, loader.num_workers))
+
     @property
     def given(self) -> s.State:
         """A copy of the state."""

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 
 from minato_gpu.checkpoint import state as s
-from minato_gpu.lanes.streams import ITSELF, StreamState, is_stateful
+from minato_gpu.lanes.streams import EVERY, ITSELF, LARGE, StreamState, is_stateful
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
@@ -29,13 +29,13 @@ def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
     has none and is too far on to be read again.
     """
     turn, places = streams.before(ahead)
-    plain = _plain(places)
+    plain = plain_places(places)
     check_read_again(places, samples)
     shared = {} if streams.shared_seed is None else {"shared_seed": streams.shared_seed}
     return {"turn": turn, "streams": plain, **shared}
 
 
-def _plain(places: Sequence[StreamState]) -> list[s.State]:
+def plain_places(places: Sequence[StreamState]) -> list[s.State]:
     """What a state says of streams. Raises ValueError where a data set could not tell."""
     plain: list[s.State] = []
     for number, at in enumerate(places):
@@ -58,23 +58,27 @@ def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
 
 def plain_between(places: Sequence[StreamState]) -> s.State:
     """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
-    plain = _plain(places)
+    plain = plain_places(places)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
 def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
-    """The streams of a checked state, each to be taken up at its place."""
-    streams = WorkerStreams(len(places), sum(at.batches for at in places), saved["turn"])
+    """The streams of a checked state, each to be taken up at its place; where they were shared out anew, the first
+    worker's comes first."""
+    turn = saved["turn"] if len(places) == len(saved["streams"]) else 0
+    streams = WorkerStreams(len(places), sum(at.batches for at in places), turn)
     streams.shared_seed = saved.get("shared_seed")
     streams.begin(places, places)
     return streams
 
 
 def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
-    """Where the streams of a state stand. Raises ValueError where they are damaged, those of another data set or number
-    of workers, or too far on to be read again. ``samples``: of a batch."""
-    places = _places(saved, dataset, workers)
+    """Where the streams of a state stand, for so many workers. Raises ValueError where they are damaged, those of
+    another data set, or of another number of workers among which they cannot be shared out, or too far on to be read
+    again. ``samples``: of a batch."""
+    places = places_of(saved, dataset)
     s.number(saved, "turn", 0, len(places) - 1)
+    places = shared_out(places, dataset, max(1, workers), "this loader has {}")
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
     check_read_again(places, samples)
@@ -82,20 +86,65 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
 
 
 def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
-    """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as above."""
-    places = [] if saved.get("streams") is None else _places(saved, dataset, workers)
+    """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as for a state
+    of an epoch."""
+    places = [] if saved.get("streams") is None else places_of(saved, dataset)
     for at in places:
         s.number({"batches": at.batches}, "batches", largest=0)
-    return [at._replace(ended=False) for at in places]
+    if not places:
+        return []
+    return [at._replace(ended=False) for at in shared_out(places, dataset, max(1, workers), "this loader has {}")]
 
 
-def _places(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
-    streams = s.sequence(saved, "streams")
-    if len(streams) != max(1, workers):
-        raise ValueError(
-            f"the state has the streams of {len(streams)} workers, this loader has {max(1, workers)}: an iterable data "
-            "set is shared out among its workers, so their number must stay the same"
+def shared_out(places: list[StreamState], dataset: Value, workers: int, among: str) -> list[StreamState]:
+    """The streams of so many workers, among which the data set shares out what these have left; these themselves where
+    they are as many. ``among``: says in an error who they are. Raises ValueError where the data set does not do that,
+    or cannot from these states."""
+    if len(places) == workers:
+        return places
+    going = [at for at in places if not at.ended] or places
+    if why := _why_not_shared_out(going, dataset):
+        raise ValueError(f"the state has the streams of {len(places)} workers, {among.format(workers)}: {why}")
+    if not any(at.state for at in going):
+        return [StreamState(None)] * workers
+    own = [pickle.loads(at.state)[1] for at in going if at.state is not None]
+    split = dataset.split_states(own, workers)
+    if not isinstance(split, list | tuple) or len(split) != workers:
+        name = type(dataset).__name__
+        raise ValueError(f"{name}.split_states() must return a list of {workers} states, got {s.quoted(split)}")
+    ended, over = all(at.ended for at in going), all(at.over for at in going)
+    batches, rest = divmod(sum(at.batches for at in places), workers)
+    return [
+        StreamState(dumps(("dataset", state, None)), ended, over=over, batches=batches + (number < rest))
+        for number, state in enumerate(split)
+    ]
+
+
+def _why_not_shared_out(going: Sequence[StreamState], dataset: Value) -> str | None:
+    """Why the data set cannot share out what these streams have left."""
+    if not (is_stateful(dataset) and callable(getattr(dataset, "split_states", None))):
+        return (
+            "an iterable data set is shared out among its workers, so their number must stay the same. It may differ "
+            "for a minato_gpu.ShardedDataset, and for a data set that has state_dict(), load_state_dict() and "
+            "split_states() (see minato_gpu.SplitsStates)"
         )
+    kinds = {None if at.state is None else pickle.loads(at.state)[0] for at in going}
+    if None in kinds and (len(kinds) > 1 or any(at.batches for at in going)):
+        return "a worker had delivered nothing yet, so its share is in no state. Save when each has delivered a batch"
+    if not kinds <= {"dataset", None}:
+        return "the states are those of iterators, and split_states() takes the data set's; let __iter__ be a generator"
+    if any(at.since for at in going):
+        return (
+            f"a state of more than {LARGE} bytes is told every {EVERY} batches where nobody saves, and cannot be split "
+            "between. Save a second time some batches later, or let state_dict() return less"
+        )
+    return None
+
+
+def places_of(saved: Mapping[str, JSON], dataset: Value) -> list[StreamState]:
+    """The streams of a state, checked. Raises ValueError where they are damaged, or another data set's."""
+    if not (streams := s.sequence(saved, "streams")):
+        raise ValueError("state: 'streams' is empty")
     for own in streams:
         if not isinstance(own, Mapping):
             raise ValueError(f"state: 'streams' must hold dicts, got {s.quoted(own)}")

@@ -34,7 +34,7 @@ class Sampling:
 
     torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it. ``batched``: the loader's sampler
     yields lists of keys, else single keys. ``multiple``: the epoch's batches come in a multiple of so many, as many for
-    each of several devices. ``iterable``: nothing is sampled, workers iterate the data set for themselves.
+    each of several devices. ``iterable``: nothing is sampled, workers iterate the data set ``stream`` for themselves.
     """
 
     def __init__(self, loader: Arguments) -> None:
@@ -45,6 +45,7 @@ class Sampling:
         self.batched = batches is not None
         self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.stream: Value = loader.dataset if self.iterable else None
         # batches between two states of a sampler that has one; PyTorch's own loader has no such argument
         self.snapshot_every = max(1, getattr(loader, "snapshot_every_n_steps", 1) or 1)
         self._own = loader.generator  # and not the loader: who drops that drops its workers

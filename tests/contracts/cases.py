@@ -53,15 +53,18 @@ DRAWN = 13  # keys after which a sampler raises
 ALLOWED = 1  # failures in an epoch, where one more is "too many"
 HANG_S = 2.0  # the limit for a sample, which takes milliseconds
 STREAMS = (14, 5, 9)  # samples of each worker's stream
+SHARDS = (9, 6, 5, 0, 8)  # samples of each shard, or of each part of what workers share out
+ELASTIC = ("stateful shards", "stateful split")  # streams that another number of workers may go on with
 FILES = ("files", "urls")  # data whose bytes the loader reads
 STARTS = ("start raises", "start kills")  # faults of worker_init_fn
 OF_FILES = ("no file", "too short")  # errors of files
+SAVES = ("begun", "saved", "saved twice", "ahead", "elsewhere", "between")  # interruptions
 STREAM_OF = 1_000  # the keys of a worker's stream begin at a multiple of it
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "data": (
         *("numbers", "mapping", "ragged", "uneven", "objects", "closures", "many at once", "pipeline", "files", "urls"),
-        *("stream", "stateful stream", "stateful iterator"),
+        *("stream", "stateful stream", "stateful iterator", *ELASTIC),
     ),
     "sampler": (
         *("sequential", "shuffled", "shuffle=True", "repeats", "stateful", "listed", "batches", "distributed"),
@@ -69,6 +72,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ),
     "batch": (4, 1, None),
     "drop_last": (False, True),
+    "snapshots": (1, 3, 50),  # the last is more than an epoch has
     "lateness": (0, 1, 8),
     "workers": (2, 0, 1, 3),
     "kind": ("process", "thread"),
@@ -101,6 +105,7 @@ class Case:
     sampler: str = "sequential"  # where their order comes from
     batch: int | None = 4
     drop_last: bool = False
+    snapshots: int = 1  # snapshot_every_n_steps
     lateness: int = 0  # batches; 0: in order
     workers: int = 2
     kind: str = "process"  # of workers
@@ -172,7 +177,7 @@ def steps(case: Case) -> list[Step]:
         "saved": [Step(0, 2, "save"), Step(0)],
         "saved twice": [Step(0, 1, "save"), Step(0, 2, "save"), Step(0)],
         "ahead": [Step(0, 3, "save ahead"), Step(0)],
-        "elsewhere": [Step(0, 2, "save"), Step(0)],
+        "elsewhere": [Step(0, 2 * case.workers if case.streams else 2, "save"), Step(0)],  # each stream has been begun
         "between": [Step(0, None, "save")],
         "two at once": [Step(0, None, "at once")],
         "forked": [Step(0, None, "fork")],
@@ -215,8 +220,12 @@ RULES: tuple[Rule, ...] = (
         lambda c: c.data == "stream" and c.workers == 0 and c.interruption in ("saved", "saved twice", "ahead"),
     ),
     (
-        "Streams go on with as many workers as before.",
-        lambda c: c.streams and c.interruption == "elsewhere",
+        "Streams go on with as many workers as before, but those that are shared out; of these each must have begun.",
+        lambda c: c.streams and c.interruption == "elsewhere" and (c.data not in ELASTIC or c.lateness > 1),
+    ),
+    (
+        "Snapshots are taken of a sampler with a state, and matter to who saves.",
+        lambda c: c.snapshots != 1 and (c.sampler != "stateful" or c.interruption not in SAVES),
     ),
     ("Without workers there is no kind of worker.", lambda c: c.workers == 0 and c.kind == "thread"),
     (
@@ -362,19 +371,12 @@ def legal(case: Case) -> bool:
 
 def promised_by_pytorch(case: Case) -> bool:
     """Whether PyTorch's own loader promises the same, but for what samples draw. (Of a worker that was killed it tells
-    by a RuntimeError, or by what reading from it raises.)"""
+    by a RuntimeError, or by what reading from it raises; and it asks a sampler of single keys again after its end.)"""
     happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
     goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
     theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
-    return (
-        happens
-        and goes_on
-        and theirs
-        and case.cache == "none"
-        and case.budget is None
-        and case.most is None
-        and not case.share
-    )
+    theirs = theirs and not case.share and not (case.sampler == "stateful" and case.batch is None)
+    return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 
 @functools.cache

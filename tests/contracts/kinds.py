@@ -207,4 +207,6 @@ KINDS = {
     "stream": _STREAM,
     "stateful stream": _STREAM,
     "stateful iterator": _STREAM,
+    "stateful shards": _STREAM,
+    "stateful split": _STREAM,
 }

@@ -124,7 +124,8 @@ class Lineage:
         def make(data: Any, **given: Any) -> Any:
             return minato_gpu.DataLoader(data, **{**given, **more})
 
-        self.loader = loaders_of(self.case, self.data, self.folder, Outcome(), make)[0]
+        case = replace(self.case, interruption="saved")  # with keys that can be stored
+        self.loader = loaders_of(case, self.data, self.folder, Outcome(), make)[0]
 
     def _note(self, worker: int) -> None:
         self.pids[worker] = os.getpid()

@@ -267,9 +267,10 @@ class Machine(RuleBasedStateMachine):
             self.line.take(count)
 
     def _workers(self, wanted: int) -> int:
-        """As many as are wanted, where that may be another number."""
+        """As many as are wanted, where that may be another number; not of streams, one of which may not have begun."""
         case = self.line.case
-        return wanted if may(case, "elsewhere") and legal(replace(case, workers=wanted)) else case.workers
+        other = not case.streams and may(case, "elsewhere") and legal(replace(case, workers=wanted))
+        return wanted if other else case.workers
 
     # --- faults --------------------------------------------------------------------------------------------
 

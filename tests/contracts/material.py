@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
-from minato_gpu import Source, read_bytes
-from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, STARTS, STREAM_OF, STREAMS, Case
+from minato_gpu import ShardedDataset, Source, read_bytes
+from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, SHARDS, STARTS, STREAM_OF, STREAMS, Case
 from tests.contracts.far import url_of
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample
 
@@ -64,7 +64,9 @@ class Data:
         return happen(self.case) if self.die is None else self.die()
 
     def begin(self) -> None:
-        """An epoch begins: what happens once happens once in each."""
+        """An epoch begins: what happens once happens once in each, if at all."""
+        for _ in range(counted(self.struck), counted(self.epochs) * _TIMES.get(self.case.fault, 0)):
+            _count(self.struck)
         _count(self.epochs)
 
     def make(self, key: int) -> Any:
@@ -227,6 +229,49 @@ class _StreamIterator:
         self.at = state["at"]
 
 
+class Sharded:
+    """Shards, which ``ShardedDataset`` shares out among workers."""
+
+    def __init__(self, case: Case) -> None:
+        self.stream = Stream(case)
+
+    def shards(self) -> list[str]:
+        return [f"part-{part}" for part in range(len(SHARDS))]
+
+    def iterate(self, shard: str) -> Iterator[Any]:
+        part = int(shard.removeprefix("part-"))
+        return (self.stream.sample(part, number) for number in range(SHARDS[part]))
+
+
+class StatefulSplit(Stream):
+    """Worker ``w`` of ``n`` begins with every n-th sample; its state is the list of those that are left."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.loaded: Any = None
+        self.left: Any = None  # all
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        every = [(part, number) for part, size in enumerate(SHARDS) for number in range(size)]
+        self.left = every[_worker() :: 1 if info is None else info.num_workers] if self.loaded is None else self.loaded
+        self.loaded = None
+        while self.left:
+            yield self.sample(*self.left.pop(0))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded = state["left"]
+
+    def split_states(self, states: list[Any], workers: int) -> list[Any]:
+        if states[0]["left"] is None:
+            return states[:1] * workers
+        left = [sample for state in states for sample in state["left"]]
+        return [{"left": left[worker::workers]} for worker in range(workers)]
+
+
 def _worker() -> int:
     info = get_worker_info()
     return 0 if info is None else info.id
@@ -238,6 +283,8 @@ def data_of(case: Case, folder: Path) -> Any:
         "stream": Stream,
         "stateful stream": StatefulStream,
         "stateful iterator": StatefulIterator,
+        "stateful shards": lambda case: ShardedDataset(Sharded(case)),
+        "stateful split": StatefulSplit,
     }
     if case.streams:
         return streams[case.data](case)

@@ -16,11 +16,11 @@ from typing import Any
 import torch.utils.data
 
 import minato_gpu
-from tests.contracts.cases import ALLOWED, BAD, STARTS, STREAM_OF, STREAMS, Case, elsewhere, steps
+from tests.contracts.cases import ALLOWED, BAD, STARTS, Case, elsewhere, steps
 from tests.contracts.counts import counts_of_epoch, counts_of_part, named, same
 from tests.contracts.kinds import KINDS, file_of
 from tests.contracts.material import BROKEN, GONE, NO_KEYS, NO_START, SHORT
-from tests.contracts.orders import Keys, orders
+from tests.contracts.orders import Keys, orders, stream_of
 from tests.contracts.run import Outcome, Part, Raised
 
 Drawn = dict[tuple[int, int], list[tuple[float, ...]]]  # by epoch and key: in the order of its occurrences
@@ -29,17 +29,18 @@ Drawn = dict[tuple[int, int], list[tuple[float, ...]]]  # by epoch and key: in t
 def differences(case: Case, outcome: Outcome, drawn: Drawn | None = None) -> list[str]:
     """What is not as it must be. ``drawn``: what samples draw, where that is promised."""
     found = [f"it warned: {warning}" for warning in outcome.warnings]
+    shared = case.interruption == "elsewhere" and (case.ranks > 1 or case.streams)  # anew, among others
     for rank in range(case.ranks):
         seen: set[int] = set()
         for epoch, order in enumerate(orders(case, rank)):
             parts = [part for part in outcome.parts if part.rank == rank and part.step.epoch == epoch]
-            if not parts or (case.ranks > 1 and case.interruption == "elsewhere"):  # of these see _shared
+            if not parts or shared:
                 continue
             new = {key for batch in order for key in batch} - seen
             seen |= new
             wrong = (*of_epoch(case, order, parts), *counts_of_epoch(case, order, parts, new))
             found += [f"epoch {epoch} of rank {rank}: {words}" for words in wrong]
-    if case.ranks > 1 and case.interruption == "elsewhere":
+    if shared:
         found += _shared(case, outcome)
     for part in outcome.parts:
         wrong = (*of_content(case, part), *counts_of_part(case, part))
@@ -134,7 +135,7 @@ def _overtaken(case: Case, order: list[Keys], due: list[Keys], got: list[Keys], 
     if whole and not errors and case.sampler == "batches":
         yield from same("batches", sorted(got), sorted(due))
     if case.streams:
-        yield from _each_in_order(got)
+        yield from _each_in_order(case, got)
     elif case.interruption == "none" and not case.fails:
         yield from of_lateness(case, order, got)
 
@@ -179,13 +180,13 @@ def _error(case: Case, part: Part, error: Raised) -> Iterator[str]:
         yield f"{error}, should be {kind.__name__} that says {missing}"
 
 
-def _each_in_order(got: list[Keys]) -> Iterator[str]:
+def _each_in_order(case: Case, got: list[Keys]) -> Iterator[str]:
     """Batches do not mix streams, and each stream is in its own order."""
-    for batch in got:
-        yield from same(f"streams of the batch {batch}", len({key // STREAM_OF for key in batch}), 1)
-    for worker in range(len(STREAMS)):
-        keys = [key for batch in got for key in batch if key // STREAM_OF == worker]
-        yield from same(f"order of stream {worker}", keys, sorted(keys))
+    for worker in range(max(1, case.workers)):
+        stream = stream_of(case, worker)
+        batches = [batch for batch in got if not {*batch}.isdisjoint(stream)]
+        keys = [key for batch in batches for key in batch]
+        yield from same(f"order of stream {worker}", keys, [key for key in stream if key in keys])
 
 
 def of_lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]:
@@ -202,16 +203,17 @@ def of_lateness(case: Case, order: list[Keys], got: list[Keys]) -> Iterator[str]
 
 
 def _shared(case: Case, outcome: Outcome) -> Iterator[str]:
-    """All ranks together, before and after another number of them: a batch that raised and the end of an epoch may be
-    lost, where that is asked for."""
+    """All ranks, or streams, together, before and after another number of them: a batch that raised and the end of an
+    epoch, or of each stream, may be lost, where that is asked for."""
+    ends = case.workers + elsewhere(case).workers if case.streams else 1
     for epoch, order in enumerate(orders(dataclasses.replace(elsewhere(case), drop_last=False), 0)):
         parts = [part for part in outcome.parts if part.step.epoch == epoch]
         got = Counter(sample.key for part in parts for batch in part.batches for sample in batch)
         due = Counter(key for batch in order for key in batch)
         size = case.batch or 1
-        lost = sum(len(part.errors) for part in parts) * size + (size - 1 if case.drop_last else 0)
+        lost = sum(len(part.errors) for part in parts) * size + (ends * (size - 1) if case.drop_last else 0)
         if got - due or (due - got).total() > lost:
-            yield f"samples of epoch {epoch} on all ranks: too often {got - due}, missing {due - got}"
+            yield f"samples of epoch {epoch}, of all together: too often {got - due}, missing {due - got}"
 
 
 # --- what the samples are ----------------------------------------------------------------------------------
@@ -248,7 +250,8 @@ def reference(case: Case) -> tuple[Case, Any] | None:
             keeps["sampler"] = "plainly listed"
         return Case(**keeps, workers=1), minato_gpu.DataLoader
     if case.streams and case.workers > 0 and case.kind == "process" and case.fault == "none" and case.start == "plain":
-        if case.data != "stream" and case.interruption not in ("none", "left"):
+        ended = case.stay != "an epoch" and (case.interruption == "between" or case.drop_last)  # a stream, when saved
+        if (ended or case.data != "stream") and case.interruption not in ("none", "left"):
             return None  # a state is taken up where generators begin anew
         stay = "an epoch" if case.stay == "an epoch" else "persistent"
         keeps = {name: getattr(case, name) for name in ("data", "sampler", "batch", "drop_last", "workers", "epochs")}

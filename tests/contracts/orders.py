@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from tests.contracts.cases import BAD, DRAWN, LISTED, SAMPLES, STREAM_OF, STREAMS, Case
+from tests.contracts.cases import BAD, DRAWN, LISTED, SAMPLES, SHARDS, STREAM_OF, STREAMS, Case
 from tests.contracts.material import NO_KEYS
 
 SEED = 11
@@ -121,8 +121,22 @@ def _batched(case: Case, keys: Keys) -> list[Keys]:
 
 def _of_streams(case: Case) -> list[Keys]:
     """A batch of each worker's stream in turn."""
-    workers = range(max(1, case.workers))
-    ends = case.fault == "raise" and case.data != "stateful iterator"  # a generator that has raised
-    lengths = [BAD + 1 if ends and worker == 0 else STREAMS[worker] for worker in workers]
-    each = [_batched(case, [worker * STREAM_OF + n for n in range(lengths[worker])]) for worker in workers]
+    each = [_batched(case, stream_of(case, worker)) for worker in range(max(1, case.workers))]
     return [batch for turn in zip_longest(*each) for batch in turn if batch is not None]
+
+
+def stream_of(case: Case, worker: int) -> Keys:
+    """The keys of a worker's stream."""
+    workers, keys = max(1, case.workers), [worker * STREAM_OF + n for n in range(STREAMS[worker])]
+    if case.data == "stateful shards":
+        keys = [key for part in range(worker, len(SHARDS), workers) for key in keys_of_part(part)]
+    elif case.data == "stateful split":
+        keys = [key for part in range(len(SHARDS)) for key in keys_of_part(part)][worker::workers]
+    if case.fault == "raise" and case.data != "stateful iterator" and BAD in keys:  # a generator that has raised
+        return keys[: keys.index(BAD) + 1]
+    return keys
+
+
+def keys_of_part(part: int) -> Keys:
+    """The keys of a shard."""
+    return [part * STREAM_OF + n for n in range(SHARDS[part])]

@@ -197,6 +197,8 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     how: dict[str, Any] = dict.fromkeys(skips if not case.streams else (), "skip")
     how |= {"retry": "retry", "handler skips": handle, "handler raises": handle}
     more: dict[str, Any] = {"on_error": how.get(case.fault, "raise"), "worker_kind": case.kind}
+    if case.snapshots != 1:
+        more["snapshot_every_n_steps"] = case.snapshots
     if case.fault == "too many":
         more["max_failures"] = ALLOWED
     if case.replaces:

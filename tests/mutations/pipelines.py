@@ -1,4 +1,4 @@
-"""Faults in what a cache keeps of the four pipelines."""
+"""Faults in what a cache keeps of the four pipelines, and in what helps to write one's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,20 @@ from tests.mutations.fault import Fault
 _KEPT = ("pipelines/test_kept_fields.py",)
 
 FAULTS = (
+    Fault(
+        "a size in which samples differ is suggested as fixed",
+        "pipeline.py",
+        "size.pop() if len(size) == 1 else None for",
+        "size.pop() for",
+        ("test_pipeline.py",),
+    ),
+    Fault(
+        "a box in the middle lies in the corner",
+        "pipelines/image_stages.py",
+        "np.array([(height - h) // 2, (width - w) // 2, h, w], np.int32)}\n\n\ndef cost",
+        "np.array([0, 0, h, w], np.int32)}\n\n\ndef cost",
+        ("pipelines/test_photograph_stages.py",),
+    ),
     Fault(
         "boxes are cut from a picture of which scans are missing",
         "pipelines/decoding.py",
