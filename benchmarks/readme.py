@@ -47,6 +47,7 @@ PAGES: Mapping[str, Sequence[str]] = {
         "cold_files",
         "worker_count",
         "node",
+        "node_share",
         "trace_cost",
     ),
 }
