@@ -159,6 +159,8 @@ class DaliFragment:
 
     Graphs are built before there is a sample: ask for a parameter by its name. A fragment that looks at which there are
     (``in``, a loop) has its graph built with the first sample, and batches may wait for that.
+
+    ``minato_gpu/pipelines/template.py`` is an example to copy, which says what is easily got wrong.
     """
 
     build: Callable[[ModuleType, Fields, Params, str], Fields]

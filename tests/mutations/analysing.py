@@ -62,6 +62,13 @@ FAULTS = (
         ("lab/analysis/test_report.py",),
     ),
     Fault(
+        "a curve that does not change is drawn",
+        "lab/analysis/page.py",
+        "    if high - low >= WORTH * high:\n",
+        "    if high > low:\n",
+        ("lab/analysis/test_report.py",),
+    ),
+    Fault(
         "workers beyond the cores are as fast as others",
         "lab/simulation/cores.py",
         "    if workers * cores.computed + threads <= cores.room:\n",
