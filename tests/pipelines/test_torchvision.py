@@ -30,7 +30,6 @@ torchvision = import_torchvision()
 from torchvision import datasets, tv_tensors  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-from pipelines import torchvision_classes  # noqa: E402
 from pipelines.torchvision_classes import BOTH_LANES, CPU_ONLY, REFUSED  # noqa: E402
 
 Sample = dict[str, Any]
@@ -220,7 +219,7 @@ class TestClasses:
         lists = [set(BOTH_LANES), set(CPU_ONLY), set(REFUSED)]
         assert set.union(*lists) == kinds - {"Transform"}
         assert sum(map(len, lists)) == len(kinds) - 1
-        manual = Path(torchvision_classes.__file__).with_name("TORCHVISION.md").read_text(encoding="utf-8")
+        manual = (Path(minato_gpu.__file__).parent / "manual" / "torchvision.md").read_text(encoding="utf-8")
         for what, names in zip(("both lanes", "CPU only", "refused"), lists, strict=True):
             (row,) = re.findall(rf"^\| {what} \|.*$", manual, re.MULTILINE)
             assert set(re.findall(r"`(\w+)`", row)) == names, what
