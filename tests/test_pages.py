@@ -27,7 +27,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/scheduling/README.md": (100,),
     "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (35,),
-    "pipelines/TORCHVISION.md": (35,),
+    "minato_gpu/manual/torchvision.md": (35,),
 }
 ELSEWHERE = {"minato_gpu/manual/migrating.md": 5}  # examples that run in tests/tools/test_migrating.py
 README_BYTES = 8192
@@ -57,9 +57,9 @@ def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
     names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
-    if page == "pipelines/TORCHVISION.md":
+    if page == "minato_gpu/manual/torchvision.md":
         import_torchvision()
-    if page == "README.md" or page.startswith("pipelines/"):
+    if page in ("README.md", "minato_gpu/manual/torchvision.md") or page.startswith("pipelines/"):
         image_classification.example_data(here / "photographs")
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()

@@ -1,10 +1,11 @@
-"""Faults in what a cache keeps of the four pipelines, and in what helps to write one's own."""
+"""Faults in what a cache keeps of the four pipelines, in what helps to write one's own, and in torchvision's."""
 
 from __future__ import annotations
 
 from tests.mutations.fault import Fault
 
 _KEPT = ("pipelines/test_kept_fields.py",)
+_TORCHVISION = ("pipelines/test_torchvision.py",)
 
 FAULTS = (
     Fault(
@@ -55,5 +56,33 @@ FAULTS = (
         "    only = speeds[0] if len(speeds) == 1 else None",
         "    only = None",
         _KEPT,
+    ),
+    Fault(
+        "a crop is cut once more out of what was decoded",
+        "pipelines/torchvision_compose.py",
+        '{**params, "top": 0, "left": 0}',
+        "params",
+        _TORCHVISION,
+    ),
+    Fault(
+        "torchvision draws from the generator of all threads",
+        "pipelines/torchvision_draws.py",
+        "if func.__name__ in _DRAWING and",
+        "if func.__name__ not in _DRAWING and",
+        _TORCHVISION,
+    ),
+    Fault(
+        "what is drawn behind a transform that resizes is for the size before it",
+        "pipelines/torchvision_draws.py",
+        "return _stand_in((channels, height, width)).as_subclass(type(value))",
+        "return value",
+        _TORCHVISION,
+    ),
+    Fault(
+        "a transform that is called as it is draws what those before it have drawn",
+        "pipelines/torchvision_compose.py",
+        'generator.set_state(torch.from_numpy(fields["generator"].copy()))',
+        'generator.manual_seed(int(fields["generator"][0]))',
+        _TORCHVISION,
     ),
 )
