@@ -3,10 +3,11 @@
 ``FOLDER`` holds what each command left with ``--json``: overhead.json, tails.json (of which the scattered cases are
 shown), more_tails.json (of which the others are), large.json, cost_model.json, simulation.json, ablation.json,
 saves.json, storage.json, caches.json (of which what is simulated is shown), cached_epochs.json (``benchmarks.caches
---part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json, trace_cost.json,
-swap.json, and a compare_WORKLOAD.json for each workload. ``--session FILE`` names the document of a GPU session, and
-may be given for several, which each table shows one after another; their tables are in ``gpu_page``. The text between
-``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+--part measured``), kept_fields.json, hits.json, cold_files.json, worker_count.json, node.json and node_share.json
+(``benchmarks.node --part ranks`` and ``share``), trace_cost.json, swap.json, and a compare_WORKLOAD.json for each
+workload. ``--session FILE`` names the document of a GPU session, and may be given for several, which each table shows
+one after another; their tables are in ``gpu_page``. The text between ``<!-- NAME -->`` and ``<!-- /NAME -->`` is
+replaced.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ PAGES: Mapping[str, Sequence[str]] = {
         "cold_files",
         "worker_count",
         "node",
+        "node_share",
         "trace_cost",
     ),
 }
@@ -185,6 +187,14 @@ COLUMNS: Mapping[str, Sequence[tuple[str, str, str]]] = {
         ("of_bound", "of the bound", "{:.3f}"),
         ("of_bound_min", "least", "{:.3f}"),
         ("of_bound_max", "most", "{:.3f}"),
+    ),
+    "node_share": (
+        ("case", "case", "{}"),
+        ("clients", "jobs", "{}"),
+        ("loader", "loader", "{}"),
+        ("samples_per_s", "samples/s of the slowest job", "{:,.0f}"),
+        ("times_read", "times the set was read", "{:.3f}"),
+        ("recovery_s", "longest wait, s", "{:.2f}"),
     ),
     "swap": (
         ("loader", "loader", "{}"),

@@ -3,8 +3,8 @@
 Each request waits a latency, drawn anew: the median times what a log-normal of sigma 0.1 gives, and ``tail_times`` as
 long for a share ``tail`` of them; then its bytes wait for their turn at ``rate`` bytes a second (a token bucket; None:
 at once). ``GET /set?latency_ms=...`` changes that while it runs. The object ``/N.bin`` is ``nbytes`` bytes that depend
-on N alone (``content``), so that whoever reads can check them. Of a folder, ``/files/PATH`` is the file
-there. It listens on the loopback interface only.
+on N alone (``content``), so that whoever reads can check them; ``/served`` tells the bytes of all answers. Of a folder,
+``/files/PATH`` is the file there. It listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: 
 async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
     from aiohttp import web
 
-    rng, turn = random.Random(seed), _Turn()
+    rng, turn, served = random.Random(seed), _Turn(), 0
     ended = asyncio.Event()
 
     @lru_cache(None)
@@ -92,7 +92,9 @@ async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, fol
         return (folder / path).read_bytes()
 
     async def answer(request: web.Request, whole: bytes) -> web.Response:
+        nonlocal served
         begin, size = _range(request, len(whole))
+        served += size
         await asyncio.sleep(throttle.latency_s(rng))
         if throttle.rate is not None:
             await asyncio.sleep(turn.wait_s(size / throttle.rate))
@@ -112,9 +114,17 @@ async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, fol
             setattr(throttle, name, None if value == "None" else float(value))
         return web.Response(text="")
 
+    async def count(_: web.Request) -> web.Response:
+        return web.Response(text=f"{served}")
+
     application = web.Application()
     application.add_routes(
-        [web.get("/set", change), web.get("/{number}.bin", get), web.get("/files/{path:.+}", get_file)]
+        [
+            web.get("/set", change),
+            web.get("/served", count),
+            web.get("/{number}.bin", get),
+            web.get("/files/{path:.+}", get_file),
+        ]
     )
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()

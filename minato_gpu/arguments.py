@@ -54,5 +54,6 @@ class Arguments(Protocol):
     max_workers: int | Literal["host"] | None
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None
+    share: str | bool | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None
     metrics_port: int | str | None

@@ -37,7 +37,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "trace", "metrics_port"),
+    *("cache_dir", "share", "trace", "metrics_port"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -110,6 +110,11 @@ class DataLoader(TorchDataLoader[T]):
             text such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a
             mapping such as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
         cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
+        share: a name. Loaders of this user on this host that have the same one share one process that reads ahead: what
+            several of them want at a time is read once, and ``cache`` is one budget in memory for all, the one that the
+            first loader gives. Each delivers what it would alone. True: the name of torchrun's job. The first loader
+            starts the process, which ends five seconds after the last one has left. If it is killed, workers read for
+            themselves, and those that are started next have another one. Needs ``source(key)``; not with ``cache_dir``.
         trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
             256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
             written there (another rank's, say), the path gets a number.
@@ -158,6 +163,7 @@ class DataLoader(TorchDataLoader[T]):
         max_workers: int | Literal["host"] | None = None,
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
+        share: str | bool | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
     ) -> None:
@@ -197,6 +203,7 @@ class DataLoader(TorchDataLoader[T]):
         self.max_workers = max_workers
         self.cache = cache
         self.cache_dir = cache_dir
+        self.share = share
         self.trace = trace
         self.metrics_port = metrics_port
         options = Options.check(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sizes import nbytes
+from minato_gpu.sources.source import source_of
 from minato_gpu.trace_options import TraceOptions
 
 _DEFAULT_LATENESS = 8
@@ -29,6 +31,8 @@ LANES: tuple[LaneName, ...] = ("cpu", "device")
 KINDS = ("auto", "process", "thread")
 DEATHS = ("raise", "replace")
 HOST = "host"
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+_LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ class Options:
     ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
     ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
     out; ``most_workers``: that are started, if more than ``num_workers``; ``host``: the cores that they share
-    with other ranks; ``cache``: what of the samples' sources is kept; ``trace``: where it goes; ``metrics``: where they
-    are to be had, if they are. ``more_lanes``: those beside the loader's own workers and devices.
+    with other ranks; ``cache``: what of the samples' sources is kept; ``share``: the name of the reader process that
+    loaders share, if they do; ``trace``: where it goes; ``metrics``: where they are to be had, if they are.
+    ``more_lanes``: those beside the loader's own workers and devices.
     """
 
     lateness: int
@@ -51,6 +56,7 @@ class Options:
     most_workers: int
     host: HostCores | None
     cache: CacheOptions
+    share: str = ""
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
     more_lanes: tuple[LaneSource, ...] = ()
@@ -89,6 +95,7 @@ class Options:
             most_workers=int(most or 0),
             host=host,
             cache=CacheOptions.check(loader),
+            share=_share(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
         )
@@ -142,6 +149,38 @@ def _check_max_workers(loader: Arguments) -> None:
         raise ValueError("max_workers is how many workers there may be beyond num_workers; it needs num_workers > 0")
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError("max_workers needs a map-style data set: an IterableDataset is shared out to its workers")
+
+
+def _share(loader: Arguments) -> str:
+    """The name of the reader process that loaders share; "" where the loader has its own."""
+    name: object = loader.share
+    if name is None or name is False:
+        return ""
+    if name is True:
+        name = os.environ.get(_RUN_ID, "")
+        if not name:
+            raise ValueError(
+                f"share=True shares among the processes of a job, which torchrun names by {_RUN_ID}; it is "
+                "not set: pass a name"
+            )
+    if not isinstance(name, str):
+        raise TypeError(f"share must be a name, True or None, got {name!r}")
+    if not name or not name.isprintable() or "/" in name or len(os.fsencode(name)) > _LONGEST_NAME:
+        raise ValueError(
+            f"share must be a name without '/', of 1 to {_LONGEST_NAME} bytes, such as 'photographs'; got {name!r}"
+        )
+    if loader.num_workers == 0:
+        raise ValueError("share: it is the process that reads ahead for workers; it needs num_workers > 0")
+    if isinstance(loader.dataset, IterableDataset) or source_of(loader.dataset) is None:
+        raise ValueError(
+            "share: the data set does not say where its samples' bytes lie, so there is nothing to share; give it a "
+            "method source(key) that returns a minato_gpu.Source, or leave share out"
+        )
+    if loader.cache_dir is not None:
+        raise ValueError(
+            "share: a directory is shared by all whose cache_dir it is; leave out share, or keep copies in memory alone"
+        )
+    return name
 
 
 def _lateness(loader: Arguments) -> int:

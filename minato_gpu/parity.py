@@ -33,7 +33,7 @@ from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import Result, to_numpy
 from minato_gpu.extras import from_extra
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline import Pipeline, UndeclaredWrites, suggest_writes
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
 from minato_gpu.stages import Field, Fields, Tolerance
 
@@ -139,7 +139,8 @@ def _member(module: ModuleType, name: str) -> Any:
 
 
 def _check_directory(module: ModuleType, directory: str, device: str) -> ParityReport:
-    return check_data(_member(module, "pipeline")(), _member(module, "dataset")(directory), device)
+    data = _member(module, "dataset")(directory)
+    return check_data(_pipeline(module, data), data, device)
 
 
 def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityReport:
@@ -159,6 +160,20 @@ def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityRe
         raise ValueError(f"there is no usable sample to compare on; the first of {len(chosen)}: {skipped[0]}")
     results = check(pipeline, usable, device=device, draws=DRAWS)
     return ParityReport([{**asdict(result), "passed": result.passed} for result in results], skipped)
+
+
+def _pipeline(module: ModuleType, data: Value) -> Pipeline:
+    """Raises ValueError, which shows what to declare, for stages that do not declare what they write."""
+    try:
+        pipeline: Pipeline = _member(module, "pipeline")()
+    except UndeclaredWrites as error:
+        samples = [data[index] for index in range(min(len(data), MAX_BATCH))]
+        suggested = suggest_writes(error.stages, samples)
+        raise ValueError(
+            f"these stages do not declare what they write; of the first {len(samples)} samples they wrote (None: a "
+            f"size that differs; check that the others never do):\n{suggested}"
+        ) from error
+    return pipeline
 
 
 def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu", draws: int = 1) -> list[StageParity]:

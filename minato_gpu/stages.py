@@ -159,6 +159,8 @@ class DaliFragment:
 
     Graphs are built before there is a sample: ask for a parameter by its name. A fragment that looks at which there are
     (``in``, a loop) has its graph built with the first sample, and batches may wait for that.
+
+    ``minato_gpu/pipelines/template.py`` is an example to copy, which says what is easily got wrong.
     """
 
     build: Callable[[ModuleType, Fields, Params, str], Fields]
@@ -222,7 +224,8 @@ class Stage:
     Args:
         name: unique in its pipeline.
         reads: names of the fields it uses.
-        writes: the fields it makes.
+        writes: the fields it makes. A pipeline refuses a stage that declares none, ``{}``, and says how to be shown
+            what to declare.
         cpu: ``cpu(fields, params)`` gets the fields of ``reads`` and the drawn parameters, and returns exactly the
             written fields; it must not change its inputs in place. What it draws from the global generators of random,
             NumPy and torch repeats on worker processes alone: use ``draw`` elsewhere.
@@ -266,8 +269,6 @@ class Stage:
         self._check_agreement()
 
     def _check_values(self) -> None:
-        if not self.writes:
-            raise ValueError(f"stage {self.name!r} writes no field")
         for part in ("cpu", "draw", "features"):
             function = getattr(self, part)
             if not callable(function) and (part == "cpu" or function is not None):

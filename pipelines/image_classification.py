@@ -10,25 +10,24 @@ into RGB, chroma upsampled alike, the accurate inverse transform. On the CPU bot
 Decisions:
 - Box and decoding belong together: a decoder that knows the box decodes no further down, and nobody wants to send a
   whole decoded photograph to another lane. A cache may keep the whole one: then boxes are cut from that.
-- The functions are in ``pipelines.image_stages``, module-level, so that spawned workers can have them.
+- The stages are those of ``pipelines.photograph_stages``, of which pipelines of one's own can be made, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minato_gpu import Source
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline import Field, Pipeline
 
-from . import image_stages
+from . import photograph_stages as photographs
 from .example_photographs import write as example_data
 from .files import HIDDEN, check_link, find, is_hidden, say_left_out
-from .photograph_stages import GEOMETRIC, MEAN, READ, STD, decode, normalise, whole_tolerance
+from .photograph_stages import MEAN, STD
 from .shards import TarShards
 
 __all__ = ["MEAN", "STD", "ImageFolder", "TarShards", "build", "dataset", "example_data", "pipeline"]
@@ -101,28 +100,13 @@ def build(
     as by Pillow and OpenCV, or (False) repeated, as by DALI, for which an H200 takes half the time. Raises
     ValueError for values that make no sense, ImportError where False needs a library that is not installed.
     """
-    _check_settings(size, scale, ratio, flip, std)
-    square = Field(np.uint8, (size, size, 3), layout="HWC")
     stages = (
-        *_host_stages(scale, ratio),
-        decode(fancy_upsampling),
-        Stage(
-            "resize",
-            reads=("image",),
-            writes={"image": square},
-            cpu=partial(image_stages.resize, size=size),
-            device=DaliFragment(partial(image_stages.resize_dali, size=size)),
-            tolerance={"cpu": GEOMETRIC, "cuda": GEOMETRIC},
-        ),
-        Stage(
-            "flip",
-            reads=("image",),
-            writes={"image": square},
-            cpu=image_stages.mirror,
-            device=DaliFragment(image_stages.mirror_dali),
-            draw=partial(image_stages.draw_mirror, probability=flip),
-        ),
-        normalise(size, mean, std),
+        photographs.READ,
+        photographs.random_resized_crop(scale, ratio),
+        photographs.decode(fancy_upsampling),
+        photographs.resize(size),
+        photographs.flip(size, flip),
+        photographs.normalise(size, mean, std),
     )
     inputs = {"path": Field(object), "label": Field(np.int64)}
     return Pipeline(
@@ -130,39 +114,8 @@ def build(
         outputs=("image", "label"),
         name="image_classification",
         inputs=inputs,
-        tolerance=whole_tolerance(fancy_upsampling),
+        tolerance=photographs.whole_tolerance(fancy_upsampling),
     )
 
 
 pipeline, dataset = build, ImageFolder  # with their default settings: see ``minato_gpu.pipelines``
-
-
-def _host_stages(scale: tuple[float, float], ratio: tuple[float, float]) -> tuple[Stage, Stage]:
-    return (
-        READ,
-        Stage(
-            "crop_box",
-            reads=(),
-            writes={"box": Field(np.int32, (4,))},
-            cpu=image_stages.place_box,
-            draw=partial(image_stages.draw_box, scale=scale, ratio=ratio),
-            meta=("size",),
-            features=image_stages.cost_features,
-            feature_names=("encoded_bytes", "pixels", "crop_pixels", "bytes_to_crop_end", "progressive_bytes"),
-        ),
-    )
-
-
-def _check_settings(
-    size: int, scale: tuple[float, float], ratio: tuple[float, float], flip: float, std: tuple[float, float, float]
-) -> None:
-    if size < 1:
-        raise ValueError(f"size must be at least 1 pixel, got {size}")
-    if not 0 < scale[0] <= scale[1] <= 1:
-        raise ValueError(f"scale must be a range of shares, 0 < low <= high <= 1, got {scale}")
-    if not 0 < ratio[0] <= ratio[1]:
-        raise ValueError(f"ratio must be a range, 0 < low <= high, got {ratio}")
-    if not 0 <= flip <= 1:
-        raise ValueError(f"flip must be a probability, got {flip}")
-    if min(std) <= 0:
-        raise ValueError(f"std must be > 0, got {std}")

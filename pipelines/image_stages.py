@@ -1,4 +1,4 @@
-"""The functions behind ``pipelines.image_classification``: each step on the CPU, and as a piece of a DALI graph.
+"""The functions behind ``pipelines.photograph_stages``: each step on the CPU, and as a piece of a DALI graph.
 
 Arrays are height x width x channel of uint8, red first, until ``normalise``. A box is (top, left, height, width)
 in pixels of the upright picture.
@@ -68,6 +68,19 @@ def place_box(fields: Fields, params: Params) -> Fields:
     return {"box": params["box"]}
 
 
+def whole_box(fields: Fields, params: Params) -> Fields:
+    """The box that is the whole picture."""
+    height, width = fields["size"]
+    return {"box": np.array([0, 0, height, width], np.int32)}
+
+
+def middle_box(fields: Fields, params: Params, *, share: float, ratio: float) -> Fields:
+    """The largest box in the middle with this width / height, both sides then multiplied by ``share``."""
+    height, width = map(int, fields["size"])
+    h, w = (max(1, round(share * side)) for side in map(int, _middle(height, width, (ratio, ratio))[2:]))
+    return {"box": np.array([(height - h) // 2, (width - w) // 2, h, w], np.int32)}
+
+
 def cost_features(fields: Fields) -> tuple[float, ...]:
     """What decides how long decoding takes: coded bytes, pixels of the picture and of the box, the bytes before
     the box's last row (a baseline JPEG need be decoded no further), and the bytes if coded progressively. (For a
@@ -113,15 +126,17 @@ def decode_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *
     return {"image": dali.fn.decoders.image_slice(encoded, begin, extent, axes=[0, 1], **options)}
 
 
-def resize(fields: Fields, params: Params, *, size: int | None = None) -> Fields:
-    """To ``size`` x ``size``, or to "shape", bilinear between the four nearest pixels, no antialiasing."""
-    height, width = (size, size) if size else map(int, fields["shape"])
+def resize(fields: Fields, params: Params, *, size: tuple[int, int] | None = None) -> Fields:
+    """To ``size`` (height, width), or to "shape", bilinear between the four nearest pixels, no antialiasing."""
+    height, width = size or map(int, fields["shape"])
     return {"image": cv2.resize(fields["image"], (width, height), interpolation=cv2.INTER_LINEAR)}
 
 
-def resize_dali(dali: ModuleType, fields: Fields, params: Params, device: str, *, size: int | None = None) -> Fields:
+def resize_dali(
+    dali: ModuleType, fields: Fields, params: Params, device: str, *, size: tuple[int, int] | None = None
+) -> Fields:
     """As ``resize``. DALI antialiases unless told not to, which OpenCV's bilinear does not do."""
-    shape = [size, size] if size else dali.fn.cast(fields["shape"], dtype=dali.types.FLOAT)
+    shape = list(size) if size else dali.fn.cast(fields["shape"], dtype=dali.types.FLOAT)
     image = dali.fn.resize(fields["image"], size=shape, interp_type=dali.types.INTERP_LINEAR, antialias=False)
     return {"image": image}
 

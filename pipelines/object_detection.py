@@ -73,7 +73,7 @@ def build(
     ``masks``: "polygons" for points and rings, or "bitmaps" for masks, uint8 (n, h, w), instead, drawn on the host.
     ``fancy_upsampling``: see ``image_classification.build``. Raises ValueError for values that make no sense.
     """
-    _check_settings(shorter, longest, flip, masks, std)
+    _check_settings(shorter, longest, flip, masks)
     stages = (
         *_host_stages(shorter, longest, flip, masks),
         *_device_stages(Field(np.uint8, (None, None, 3), (longest, longest, 3), "HWC"), mean, std, fancy_upsampling),
@@ -169,12 +169,10 @@ def pad_batch(samples: Sequence[dict[str, Any]], *, divisor: int = 32) -> dict[s
     return batch
 
 
-def _check_settings(shorter: int, longest: int, flip: float, masks: str, std: tuple[float, float, float]) -> None:
+def _check_settings(shorter: int, longest: int, flip: float, masks: str) -> None:
     if not 1 <= shorter <= longest:
         raise ValueError(f"shorter must be at least 1 pixel and at most longest, got {shorter} and {longest}")
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be a probability, got {flip}")
     if masks not in MASKS:
         raise ValueError(f"masks must be one of {', '.join(map(repr, MASKS))}, got {masks!r}")
-    if min(std) <= 0:
-        raise ValueError(f"std must be > 0, got {std}")

@@ -1,184 +1,52 @@
 """torchvision's v2 transforms as a pipeline: ``Pipeline.from_torchvision(v2.Compose([...]))``.
 
 The host draws for all transforms of the ``Compose``, in their order and from one generator of the sample's own, before
-there is a picture: each transform's own ``forward`` is called with the sample's targets and a stand-in for the picture
-that has its size and no pixels. What it draws for the picture is kept. So the targets (boxes, masks, labels) are
-finished on the host, and each transform becomes a stage that calls its own ``transform`` on the picture, with what was
-drawn: on CPU tensors in workers, on CUDA tensors on the device lane.
-
-Where the first transform is a crop, no more than the crop is decoded.
+there is a picture (see ``torchvision_draws``); so the targets (boxes, masks, labels) are finished on the host. Each
+transform becomes a stage that calls its own ``transform`` on the picture, with what was drawn: on CPU tensors in
+workers, on CUDA tensors on the device lane. Where the first transform is a crop, no more than the crop is decoded.
 
 What draws or looks at pixels as it goes (``CPU_ONLY``, functions and modules of one's own) is called as it is, on the
 CPU, and with it all transforms that stand before it; its draws continue those of the transforms before. Behind one
 whose result is not known beforehand (a lambda, a container), the rest is run on the CPU, too.
-
-Decision: draws come from a generator that is put in the place of torch's global one, for the calling thread alone
-(``OwnDraws``). Rejected: seeding the global generator, which all threads of a process share.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from minato_gpu.extras import from_extra
-from minato_gpu.pipeline import Field, Pipeline, Stage, Tolerance, TorchFunction
+from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import Value
 from minato_gpu.stages import Fields, Params, names_in
 
 from . import image_stages
 from .photograph_stages import READ, decode
+from .torchvision_classes import (
+    ANY_DEVIATION,
+    BOTH_LANES,
+    KEEPING,
+    NOTHING_TO_DO,
+    RESIZING,
+    STEEP,
+    TO_SIZE,
+    class_name,
+    on_cpu_only,
+    transforms_of,
+)
+from .torchvision_draws import OwnDraws, called, recorded, recorders_of, size_behind
 
 with from_extra("torchvision"):
     from torchvision import tv_tensors
     from torchvision.transforms import v2
 
-_MOVED = Tolerance()  # pixels are moved or set, not computed
-_ROUNDED = Tolerance(0.001, 0.001)
-_SCALED = Tolerance(2, 0.25)
-_COLOURED = Tolerance(8, 0.5)  # several steps, each rounded to whole levels
-_WARPED = Tolerance(255, 0.5)  # a pixel half-way between two may be taken from either
-
-BOTH_LANES: Mapping[str, Tolerance] = {
-    "CenterCrop": _MOVED,
-    "ClampBoundingBoxes": _MOVED,
-    "ClampKeyPoints": _MOVED,
-    "ColorJitter": _COLOURED,
-    "Compose": _MOVED,
-    "ConvertBoundingBoxFormat": _MOVED,
-    "ConvertImageDtype": _ROUNDED,
-    "ElasticTransform": _WARPED,
-    "GaussianBlur": _SCALED,
-    "Grayscale": _SCALED,
-    "Identity": _MOVED,
-    "Normalize": _ROUNDED,
-    "PILToTensor": _MOVED,
-    "Pad": _MOVED,
-    "RGB": _MOVED,
-    "RandomAdjustSharpness": _SCALED,
-    "RandomAffine": _WARPED,
-    "RandomAutocontrast": _SCALED,
-    "RandomChannelPermutation": _MOVED,
-    "RandomCrop": _MOVED,
-    "RandomEqualize": _SCALED,
-    "RandomErasing": _MOVED,
-    "RandomGrayscale": _SCALED,
-    "RandomHorizontalFlip": _MOVED,
-    "RandomInvert": _MOVED,
-    "RandomIoUCrop": _MOVED,
-    "RandomPerspective": _WARPED,
-    "RandomPhotometricDistort": _COLOURED,
-    "RandomPosterize": _MOVED,
-    "RandomResize": _SCALED,
-    "RandomResizedCrop": _SCALED,
-    "RandomRotation": _WARPED,
-    "RandomShortestSize": _SCALED,
-    "RandomSolarize": _MOVED,
-    "RandomVerticalFlip": _MOVED,
-    "RandomZoomOut": _MOVED,
-    "Resize": _SCALED,
-    "SanitizeBoundingBoxes": _MOVED,
-    "SanitizeKeyPoints": _MOVED,
-    "ScaleJitter": _SCALED,
-    "SetClampingMode": _MOVED,
-    "ToDtype": _ROUNDED,
-    "ToImage": _MOVED,
-    "ToPureTensor": _MOVED,
-}
-"""Classes of ``torchvision.transforms.v2`` that run on either lane, with the device lane's limits. Those without
-anything to do on a picture that is a tensor have no stage."""
-
-CPU_ONLY = frozenset(
-    (
-        "AugMix",
-        "AutoAugment",
-        "FiveCrop",
-        "GaussianNoise",
-        "JPEG",
-        "Lambda",
-        "LinearTransformation",
-        "RandAugment",
-        "RandomApply",
-        "RandomChoice",
-        "RandomOrder",
-        "TenCrop",
-        "ToPILImage",
-        "TrivialAugmentWide",
-    )
-)
-
-_IN_COLLATE = "it mixes the samples of a batch: call it in the loader's collate_fn, and leave it out here"
-REFUSED: Mapping[str, str] = {
-    "CutMix": _IN_COLLATE,
-    "MixUp": _IN_COLLATE,
-    "ToTensor": (
-        "it leaves pictures that are tensors as they are: put v2.ToImage(), v2.ToDtype(torch.float32, scale=True) in "
-        "its place"
-    ),
-    "UniformTemporalSubsample": "it is for videos, which no pipeline here reads",
-}
-
-_NOTHING = frozenset(  # to do on a picture that is a tv_tensors.Image
-    (
-        "ClampBoundingBoxes",
-        "ClampKeyPoints",
-        "ConvertBoundingBoxFormat",
-        "Identity",
-        "PILToTensor",
-        "SanitizeBoundingBoxes",
-        "SanitizeKeyPoints",
-        "SetClampingMode",
-        "ToImage",
-        "ToPureTensor",
-    )
-)
-_TO_SIZE = frozenset(("CenterCrop", "RandomCrop", "RandomResizedCrop"))
-_RESIZING = _TO_SIZE | {
-    "Pad",
-    "RandomIoUCrop",
-    "RandomResize",
-    "RandomRotation",
-    "RandomShortestSize",
-    "RandomZoomOut",
-    "Resize",
-    "ScaleJitter",
-}
-_KEEPING = frozenset(  # of CPU_ONLY: shape and dtype
-    ("AugMix", "AutoAugment", "GaussianNoise", "JPEG", "LinearTransformation", "RandAugment", "TrivialAugmentWide")
-)
-# A level more or less before them is many behind them.
-_STEEP = frozenset(("RandomAutocontrast", "RandomEqualize", "RandomPosterize", "RandomSolarize"))
-_ANY_DEVIATION = Tolerance(255, 16)
-
-_DRAWING = frozenset(
-    (
-        *("rand", "randint", "randn", "randn_like", "randperm", "normal", "multinomial", "bernoulli", "poisson"),
-        *("uniform_", "normal_", "random_", "bernoulli_", "exponential_", "cauchy_", "geometric_", "log_normal_"),
-        *("_sample_dirichlet", "_standard_gamma"),
-    )
-)
 _OURS = ("box", "drawn", "encoded", "generator", "image", "path", "progressive", "size")
-
-
-class OwnDraws(TorchFunctionMode):
-    """Within it, what the calling thread draws from torch's global CPU generator comes from ``generator``."""
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self._generator = generator
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ in _DRAWING and (kwargs is None or kwargs.get("generator") is None):
-            kwargs = {**(kwargs or {}), "generator": self._generator}
-        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -224,7 +92,7 @@ def build(
     others = {"label": Field(np.int64)} if others is None else dict(others)
     if taken := sorted({*_OURS} & {*targets, *others}):
         raise ValueError(f"the pipeline itself has fields called {', '.join(taken)}: give yours other names")
-    transforms = _flat(transform)
+    transforms = transforms_of(transform)
     plan = _plan(transforms, targets)
     image = picture or Field(np.uint8, (3, None, None))
     image = Field(image.dtype, image.shape, layout="CHW")
@@ -236,71 +104,35 @@ def build(
     if plan.middle:
         stages.append(_middle_stage(plan, fields[before]))
     for number, one in enumerate(plan.stages):
-        if _name(one) not in _NOTHING:
+        if class_name(one) not in NOTHING_TO_DO:
             stages.append(_stage(one, number, fields[before + number + 1], {stage.name for stage in stages}))
     inputs = {"path": Field(object)} if picture is None else {"image": Field(object)}
-    steep = any(_name(one) in _STEEP for one in transforms)
+    steep = any(class_name(one) in STEEP for one in transforms)
     return Pipeline(
         tuple(stages),
         outputs=("image", *targets, *others),
         name=name,
         inputs={**inputs, **dict.fromkeys(targets, Field(object)), **others},
-        tolerance={"cpu": _ANY_DEVIATION, "cuda": _ANY_DEVIATION} if steep else {},
+        tolerance={"cpu": ANY_DEVIATION, "cuda": ANY_DEVIATION} if steep else {},
     )
 
 
 # --- taking it apart -----------------------------------------------------------------------------------------------
 
 
-def _flat(transform: Any) -> list[Any]:
-    """The transforms of nested ``Compose`` objects, in order. Raises TypeError or ValueError for what is refused."""
-    kind = type(transform)
-    if kind is v2.Compose or kind is torch.nn.Sequential:
-        inside = transform.transforms if kind is v2.Compose else transform
-        return [one for each in inside for one in _flat(each)]
-    if not callable(transform) or isinstance(transform, type):
-        raise TypeError(f"a transform must be callable, such as v2.Compose([...]), got {transform!r}")
-    if kind.__module__.startswith("torchvision.transforms.") and not _name(transform):
-        raise ValueError(
-            f"{kind.__name__} is of torchvision's first version of transforms: take the class of that name from "
-            "torchvision.transforms.v2, and v2.ToImage(), v2.ToDtype(torch.float32, scale=True) for ToTensor(). Or "
-            "give the data set to the loader as it is, without a pipeline"
-        )
-    name = _name(transform)
-    if name in REFUSED:
-        raise ValueError(f"v2.{name} cannot be in a pipeline: {REFUSED[name]}")
-    if getattr(transform, "interpolation", None) in ("box", "hamming"):
-        raise ValueError(f"v2.{name}: interpolation {transform.interpolation!r} is for Pillow's images alone")
-    if getattr(transform, "inplace", False):  # nothing else may see it
-        transform = copy.copy(transform)
-        transform.inplace = False
-    return [transform]
-
-
-def _name(transform: Any) -> str:
-    """The class of v2 that it is of; empty for others, and classes derived from those."""
-    kind = type(transform)
-    return kind.__name__ if kind.__module__.startswith("torchvision.transforms.v2.") else ""
-
-
-def _on_cpu_only(transform: Any) -> bool:
-    lanczos = getattr(transform, "interpolation", None) in ("lanczos", v2.InterpolationMode.LANCZOS)
-    return lanczos or _name(transform) not in BOTH_LANES
-
-
 def _plan(transforms: Sequence[Any], targets: tuple[str, ...]) -> _Plan:
-    alone = [number for number, one in enumerate(transforms) if _on_cpu_only(one)]
+    alone = [number for number, one in enumerate(transforms) if on_cpu_only(one)]
     first = alone[0] if alone else len(transforms)
     end = alone[-1] + 1 if alone else first
-    if any(_name(transforms[number]) not in {*BOTH_LANES, *_KEEPING} for number in alone):
+    if any(class_name(transforms[number]) not in {*BOTH_LANES, *KEEPING} for number in alone):
         end = len(transforms)
     return _Plan(tuple(transforms[:first]), tuple(transforms[first:end]), tuple(transforms[end:]), targets)
 
 
 def _field_after(transform: Any, before: Field) -> Field:
     """What a picture is behind ``transform``; of dtype object where nobody knows."""
-    name, dtype = _name(transform), np.dtype(before.dtype)
-    if dtype == np.dtype(object) or name not in {*BOTH_LANES, *_KEEPING}:
+    name, dtype = class_name(transform), np.dtype(before.dtype)
+    if dtype == np.dtype(object) or name not in {*BOTH_LANES, *KEEPING}:
         return Field(object)
     if name == "Normalize":
         if dtype.kind != "f":
@@ -317,12 +149,12 @@ def _field_after(transform: Any, before: Field) -> Field:
 
 
 def _size_after(transform: Any, height: int | None, width: int | None) -> tuple[int | None, int | None]:
-    name = _name(transform)
-    if name in _TO_SIZE or (name == "Resize" and transform.size is not None and len(transform.size) == 2):
+    name = class_name(transform)
+    if name in TO_SIZE or (name == "Resize" and transform.size is not None and len(transform.size) == 2):
         return tuple(transform.size)
     if name in ("Resize", "Pad") and height is not None and width is not None:
-        return _moved(transform, {}, height, width)
-    varies = name in _RESIZING and (name != "RandomRotation" or transform.expand)
+        return size_behind(transform, {}, height, width)
+    varies = name in RESIZING and (name != "RandomRotation" or transform.expand)
     return (None, None) if varies else (height, width)
 
 
@@ -382,7 +214,7 @@ def _drawing(plan: _Plan, sized: str) -> Stage:
         "draw",
         reads=(sized, *plan.targets),
         writes={"drawn": Field(object), "box": Field(np.int32, (4,)), **targets, **generator},
-        cpu=partial(_draw_all, plan=plan, recorders=_recorders(plan.first, plan.targets)),
+        cpu=partial(_draw_all, plan=plan, recorders=recorders_of(plan.first, plan.targets)),
         draw=draw_seed,
     )
 
@@ -392,12 +224,12 @@ def _middle_stage(plan: _Plan, image: Field) -> Stage:
         "transforms",
         reads=("image", "drawn", "generator", *plan.targets),
         writes={"image": image, "drawn": Field(object), **dict.fromkeys(plan.targets, Field(object))},
-        cpu=partial(_call, plan=plan, recorders=_recorders(plan.last, plan.targets), is_array=image.dtype != object),
+        cpu=partial(_call, plan=plan, recorders=recorders_of(plan.last, plan.targets), is_array=image.dtype != object),
     )
 
 
 def _stage(transform: Any, number: int, image: Field, taken: set[str]) -> Stage:
-    name = _name(transform)
+    name = class_name(transform)
     return Stage(
         name if name not in taken else f"{name}_{number}",
         reads=("image", "drawn"),
@@ -455,7 +287,7 @@ def _call(
     fields: Fields, params: Params, *, plan: _Plan, recorders: Sequence[Any], is_array: bool
 ) -> Mapping[str, Value]:
     """The transforms of ``first`` with what was drawn, and ``middle`` as they are; then the draws of ``last``."""
-    image = _image_of(fields["image"])
+    image = _image_of(fields["image"].copy(order="K"))  # which a function of the user's may change in place
     for one, drawn in zip(plan.first, fields["drawn"], strict=True):
         image = image if drawn is None else one.transform(image, drawn)
     generator = torch.Generator()
@@ -463,9 +295,9 @@ def _call(
     sample = (image, *(fields[name] for name in plan.targets))
     with OwnDraws(generator):
         for one in plan.middle:
-            sample = _called(one, sample)
+            sample = called(one, sample)
         image, *targets = sample
-        drawn, targets = _recorded(recorders, image.shape, targets) if recorders else ((), targets)
+        drawn, targets = recorded(recorders, image.shape, targets) if recorders else ((), targets)
     plain = tree_map(_plain, image)
     return {
         "image": plain.numpy() if is_array else plain,
@@ -478,95 +310,15 @@ def _plain(value: Value) -> Value:
     return value.as_subclass(torch.Tensor) if isinstance(value, tv_tensors.TVTensor) else value
 
 
-def _called(transform: Callable[..., Any], sample: tuple[Any, ...]) -> tuple[Any, ...]:
-    made = transform(*sample)
-    return tuple(made) if len(sample) > 1 else (made,)
-
-
-# --- draws ---------------------------------------------------------------------------------------------------------
-
-
 def _draw_all(fields: Fields, params: Params, *, plan: _Plan, recorders: Sequence[Any]) -> Fields:
     """What ``first`` draws, the targets behind it, and the box of the picture that is needed."""
     shape = (3, *map(int, fields["size"])) if "size" in fields else v2.functional.get_dimensions(fields["image"])
     generator = torch.Generator().manual_seed(int(params["seed"]))
     with OwnDraws(generator):
-        drawn, targets = _recorded(recorders, shape, [fields[name] for name in plan.targets])
+        drawn, targets = recorded(recorders, shape, [fields[name] for name in plan.targets])
     box, drawn = _cut_out(plan.first, drawn, shape)
     made = {"drawn": drawn, "box": np.array(box, np.int32), **dict(zip(plan.targets, targets, strict=True))}
     return {**made, "generator": generator.get_state().numpy()} if plan.middle else made
-
-
-def _recorders(transforms: Sequence[Any], targets: Sequence[str]) -> tuple[Any, ...]:
-    """Copies of the transforms whose ``forward`` is given a stand-in for the picture (see ``_recorded``); None in the
-    place of those that draw nothing, have no targets and leave the size as it is."""
-    copies = []
-    for transform in transforms:
-        kind = type(transform)
-        draws = kind.make_params is not v2.Transform.make_params or kind.forward is not v2.Transform.forward
-        if draws or targets or _name(transform) in {*_RESIZING, "Grayscale", "RGB"}:
-            recorder = copy.copy(transform)
-            recorder.transform = partial(_record, transform)
-            copies.append(recorder)
-        else:
-            copies.append(None)
-    return tuple(copies)
-
-
-def _recorded(
-    recorders: Sequence[Any], shape: Sequence[int], targets: Sequence[Value]
-) -> tuple[tuple[Value, ...], list[Value]]:
-    """What each transform draws for a picture of this shape, None where it leaves it as it is; the finished targets."""
-    sample: tuple[Any, ...] = (_stand_in(shape), *targets)
-    drawn: list[Value] = []
-    for recorder in recorders:
-        if recorder is None:
-            drawn.append({})
-            continue
-        image = sample[0]
-        image.drawn = None
-        sample = _called(recorder, sample)
-        drawn.append(image.drawn)
-    return tuple(drawn), list(sample[1:])
-
-
-_PIXEL = torch.zeros((), dtype=torch.uint8)
-
-
-def _stand_in(shape: Sequence[int]) -> Any:
-    """A picture of one pixel, which is repeated without taking memory."""
-    return _PIXEL.expand(*shape).as_subclass(tv_tensors.Image)
-
-
-def _record(transform: Any, value: Any, params: Mapping[str, Any]) -> Any:
-    """In the place of ``transform.transform``: a stand-in notes what was drawn, and changes its size and type alone."""
-    if not hasattr(value, "drawn"):
-        return transform.transform(value, params)
-    value.drawn = params
-    name = _name(transform)
-    if name == "ToPureTensor":
-        return value.as_subclass(torch.Tensor)
-    channels, height, width = value.shape
-    if name in ("Grayscale", "RGB"):
-        channels = getattr(transform, "num_output_channels", 3)
-    elif name in _TO_SIZE:
-        height, width = transform.size
-    elif name in _RESIZING:
-        height, width = _moved(transform, params, height, width)
-    else:
-        return value
-    return _stand_in((channels, height, width)).as_subclass(type(value))
-
-
-def _moved(transform: Any, params: Mapping[str, Any], height: int, width: int) -> tuple[int, int]:
-    """The size of a picture behind ``transform``: torchvision works it out for points in it, too."""
-    if _name(transform) == "Pad":  # of points by a constant alone
-        padding = transform.padding if isinstance(transform.padding, list) else [transform.padding]
-        left, top, right, bottom = (padding * 4)[:4]
-        return height + top + bottom, width + left + right
-    points = tv_tensors.KeyPoints(torch.zeros(0, 2), canvas_size=(height, width))
-    after = transform.transform(points, params).canvas_size
-    return int(after[0]), int(after[1])
 
 
 def _cut_out(
@@ -575,10 +327,10 @@ def _cut_out(
     """The box (top, left, height, width) of the picture that the first transform needs, and the draws with it cut."""
     _, height, width = shape
     whole = (0, 0, height, width)
-    first = next((n for n, one in enumerate(transforms) if _name(one) not in _NOTHING), -1)
-    if first < 0 or _name(transforms[first]) not in _TO_SIZE or drawn[first].get("needs_pad"):
+    first = next((n for n, one in enumerate(transforms) if class_name(one) not in NOTHING_TO_DO), -1)
+    if first < 0 or class_name(transforms[first]) not in TO_SIZE or drawn[first].get("needs_pad"):
         return whole, drawn
-    if _name(transforms[first]) == "CenterCrop":  # finds nothing left to cut
+    if class_name(transforms[first]) == "CenterCrop":  # finds nothing left to cut
         rows, columns = transforms[first].size
         fits = rows <= height and columns <= width
         return (round((height - rows) / 2), round((width - columns) / 2), rows, columns) if fits else whole, drawn

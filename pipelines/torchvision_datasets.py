@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch.utils.data import Subset
 
 from minato_gpu import Source
 from minato_gpu.extras import from_extra
@@ -69,6 +70,9 @@ def from_torchvision(dataset: Any) -> tuple[Any, Pipeline]:
     Raises TypeError or ValueError, saying what to do, where the transform is missing or refused, or where the first
     sample is neither a picture nor a pair of a picture and a target.
     """
+    if isinstance(dataset, Subset):
+        data, pipeline = from_torchvision(dataset.dataset)
+        return Subset(data, dataset.indices), pipeline
     transform, joint = getattr(dataset, "transform", None), getattr(dataset, "transforms", None)
     if transform is not None or isinstance(joint, StandardTransform):
         joint = None

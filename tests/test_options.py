@@ -127,6 +127,13 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_workers": "host"}, ValueError, "it needs num_workers > 0"),
     ({"max_workers": "node", "num_workers": 2}, TypeError, "max_workers must be a whole number"),
     ({"max_workers": "host", "num_workers": 2, "worker_kind": "thread"}, ValueError, "it needs worker_kind='process'"),
+    ({"share": "one"}, ValueError, "share: it is the process that reads ahead for workers; it needs num_workers > 0"),
+    ({"share": "a/b", "num_workers": 1}, ValueError, "share must be a name without '/', of 1 to 64 bytes.*got 'a/b'"),
+    ({"share": "ä" * 33, "num_workers": 1}, ValueError, "of 1 to 64 bytes"),
+    ({"share": "", "num_workers": 1}, ValueError, "of 1 to 64 bytes.*got ''"),
+    ({"share": 3, "num_workers": 1}, TypeError, "share must be a name, True or None, got 3"),
+    ({"share": True, "num_workers": 1}, ValueError, "which torchrun names by TORCHELASTIC_RUN_ID; it is not set"),
+    ({"share": "one", "num_workers": 1}, ValueError, r"nothing to share; give it a method source\(key\)"),
     ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor must be at least 1, got 0"),
     ({"generator": 42}, TypeError, r"generator must be a torch.Generator, .*manual_seed\(42\), or None, got 42"),
     ({"epochs": True}, TypeError, "epochs must be a whole number"),
@@ -296,6 +303,15 @@ def test_data_sets_that_are_seen_through(dataset: Any) -> None:
 def test_loaders_that_have_nothing_to_keep(more: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         made(100, **more)
+
+
+def test_a_name_to_share_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data: Any = Declares()
+    assert options(dataset=data, num_workers=1, share=False).share == ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
+    assert options(dataset=data, num_workers=1, share=True).share == "job-7"
+    with pytest.raises(ValueError, match="a directory is shared by all whose cache_dir it is; leave out share"):
+        options(dataset=data, num_workers=1, share="one", cache="10MB", cache_dir=tmp_path)
 
 
 def test_budgets_are_given_as_caches_are() -> None:

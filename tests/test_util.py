@@ -17,7 +17,7 @@ import torch
 
 import minato_gpu
 from minato_gpu import DataLoader
-from minato_gpu.device.work import DeviceWork
+from minato_gpu.device.task_reader import TaskReader
 from minato_gpu.lazily import cached_property
 from minato_gpu.samples import stream
 from minato_gpu.slices import LENGTH_S, Slices
@@ -114,7 +114,7 @@ def test_at_most_half_of_the_time_goes_to_others(back_s: float) -> None:
 def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read, drawn and checked, computed, written: none of it for all samples in one go."""
     steps: list[str] = []
-    fields, begin, then = DeviceWork._fields, Slices.begin, Slices.between
+    fields, begin, then = TaskReader.fields, Slices.begin, Slices.between
 
     def anew(self: Slices) -> None:
         steps.append("begin")
@@ -124,13 +124,13 @@ def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch
         steps.append("between")
         then(self)
 
-    def read(self: DeviceWork, *sample: Any) -> Any:
+    def read(self: TaskReader, *sample: Any) -> Any:
         steps.append("read")
         return fields(self, *sample)
 
     monkeypatch.setattr(Slices, "begin", anew)
     monkeypatch.setattr(Slices, "between", between)
-    monkeypatch.setattr(DeviceWork, "_fields", read)
+    monkeypatch.setattr(TaskReader, "fields", read)
     with bench(FakeDevice()) as one:
         one.send(*range(20, 28), chunk=1)
         assert one.reported(1)

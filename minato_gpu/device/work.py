@@ -19,11 +19,9 @@ told to ``useless``, with the last error.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import NamedTuple
 
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.current_step import CurrentStep
@@ -31,14 +29,15 @@ from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.graph_prebuild import BuildAhead
 from minato_gpu.device.output import DeviceOutput, Issued
 from minato_gpu.device.run import DeviceRun, Part
-from minato_gpu.device.values import Given, Result
-from minato_gpu.lanes.base import Begun, Failure, Handed, Item, Piece, Report, Task, failure
+from minato_gpu.device.task_reader import TaskReader, ticket_failure, ticket_seed
+from minato_gpu.device.values import Result
+from minato_gpu.lanes.base import Failure, Item, Report, Task
 from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.pipeline import Pipeline
-from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed
+from minato_gpu.samples import StageError, Value
 from minato_gpu.slices import Slices
 
 _MOST_USELESS = 32
@@ -51,18 +50,6 @@ class BrokenDown(BaseException):
     def __init__(self, why: Exception) -> None:
         super().__init__(why)
         self.why = why
-
-
-class ReadTask(NamedTuple):
-    """Samples ``numbers`` of a task: references of those that could not be read, the places of the others among them,
-    and what is given to the executor. ``begun``: the device has been asked for them."""
-
-    task: Task
-    numbers: list[int]
-    items: list[Item]
-    ready: list[int]
-    given: list[Given]
-    begun: bool = False
 
 
 class DeviceWork:
@@ -90,8 +77,6 @@ class DeviceWork:
         report: Callable[[Report], None],
         next_task: Callable[[], Task | None] = lambda: None,
     ) -> None:
-        self._next_task = next_task
-        self._coming: ReadTask | None = None  # a task that comes later, of which the device may have begun
         self._pipeline = pipeline
         self._executors = executors
         self._at = at
@@ -113,9 +98,10 @@ class DeviceWork:
         self._looked = 0  # graphs built when their threads were last looked for
         self._cores = CoreTime("DALI") if counts_cores else None
         self._slices = Slices()
+        self._reader = TaskReader(store, executors, pipeline.host_prefix, self._slices.between, next_task)
         at.between = self._between
         if depth > 1:
-            at.scheduled = self._look_ahead
+            at.scheduled = self._reader.look_ahead
 
     def close(self) -> None:
         """All is reported."""
@@ -141,10 +127,8 @@ class DeviceWork:
     def abandon(self) -> None:
         """Forget what is under way: nobody will end it."""
         self._runs.clear()
-        self._current, self._ending, self._coming = None, False, None
-        for executor in self._executors.values():
-            with contextlib.suppress(Exception):
-                executor.forget()
+        self._current, self._ending = None, False
+        self._reader.forget()
 
     def begin(self, task: Task) -> None:
         """Issue all of a task, and end those before it that have to be for that."""
@@ -275,7 +259,7 @@ class DeviceWork:
     def _without_device(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
         """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
         has no memory for even one."""
-        found = [self._fields(*run.tickets[number], run.task) for number in numbers]
+        found = [self._reader.fields(*run.tickets[number], run.task) for number in numbers]
         self._current = run
         run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
         pairs = zip(numbers, found, strict=True)
@@ -309,7 +293,7 @@ class DeviceWork:
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
         executor = self._executors[split]
-        read = self._read_before(run, split, numbers) or self._read(run, numbers)
+        read = self._reader.read(run, split, numbers)
         items, ready, given = read.items, read.ready, read.given
         run.given = [numbers[at] for at in ready]
         try:
@@ -327,57 +311,6 @@ class DeviceWork:
                 items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
             self._at.pause()
             return self._outlet.issued(items)
-
-    def _look_ahead(self) -> None:
-        """While the device is at a micro-batch: read the task that comes next, and have the device begin it."""
-        if self._coming is not None or (task := self._next_task()) is None:
-            return
-        run = DeviceRun(task, self._pipeline.host_prefix)
-        parts = run.by_split()
-        if len(parts) == 1:
-            ((split, numbers),) = parts.items()
-            read = self._read(run, numbers)
-            self._coming = read._replace(begun=self._executors[split].ahead(read.given))
-
-    def _read_before(self, run: DeviceRun, split: int, numbers: list[int]) -> ReadTask | None:
-        """What was read ahead of these samples; of others of their task it is let go of."""
-        read = self._coming
-        if read is None or read.task is not run.task:
-            return None
-        self._coming = None
-        if read.numbers != numbers:
-            self._executors[split].forget()
-            return None
-        return read
-
-    def _read(self, run: DeviceRun, numbers: list[int]) -> ReadTask:
-        """What the host read of these samples has left."""
-        items: list[Item] = [None] * len(numbers)
-        ready: list[int] = []
-        given: list[Given] = []
-        for at, number in enumerate(numbers):
-            one = self._fields(*run.tickets[number], run.task)
-            if isinstance(one, Failure):
-                items[at] = one
-            else:
-                ready.append(at)
-                given.append(one)
-        return ReadTask(run.task, numbers, items, ready, given)
-
-    def _fields(self, piece: Piece, at: int, task: Task) -> Given | Failure:
-        """What the host read of a sample has left, or why there is nothing to go on with."""
-        source = None if piece.sources is None else piece.sources[at]
-        assert source is not None
-        self._slices.between()
-        if isinstance(source, Failure):  # it could not even be read
-            return source
-        lying = source.fields if isinstance(source, Handed) else source
-        try:
-            begun: Begun = self._store.get(lying)
-            fields, drawn = begun
-            return fields, _seed(task, piece, at) if drawn is None else drawn
-        except Exception as error:  # an object of the data set's own may refuse to be unpickled here
-            return self._failure(task, piece, at, error, "device")
 
     def _take(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value], result: Result) -> Item:
         """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
@@ -397,18 +330,13 @@ class DeviceWork:
         run.repeated += 1
         sample, (piece, at) = run.given.index(number), run.tickets[number]
         try:
-            seed = _seed(run.task, piece, at)
+            seed = ticket_seed(run.task, piece, at)
             result = self._pipeline.run(
                 fields, seed, start=split, before_stage=lambda stage: self._at.enter(stage, sample)
             )
             return self._outlet.put(run.task, piece, at, result, frozenset())
         except Exception as error:
-            return self._failure(run.task, piece, at, error)
-
-    def _failure(self, task: Task, piece: Piece, at: int, error: Exception, lane: str = "device, then cpu") -> Failure:
-        place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
-        cause, origin = explain(error, place)
-        return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)
+            return ticket_failure(run.task, piece, at, error, "device, then cpu")
 
     # --- cores -----------------------------------------------------------------------------------------------
 
@@ -422,8 +350,3 @@ class DeviceWork:
             self._looked = builds
             if self._cores is not None:
                 self._cores.look()
-
-
-def _seed(task: Task, piece: Piece, at: int) -> int:
-    occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
-    return sample_seed(task.seed, 0, piece.keys[at], occurrence)

@@ -51,6 +51,7 @@ from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
+from minato_gpu.sources.shared_reader import open_reader
 from minato_gpu.sources.source import SourceOf, source_of
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
@@ -98,21 +99,23 @@ class Builder:
         """Borrow the reader process, where the data set says what there is to be read."""
         if self.source_of is None:
             return None
-        loader, cache = self.loader, self.options.cache
-        # a device lane makes fields of its own: then raw bytes are kept
-        keeps = loader.pipeline is not None and self.options.lanes == ("cpu",) and bool(KeepableFields(loader.pipeline))
+        loader, cache, share = self.loader, self.options.cache, self.options.share
+        # a device lane makes fields of its own, and other loaders may have another pipeline: then raw bytes are kept
+        pipeline = loader.pipeline if self.options.lanes == ("cpu",) and not share else None
         settings = ReaderSettings(
             memory_bytes=cache.memory_bytes,
             disk_bytes=cache.disk_bytes,
             directory=cache.directory,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
-            keeps_fields=keeps and cache.memory_bytes > 0,
+            keeps_fields=cache.memory_bytes > 0 and pipeline is not None and bool(KeepableFields(pipeline)),
         )
         context, _ = start_method(loader.multiprocessing_context)
-        reader = readers.borrow(loader.pipeline, settings, functools.partial(start_reader, context))
-        # on disk nothing follows orders in which keys come twice
-        look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if cache else None
+        start = functools.partial(start_reader, context)
+        reader = readers.borrow(loader.pipeline, settings, functools.partial(open_reader, start, share))
+        # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
+        follows = cache and not share
+        look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if follows else None
         return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
 
     def loading(self, links: WorkerChannels) -> Loading:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from minato_gpu.lanes.host_cores import HostCores
-from minato_gpu.observe.private_folder import SharedFile
+from minato_gpu.memory.private_folder import SharedFile
 from minato_gpu.scheduling.host_shares import Need, shares
 
 PERIOD_S = 0.1  # between two looks at the page

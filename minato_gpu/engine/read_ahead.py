@@ -20,7 +20,6 @@ from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
-from minato_gpu.sources import process
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source
@@ -31,16 +30,16 @@ _TIERS = ("memory", "disk")
 
 
 def start_reader(context: Any, *arguments: Any) -> Any:
-    """Start the process, with what ``process.main`` takes. ``context``: of ``multiprocessing``."""
+    """Start a process in which a function is called, with what it takes. ``context``: of ``multiprocessing``."""
     started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
     forking.start(started)
     return started
 
 
-def _main(*arguments: Any) -> None:
+def _main(main: Callable[..., None], *arguments: Any) -> None:
     """Entry of the reader process."""
     forking.begin()
-    process.main(*arguments)
+    main(*arguments)
 
 
 class ReadAhead:

@@ -7,12 +7,12 @@ of a column have as many digits behind the point, and so few that they can be re
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from minato_gpu.lab.numbers import number, shared_digits
 from minato_gpu.lazily import cached_property
 from minato_gpu.samples import JSON, Value
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _WIDTH_IN_FILES = 160
 _WIDEST_UNFOLDED = 20  # characters of a column of text
 _GAP = 2  # characters between two columns
-_DIGITS = 3  # behind the point, of numbers around 1
 
 
 @dataclass(frozen=True)
@@ -78,33 +77,19 @@ def show_columns(console: Console, title: str, columns: Sequence[Column]) -> Non
 def column(key: str, values: Sequence[JSON]) -> Column:
     """Values under the key's name in words: ``samples_per_s`` is "samples/s"."""
     heading = key.replace("_per_", "/").replace("_", " ")
-    number = all(value is None or isinstance(value, (int, float)) for value in values)
-    floats = [value for value in values if isinstance(value, float)]
-    digits = _digits(floats) if number else 4
-    return Column(heading, [_cell(value, digits) for value in values], number)
+    numbers = all(value is None or isinstance(value, (int, float)) for value in values)
+    digits = shared_digits(value for value in values if isinstance(value, float)) if numbers else None
+    return Column(heading, [_cell(value, digits) for value in values], numbers)
 
 
-def _digits(values: Iterable[float]) -> int:
-    """How many digits behind the point tell such numbers apart: 1234, 123.4, 12.34, 1.234, 0.123, 0.0123.
-
-    The largest decides; a smaller one gets a digit that is not nought, where up to three behind the point do that.
-    """
-    finite = [abs(value) for value in values if math.isfinite(value) and value]
-    if all(value == int(value) for value in finite):
-        return 0
-    largest, smallest = (math.floor(math.log10(value)) for value in (max(finite), min(finite)))
-    wanted = _DIGITS - largest if largest >= 0 else _DIGITS - 1 - largest
-    return min(max(wanted, min(-smallest, _DIGITS), 0), 9)
-
-
-def _cell(value: Value, digits: int) -> str:
+def _cell(value: Value, digits: int | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.{digits}f}" if isinstance(value, float) else str(value)
+    return number(value, digits) if isinstance(value, float) else str(value)
 
 
 def _groups(columns: Sequence[Column], width: int) -> list[list[Column]]:

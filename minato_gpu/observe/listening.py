@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator
 from time import perf_counter
 
+from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.notices import say_once
-from minato_gpu.observe.private_folder import PrivateFolder, is_ours
 from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
 from minato_gpu.samples import JSON, plain
 

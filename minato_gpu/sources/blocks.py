@@ -51,15 +51,21 @@ class Blocks:
         return self._arena.buffer[block + HEAD : block + HEAD + nbytes]
 
     def publish(self, block: int) -> int:
-        """Its bytes are complete; returns its stamp."""
-        stamp = next(self._stamps)
-        self._stamp(block, stamp)
-        return stamp
+        """Its bytes are complete; returns its stamp, which it may have already."""
+        (stamp,) = _STAMP.unpack_from(self._arena.buffer, block)
+        if stamp == WIPED:
+            stamp = next(self._stamps)
+            self._stamp(block, stamp)
+        return int(stamp)
 
     def free(self, block: int) -> None:
         """Give its memory back."""
         self._stamp(block, WIPED)
         self._arena.free(block)
+
+    def trim(self) -> None:
+        """Give back the memory of all that is free."""
+        self._arena.trim()
 
     def _stamp(self, block: int, stamp: int) -> None:
         _STAMP.pack_into(self._arena.buffer, block, stamp)

@@ -23,7 +23,7 @@ from minato_gpu.sources.files import Ended, FileReads
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.page_cache import Where
-from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.pool import Reads
 from minato_gpu.sources.source import Key, Source
 
 _WRITES_AHEAD = 64 << 20  # bytes that wait to be written, at most: what comes then is kept in another epoch
@@ -43,7 +43,7 @@ class DiskPool:
     """``pool`` reads what has no copy; whom it would tell of that (``Service.done``) is told from here, as of every
     source. ``following`` says what stays."""
 
-    def __init__(self, tier: DiskTier, blocks: Blocks, pool: ReaderPool, following: Following) -> None:
+    def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: Following) -> None:
         self._tier, self._blocks, self.following = tier, blocks, following
         self._loop: AbstractEventLoop = get_running_loop()
         self._pool, self._done, pool.done = pool, pool.done, self._was_read

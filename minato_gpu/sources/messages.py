@@ -64,17 +64,18 @@ class MessageSocket:
 
     def _next(self) -> Any:
         data, file = receive(self.end, LARGEST)
-        if data != _ELSEWHERE:
-            return pickle.loads(data)
-        if file < 0:
-            self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
-            raise OSError("no descriptor was free for a message")
         try:
-            whole = bytearray(os.fstat(file).st_size)
-            read_into(file, memoryview(whole), 0)
+            if data == _ELSEWHERE and file >= 0:
+                whole = bytearray(os.fstat(file).st_size)
+                read_into(file, memoryview(whole), 0)
+                return pickle.loads(whole)
+            return pickle.loads(data)  # of the marker alone, no descriptor was free: it is no message
+        except Exception as error:
+            self.end.shutdown(socket.SHUT_RDWR)  # without what is lost there is no going on
+            raise OSError(f"no message, or no descriptor was free for one ({error})") from error
         finally:
-            os.close(file)
-        return pickle.loads(whole)
+            if file >= 0:
+                os.close(file)
 
 
 def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[bytes | memoryview]) -> None:

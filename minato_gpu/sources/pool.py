@@ -42,6 +42,25 @@ class Pool(Protocol):
         """This is not needed any more. It is done all the same, sooner or later: as cancelled, if it has not begun."""
 
 
+class Reads(Pool, Protocol):
+    """The reads of one loader: a ReaderPool, or a part in one that several loaders share."""
+
+    done: Callable[..., None]
+
+    @property
+    def rate(self) -> StorageRate:
+        """What the storage gives."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and latencies."""
+
+    def count_anew(self) -> None:
+        """Count from zero."""
+
+    async def close(self) -> None:
+        """End what is under way."""
+
+
 class Files(Protocol):
     """What reads files of this machine: see FileReads."""
 
@@ -76,13 +95,23 @@ class ReaderPool:
         self._file_reads: Files = (files or partial(FileReads, blocks, placement=placement))(self._local_ended)
         concurrency = self._lanes[1].concurrency
         self._urls = UrlReads(remote or RemoteReads(), lambda: concurrency.at_its_limit, self._remote_ended)
+        self._queued: set[int] = set()  # not begun
         self._cancelled: set[int] = set()
-        self._behind, self.rate = behind, StorageRate()
+        self._behind, self._rate = behind, StorageRate()
 
     def submit(self, number: int, source: Source) -> None:
         lane = self._lanes[source.is_remote]
         heapq.heappush(lane.queue, (number, source))
+        self._queued.add(number)
         self._start(lane)
+
+    def hasten(self, number: int, sooner: int, source: Source) -> bool:
+        """Have a read another number; False where it has begun."""
+        if number not in self._queued:
+            return False
+        self._queued.discard(number)
+        self.submit(sooner, source)
+        return True
 
     def cancel(self, number: int) -> None:
         self._cancelled.add(number)
@@ -90,6 +119,9 @@ class ReaderPool:
     def _start(self, lane: _Lane) -> None:
         while lane.queue and lane.under_way < lane.concurrency.allowed(behind=self._behind()):
             number, source = heapq.heappop(lane.queue)
+            if number not in self._queued:  # it has another by now
+                continue
+            self._queued.discard(number)
             lane.under_way += 1
             if number in self._cancelled:
                 self._cancelled.discard(number)
@@ -105,7 +137,7 @@ class ReaderPool:
         self._cancelled.discard(number)
         lane.under_way -= 1
         if error is None:
-            self.rate.finished(self._loop.time(), nbytes, behind=self._behind())
+            self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
         self.done(number, block, nbytes, error, seconds)
 
@@ -131,6 +163,10 @@ class ReaderPool:
             self._ended(lane, number, -1, 0, answer, seconds)
 
     # --- what is said of it ----------------------------------------------------------------------------------
+
+    @property
+    def rate(self) -> StorageRate:
+        return self._rate
 
     def stats(self) -> dict[str, Any]:
         """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""

@@ -1,4 +1,5 @@
-"""The reader process: one for each loader, apart from its workers, so that no worker ever waits for storage.
+"""The reader process: one for each loader, apart from its workers, so that no worker ever waits for storage. (One that
+loaders share is host_reader.py.)
 
 It is told by a socket what is wanted and what is released, and answers there where bytes lie (``service.py``). It ends
 when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is told by
@@ -13,7 +14,6 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu import children
@@ -25,7 +25,7 @@ from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.page_cache import Placement
-from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.service import Ready, Service
 
 if TYPE_CHECKING:
@@ -57,22 +57,33 @@ def main(
     """The process's work, to its end. ``parent``: process id of the loader's; ``of_fields``: where workers send fields
     that are to be kept."""
     try:
-        asyncio.run(_serve(parent, partial(_Link, arena, end, of_fields, settings)))
+        asyncio.run(_serve(parent, arena, end, of_fields, settings))
     finally:
         os._exit(0)  # nothing that the loader's process has registered for its own end
 
 
-async def _serve(parent: int, make_link: Callable[[asyncio.Event], _Link]) -> None:
+async def _serve(
+    parent: int, arena: Arena, end: socket.socket, of_fields: socket.socket | None, settings: ReaderSettings
+) -> None:
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     try:
         watch = children.descriptor(parent)  # without, the end of the socket has to do
     except ProcessLookupError:
         return
-    loop.set_exception_handler(_failed)
+    loop.set_exception_handler(failed)
     if watch is not None:
         loop.add_reader(watch, ended.set)
-    link = make_link(ended)
+    memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
+    blocks = Blocks(arena)
+
+    def pool_of(service: Service) -> ReaderPool:
+        placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
+        return ReaderPool(blocks, service.done, behind=service.behind, placement=placement)
+
+    link = Link(end, settings, blocks, memory, pool_of, ended.set)
+    if of_fields is not None and memory is not None:
+        link.keep_fields(of_fields, memory)
     try:
         await ended.wait()
     finally:
@@ -80,7 +91,7 @@ async def _serve(parent: int, make_link: Callable[[asyncio.Event], _Link]) -> No
         os._exit(0)  # what comes now would change what has been left
 
 
-def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What was being done is left half done, and samples would be waited for in vain: better no such process, after
     which workers read for themselves. (A request that failed when another had been answered has no handle.)"""
     loop.default_exception_handler(context)
@@ -88,36 +99,39 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         os._exit(1)
 
 
-class _Link:
-    """The socket, and the service behind it."""
+class Link:
+    """A loader's socket, and the service behind it, for which ``pool_of`` makes a pool. ``ended`` is called once the
+    loader has closed its end."""
 
     def __init__(
         self,
-        arena: Arena,
         end: socket.socket,
-        of_fields: socket.socket | None,
         settings: ReaderSettings,
-        ended: asyncio.Event,
+        blocks: Blocks,
+        memory: MemoryTier | None,
+        pool_of: Callable[[Service], Reads],
+        ended: Callable[[], None],
     ) -> None:
-        self._messages, self._fields, self._ended, self._arena = MessageSocket(end), of_fields, ended, arena
+        self._messages, self._settings, self._blocks, self._ended = MessageSocket(end), settings, blocks, ended
         self._loop = asyncio.get_running_loop()
         self._notifier = Notifier()
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is ready
         self._stats_at = 0.0
-        memory = MemoryTier(settings.memory_bytes, settings.samples) if settings.memory_bytes else None
-        self._blocks, self._settings = Blocks(arena), settings
-        self._service = service = Service(self._blocks, settings.ahead_bytes, self._add, memory)
+        self._service = service = Service(blocks, settings.ahead_bytes, self._add, memory)
+        self.pool = service.pool = pool_of(service)
+        self._fields: socket.socket | None = None
         self._tier: DiskTier | None = None  # on disk; stays open, so that other runs see that this one lives
         self._disk: DiskPool | None = None  # while there are workers
         self._disk_counts: dict[str, Any] | None = None
-        placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
-        self._pool = service.pool = ReaderPool(self._blocks, service.done, behind=service.behind, placement=placement)
-        if of_fields is not None and memory is not None:
-            rate = self._pool.rate
-            service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
-            self._loop.add_reader(of_fields.fileno(), self._take_fields)
         self._loop.add_reader(end.fileno(), self._receive)
+
+    def keep_fields(self, of_fields: socket.socket, memory: MemoryTier) -> None:
+        """Keep fields that workers send."""
+        settings, pool = self._settings, self.pool
+        self._fields, rate = of_fields, pool.rate
+        self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
+        self._loop.add_reader(of_fields.fileno(), self._take_fields)
 
     def _take_fields(self) -> None:
         """All that have come. Before a sample is wanted, too, which may be one of those: where this process had no core
@@ -140,9 +154,11 @@ class _Link:
     def _receive(self) -> None:
         try:
             found = self._messages.receive()
+            if not all(map(_is_message, found)):
+                raise ConnectionError("that is noise")
         except OSError:
             self._loop.remove_reader(self._messages.end.fileno())
-            self._ended.set()
+            self._ended()
             return
         self._take_fields()
         for kind, run, what in found:
@@ -167,18 +183,27 @@ class _Link:
     def _answer_end(self) -> None:
         """Tell what has been done for the workers that have ended, and count anew for the next."""
         self._take_fields()
-        self._arena.trim()
+        self._blocks.trim()
         self._messages.put((self._run, [], self._counts(fully=True)))
         self._flush()
         self._service.count_anew()
-        self._pool.count_anew()
+        self.pool.count_anew()
         if self._tier is not None:
             self._tier.count_anew()
         self._disk_counts = None
 
+    def leave(self) -> None:
+        """Forget a loader that has left; others go on."""
+        self._service.drop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for forget in (self._loop.remove_reader, self._loop.remove_writer):
+            forget(self._messages.end.fileno())
+        self._messages.end.close()
+
     async def close(self) -> None:
         """End what is under way, and write what waits to be written."""
-        await self._pool.close()
+        await self.pool.close()
         self._leave_disk()
         if self._tier is not None:
             self._tier.close()
@@ -204,7 +229,7 @@ class _Link:
             LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
             return
         following = Following(settings.samples, settings.memory_bytes)
-        self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self._pool, following)
+        self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self.pool, following)
 
     def _leave_disk(self) -> None:
         """Write what waits."""
@@ -213,7 +238,7 @@ class _Link:
             return
         disk.finish()
         self._disk_counts = disk.counts()
-        self._disk, service.disk, service.pool, self._pool.done = None, None, self._pool, service.done
+        self._disk, service.disk, service.pool, self.pool.done = None, None, self.pool, service.done
 
     def _add(self, ready: Ready) -> None:
         self._send_in(self._notifier.add(ready, self._service.there))
@@ -236,7 +261,7 @@ class _Link:
         counts = self._service.counts()
         if fully:
             self._stats_at = self._loop.time() + _STATS_S
-            counts |= self._pool.stats()
+            counts |= self.pool.stats()
             disk = self._disk_counts if self._disk is None else self._disk.counts()
             if disk:
                 counts["disk"] = disk
@@ -246,12 +271,17 @@ class _Link:
         try:
             is_sent = self._messages.flush()
         except OSError:
-            self._ended.set()
+            self._ended()
             return
         if is_sent:
             self._loop.remove_writer(self._messages.end.fileno())
         else:  # the loader is busy
             self._loop.add_writer(self._messages.end.fileno(), self._flush)
+
+
+def _is_message(found: object) -> bool:
+    """Whether this is what a loader says (see ``Reader``)."""
+    return isinstance(found, tuple) and len(found) == 3 and found[0] in ("say", "begin", "end")
 
 
 class Notifier:

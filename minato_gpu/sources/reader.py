@@ -23,7 +23,7 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.messages import MessageSocket
-from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.process import ReaderSettings, main
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.service import Ready, Wanted
 
@@ -85,41 +85,52 @@ class Outbox:
 
 
 class Reader:
-    """One reader process. ``start`` starts it, with what ``process.main`` takes, and returns it; ``stays``: it goes on
-    after it is given back. To be made before the training process has threads.
+    """One reader process. ``start`` starts a process in which a function is called with what it takes, and returns it;
+    ``stays``: it goes on after it is given back. To be made before the training process has threads.
 
     Raises OSError where there is no address space for what it is to keep in memory.
     """
 
+    fields: socket.socket | None = None  # where workers send fields that are to be kept
+    process: Any = None
+    _owner: int
+
     def __init__(self, start: Callable[..., Any], settings: ReaderSettings, *, stays: bool) -> None:
-        self.settings, self._stays = settings, stays
-        self.counts: dict[str, Any] = {}  # its work for these workers, as it was told last
-        self.run = 0  # of the tickets: what is told of an earlier one is of no use
-        self.lent = True
-        self.fields: socket.socket | None = None  # where workers send fields that are to be kept
-        self.process: Any = None
-        self._owner = os.getpid()
         with contextlib.ExitStack() as undo:
-            self.arena = _arena(settings.memory_bytes)
-            undo.callback(self.arena.close)
+            arena = arena_of(settings.memory_bytes)
+            undo.callback(arena.close)
             ends = [*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
             for end in ends:
                 undo.callback(end.close)
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
-            self.end, theirs = ends
+            ours, theirs = ends
+            self._hold(ours, arena, settings, stays=stays)
             theirs_of_fields = None
             if settings.keeps_fields:
                 theirs_of_fields, self.fields = fields.pair()
                 undo.callback(theirs_of_fields.close)
                 undo.callback(self.fields.close)
-            self._messages = MessageSocket(self.end)
-            _readers.add(self)
-            self.process = start(self.arena, theirs, theirs_of_fields, self._owner, settings)
+            self.process = start(main, arena, theirs, theirs_of_fields, self._owner, settings)
             undo.pop_all()
         theirs.close()
         if theirs_of_fields is not None:
             theirs_of_fields.close()
         self._forget_exit = children.closed_at_exit(self.close)
+
+    def _hold(self, end: socket.socket, arena: Arena, settings: ReaderSettings, *, stays: bool) -> None:
+        """This side's socket, and the memory where bytes lie."""
+        self.end, self.arena, self.settings, self._stays = end, arena, settings, stays
+        self.counts: dict[str, Any] = {}  # its work for these workers, as it was told last
+        self.run = 0  # of the tickets: what is told of an earlier one is of no use
+        self.lent = True
+        self._owner = os.getpid()
+        self._messages = MessageSocket(end)
+        _readers.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed, and is not a fork's."""
+        return self.process is not None and os.getpid() == self._owner
 
     @property
     def runs(self) -> bool:
@@ -184,7 +195,7 @@ class Reader:
     def give_back(self) -> None:
         """The workers have ended: the process ends what is under way, and waits for the next; ``counts`` are complete.
         Where it does not answer, it is closed."""
-        if self.process is None or os.getpid() != self._owner:
+        if not self.is_open:
             return
         if not self._stays:
             self.close()
@@ -201,7 +212,7 @@ class Reader:
 
     def close(self) -> None:
         """End the process, and hear what it has to say last. Idempotent, and of no effect in a fork."""
-        if self.process is None or os.getpid() != self._owner:
+        if not self.is_open:
             return
         process, self.process = self.process, None
         self._forget_exit()
@@ -226,25 +237,26 @@ class ReaderOwner:
         self._reader: Reader | None = None
         self._pipeline: object = None  # whose fields it keeps
 
-    def borrow(self, pipeline: object, settings: ReaderSettings, start: Callable[..., Any]) -> Reader:
+    def borrow(self, pipeline: object, settings: ReaderSettings, make: Callable[..., Reader]) -> Reader:
         """A reader process with these settings, to be given back. While others have the loader's, it is another one
-        that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one."""
+        that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one.
+        ``make`` makes it, of settings and whether it ``stays``."""
         reader = self._reader
         if reader is not None and reader.lent:
-            return Reader(start, replace(settings, memory_bytes=0, keeps_fields=False), stays=False)
+            return make(replace(settings, memory_bytes=0, keeps_fields=False), stays=False)
         same = reader is not None and reader.settings == settings and self._pipeline is pipeline
         if reader is not None and not (same and reader.runs):
             reader.close()
             reader = None
         if reader is None:
-            reader = Reader(start, settings, stays=True)
+            reader = make(settings, stays=True)
             self._reader, self._pipeline = reader, pipeline
             finalize(self, reader.close)
         reader.lent, reader.counts = True, {}
         return reader
 
 
-def _arena(budget: int) -> Arena:
+def arena_of(budget: int) -> Arena:
     """Twice the budget, as sizes that differ leave gaps; and what is read ahead. Memory is taken as it is written."""
     if not budget:
         return Arena("fetched")

@@ -272,30 +272,39 @@ class Service:
         *,
         on_disk: bool = False,
         version: bytes | None = None,
+        shared: bool = False,
     ) -> None:
         """The pool is through with a source: so many bytes are in a block, or it failed. ``seconds``: what the read
         took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be
-        one."""
+        one; ``shared``: it was another loader's."""
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes
         each.done, each.nbytes, each.block = True, nbytes, block
         if error is not None:
             self.failed += not isinstance(error, CancelledError)
         else:
-            self._read(each, seconds, version, on_disk=on_disk)
+            self._count(each, seconds, on_disk=on_disk, shared=shared)
+            self._read(each, version)
         self._pass_on(each, each)
         if not each.users:
             self._free(each)
         self._start()
 
-    def _read(self, each: SourceBytes, seconds: float, version: bytes | None, *, on_disk: bool) -> None:
-        """The bytes are there: tiers may keep them."""
+    def _count(self, each: SourceBytes, seconds: float, *, on_disk: bool, shared: bool) -> None:
+        """Count whence the bytes have come."""
         if on_disk and each.users:  # else nobody wants it any more, but may so again
             self._pass(each)
-        if not on_disk:
+        if shared:
+            self.shared += 1
+            if self._memory is not None and each.item != NO_ITEM:
+                self._memory.was_shared()
+        elif not on_disk:
             self.reads += 1
             self.read_bytes += each.nbytes
             self._costs.observe(each.nbytes, seconds)
+
+    def _read(self, each: SourceBytes, version: bytes | None) -> None:
+        """The bytes are there: tiers may keep them."""
         self._known = min(self._known + 1, 100)
         self._typical += round((each.nbytes - self._typical) / self._known)
         if each.block >= 0:

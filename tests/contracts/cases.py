@@ -122,6 +122,7 @@ class Case:
     interruption: str = "none"  # of the first epoch
     epochs: int = 2
     ranks: int = 1
+    share: bool = False  # whether ranks, resumed loaders and the like share a reader process
 
     def __str__(self) -> str:
         """The call that makes the case, without what is as usual."""
@@ -352,6 +353,13 @@ KNOWN: tuple[Case, ...] = (
     Case(stay="persistent", fault="killed once"),  # in each epoch
     Case(data="pipeline", workers=3),  # what a stage drew from global generators was another worker's
     Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
+    Case(data="urls", share=True, sampler="shuffled", cache="memory"),
+    Case(data="urls", share=True, sampler="distributed", ranks=2, cache="little", lateness=8),
+    Case(data="files", share=True, context="forkserver", sampler="shuffle=True", fault="skip", error="no file"),
+    Case(data="urls", share=True, kind="thread", stay="persistent", interruption="two at once", cache="little"),
+    Case(data="files", share=True, sampler="shuffled", interruption="elsewhere", fault="killed once", cache="memory"),
+    Case(data="urls", share=True, interruption="forked", batch=None, cache="memory"),
+    Case(data="urls", share=True, sampler="repeats", interruption="saved twice", lateness=1, stay="epochs"),
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
 
@@ -367,7 +375,7 @@ def promised_by_pytorch(case: Case) -> bool:
     happens = case.fault in ("none", "raise", "collate raises") and case.error == "ValueError"
     goes_on = case.interruption in ("none", "left") or (case.interruption, case.stay) == ("two at once", "an epoch")
     theirs = case.lateness == 0 and case.kind == "process" and case.stay != "epochs" and case.data != "pipeline"
-    theirs = theirs and not (case.sampler == "stateful" and case.batch is None)
+    theirs = theirs and not case.share and not (case.sampler == "stateful" and case.batch is None)
     return happens and goes_on and theirs and case.cache == "none" and case.budget is None and case.most is None
 
 

@@ -10,6 +10,7 @@ import random
 import re
 import time
 import warnings
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,8 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     if case.cache != "none":
         more["cache"] = {"memory": 1 << 20, "little": _LITTLE, "both": {"memory": _LITTLE, "disk": 8 << 20}}[case.cache]
         more["cache_dir"] = folder / "cache" if case.cache == "both" else None
+    if case.share:
+        more["share"] = f"case-{zlib.crc32(bytes(folder)):x}"
     return more
 
 

@@ -15,7 +15,7 @@ from minato_gpu.engine import building, host_share
 from minato_gpu.engine.host_share import PERIOD_S, HostShare
 from minato_gpu.lanes import host_cores
 from minato_gpu.lanes.host_cores import HostCores
-from minato_gpu.observe.private_folder import PrivateFolder, SharedFile
+from minato_gpu.memory.private_folder import PrivateFolder, SharedFile
 
 RANKS, CORES = 2, 8
 

@@ -78,6 +78,7 @@ def _stream() -> int:
 def _kernel(operator: Any, generator: torch.Generator) -> Callable[..., Any]:
     """The operator's kernel. Draws have a generator of their own: the CPU's global one is the user's."""
     draws = any(argument.name == "generator" for argument in operator._schema.arguments)
+    tensors = [str(argument.type) == "Tensor" for argument in operator._schema.arguments]
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         LIBRARY.cudaStreamSynchronize(_stream())
@@ -99,7 +100,12 @@ def _kernel(operator: Any, generator: torch.Generator) -> Callable[..., Any]:
 
         if draws:
             kwargs["generator"] = generator
-        found = operator(*tree_map(down, args), **tree_map(down, kwargs))
+        # a number in the place of a tensor, as in fmod_(1.0), comes as such
+        args = tuple(
+            torch.tensor(value) if is_tensor and isinstance(value, (int, float)) else value
+            for value, is_tensor in zip(args, tensors, strict=False)
+        )
+        found = _INSTEAD.get(operator, operator)(*tree_map(down, args), **tree_map(down, kwargs))
         for there, value in seen.values():
             if there.size() != value.size():  # an output that has been resized
                 value.resize_(there.size())
@@ -107,6 +113,16 @@ def _kernel(operator: Any, generator: torch.Generator) -> Callable[..., Any]:
         return tree_map(up, found)
 
     return compute
+
+
+def _conv_depthwise(
+    self: torch.Tensor, weight: torch.Tensor, size: Any, bias: Any, stride: Any, padding: Any, dilation: Any
+) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.conv2d.default(self, weight, bias, stride, padding, dilation, self.shape[1])
+    return made
+
+
+_INSTEAD = {torch.ops.aten._conv_depthwise2d.default: _conv_depthwise}  # of kernels that the CPU has not
 
 
 def _copy(kept: Any) -> Callable[..., torch.Tensor]:

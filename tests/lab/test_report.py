@@ -20,6 +20,7 @@ from benchmarks import report as benchmark_report
 from minato_gpu.lab import report
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.console import Column, column, show, show_columns
+from minato_gpu.lab.numbers import number
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu-2-cores"
 WIDTHS = (80, 120, 160)
@@ -92,6 +93,16 @@ def test_tables_that_follow_name_their_rows() -> None:
 )
 def test_numbers_of_a_column_have_as_many_digits(values: list[Any], cells: list[str]) -> None:
     assert column("a_column", values).cells == cells
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(1163.4, "1,163"), (2.5e6, "2,500,000"), (12.34, "12.3"), (9.999, "10"), (0.00001234, "0.0000123"), (8, "8")],
+)
+def test_a_number_by_itself_is_written_out(value: float, written: str) -> None:
+    assert number(value) == written and number(-value) == f"-{written}"
+    assert (number(0.0), number(math.nan), number(math.inf)) == ("0", "nan", "inf")
+    assert column("a_column", ["none", value]).cells[0] == "none"
 
 
 def test_text_is_shown_as_it_is() -> None:

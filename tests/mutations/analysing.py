@@ -21,10 +21,10 @@ FAULTS = (
     ),
     Fault(
         "a folder that lets others in is trusted",
-        "observe/private_folder.py",
+        "memory/private_folder.py",
         "    if not _is_private(found):\n",
         "    if not found:\n",
-        ("observe/test_private_folder.py",),
+        ("memory/test_private_folder.py",),
     ),
     Fault(
         "counters of an epoch are lost with it",
@@ -59,6 +59,13 @@ FAULTS = (
         "lab/analysis/page.py",
         "autoescape=True",
         "autoescape=False",
+        ("lab/analysis/test_report.py",),
+    ),
+    Fault(
+        "a curve that does not change is drawn",
+        "lab/analysis/page.py",
+        "    if high - low >= WORTH * high:\n",
+        "    if high > low:\n",
         ("lab/analysis/test_report.py",),
     ),
     Fault(

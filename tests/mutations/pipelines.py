@@ -1,12 +1,27 @@
-"""Faults in what a cache keeps of the four pipelines."""
+"""Faults in what a cache keeps of the four pipelines, in what helps to write one's own, and in torchvision's."""
 
 from __future__ import annotations
 
 from tests.mutations.fault import Fault
 
 _KEPT = ("pipelines/test_kept_fields.py",)
+_TORCHVISION = ("pipelines/test_torchvision.py",)
 
 FAULTS = (
+    Fault(
+        "a size in which samples differ is suggested as fixed",
+        "pipeline.py",
+        "size.pop() if len(size) == 1 else None for",
+        "size.pop() for",
+        ("test_pipeline.py",),
+    ),
+    Fault(
+        "a box in the middle lies in the corner",
+        "pipelines/image_stages.py",
+        "np.array([(height - h) // 2, (width - w) // 2, h, w], np.int32)}\n\n\ndef cost",
+        "np.array([0, 0, h, w], np.int32)}\n\n\ndef cost",
+        ("pipelines/test_photograph_stages.py",),
+    ),
     Fault(
         "boxes are cut from a picture of which scans are missing",
         "pipelines/decoding.py",
@@ -41,5 +56,33 @@ FAULTS = (
         "    only = speeds[0] if len(speeds) == 1 else None",
         "    only = None",
         _KEPT,
+    ),
+    Fault(
+        "a crop is cut once more out of what was decoded",
+        "pipelines/torchvision_compose.py",
+        '{**params, "top": 0, "left": 0}',
+        "params",
+        _TORCHVISION,
+    ),
+    Fault(
+        "torchvision draws from the generator of all threads",
+        "pipelines/torchvision_draws.py",
+        "if func.__name__ in _DRAWING and",
+        "if func.__name__ not in _DRAWING and",
+        _TORCHVISION,
+    ),
+    Fault(
+        "what is drawn behind a transform that resizes is for the size before it",
+        "pipelines/torchvision_draws.py",
+        "return _stand_in((channels, height, width)).as_subclass(type(value))",
+        "return value",
+        _TORCHVISION,
+    ),
+    Fault(
+        "a transform that is called as it is draws what those before it have drawn",
+        "pipelines/torchvision_compose.py",
+        'generator.set_state(torch.from_numpy(fields["generator"].copy()))',
+        'generator.manual_seed(int(fields["generator"][0]))',
+        _TORCHVISION,
     ),
 )

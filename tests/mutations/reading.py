@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutations.fault import Fault
 
 _SERVICE = ("sources/test_service.py",)
+_SHARED = ("sources/test_shared_reads.py",)
 
 FAULTS = (
     Fault(
@@ -262,10 +263,10 @@ FAULTS = (
         ("sampling/test_lookahead.py",),
     ),
     Fault(
-        "a large message to the reader process arrives as its marker alone",
+        "a large message to the reader process is lost",
         "sources/messages.py",
-        "        if data != _ELSEWHERE:\n",
-        "        if data:\n",
+        "            if data == _ELSEWHERE and file >= 0:\n",
+        "            if False:\n",
         ("sources/test_messages.py", "contracts/test_cache_orders.py"),
     ),
     Fault(
@@ -282,5 +283,61 @@ FAULTS = (
         "    check_length(source, len(data))\n    return data\n",
         "    return data\n",
         ("sources/test_reading.py",),
+    ),
+    Fault(
+        "memory that another loader still needs is freed",
+        "sources/shared_reads.py",
+        "            for _ in clients[1:]:\n                self.blocks.add_user(block)\n",
+        "",
+        _SHARED,
+    ),
+    Fault(
+        "a read that one loader has given up is given up for all",
+        "sources/shared_reads.py",
+        "        if len(read.clients) == 1:\n",
+        "        if read.clients:\n",
+        _SHARED,
+    ),
+    Fault(
+        "what one loader needs now waits for all that another wants",
+        "sources/shared_reads.py",
+        "        elif read.number - turn > _SOONER * _TURN:\n",
+        "        elif False:\n",
+        _SHARED,
+    ),
+    Fault(
+        "what loaders that share keep takes each other's place",
+        "sources/shared_reads.py",
+        "super().offer(len(self._copies), copy, now)",
+        "super().offer(item, copy, now)",
+        _SHARED,
+    ),
+    Fault(
+        "another version of the protocol is spoken to",
+        "sources/host_reader.py",
+        "        if version != PROTOCOL:\n",
+        "        if version is None:\n",
+        ("sources/test_host_reader.py",),
+    ),
+    Fault(
+        "another user's process is let in",
+        "sources/host_reader.py",
+        "        if is_ours(connection):\n",
+        "        if connection:\n",
+        ("sources/test_host_reader.py",),
+    ),
+    Fault(
+        "one loader's noise ends the process of all",
+        "sources/process.py",
+        "            if not all(map(_is_message, found)):\n",
+        "            if found is None:\n",
+        ("sources/test_host_reader.py",),
+    ),
+    Fault(
+        "a reader process stays when the last loader has gone",
+        "sources/host_reader.py",
+        "            self._linger(LINGER_S)\n",
+        "",
+        ("sources/test_host_reader.py",),
     ),
 )

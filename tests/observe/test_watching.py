@@ -17,9 +17,9 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.lab.top import client
 from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
+from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import listening, shared_service
 from minato_gpu.observe.listening import PROTOCOL
-from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.threads import OwnThread
 from tests.support.leaks import check_scenario, open_links, stop, threads_since
 from tests.support.programs import Program

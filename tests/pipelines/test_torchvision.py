@@ -30,16 +30,16 @@ torchvision = import_torchvision()
 from torchvision import datasets, tv_tensors  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-from pipelines import torchvision_compose  # noqa: E402
-from pipelines.torchvision_compose import BOTH_LANES, CPU_ONLY, REFUSED  # noqa: E402
+from pipelines.torchvision_classes import BOTH_LANES, CPU_ONLY, REFUSED  # noqa: E402
 
 Sample = dict[str, Any]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PICTURE = Field(np.uint8, (3, None, None))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def negative(image: Any) -> Any:
-    return 255 - image
+    return image.bitwise_xor_(255)  # in place
 
 
 class Own(v2.Transform):
@@ -83,7 +83,7 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "RandomAdjustSharpness": lambda: [v2.RandomAdjustSharpness(2.0)],
     "RandomAffine": lambda: [
         v2.RandomAffine(30, (0.1, 0.2), (0.5, 1.5), (-5, 5, -5, 5)),
-        v2.RandomAffine(30, interpolation="bilinear", fill=7),
+        v2.RandomAffine(30, interpolation=v2.InterpolationMode.BILINEAR, fill=7),
     ],
     "RandomApply": lambda: [v2.RandomApply([v2.ColorJitter(0.5), v2.GaussianBlur(3)]), v2.RandomApply([Own()], 1.0)],
     "RandomAutocontrast": lambda: [v2.RandomAutocontrast()],
@@ -105,15 +105,18 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "RandomInvert": lambda: [v2.RandomInvert()],
     "RandomIoUCrop": lambda: [v2.RandomIoUCrop()],
     "RandomOrder": lambda: [v2.RandomOrder([v2.RandomCrop(100), v2.RandomHorizontalFlip(), v2.RandomRotation(9)])],
-    "RandomPerspective": lambda: [v2.RandomPerspective(), v2.RandomPerspective(interpolation="nearest", fill=3)],
+    "RandomPerspective": lambda: [
+        v2.RandomPerspective(),
+        v2.RandomPerspective(interpolation=v2.InterpolationMode.NEAREST, fill=3),
+    ],
     "RandomPhotometricDistort": lambda: [v2.RandomPhotometricDistort()],
     "RandomPosterize": lambda: [v2.RandomPosterize(3)],
     "RandomResize": lambda: [v2.Compose([v2.RandomResize(80, 120), v2.RandomCrop(64)])],
     "RandomResizedCrop": lambda: [
         v2.RandomResizedCrop(64),
-        v2.RandomResizedCrop((40, 90), scale=(0.5, 1.0), interpolation="bicubic", antialias=False),
-        v2.RandomResizedCrop(64, interpolation="nearest"),
-        v2.RandomResizedCrop(64, interpolation="lanczos"),
+        v2.RandomResizedCrop((40, 90), scale=(0.5, 1.0), interpolation=v2.InterpolationMode.BICUBIC, antialias=False),
+        v2.RandomResizedCrop(64, interpolation=v2.InterpolationMode.NEAREST),
+        v2.RandomResizedCrop(64, interpolation=v2.InterpolationMode.LANCZOS),
     ],
     "RandomRotation": lambda: [v2.RandomRotation(30), v2.Compose([v2.RandomRotation(90, expand=True), v2.Resize(50)])],
     "RandomShortestSize": lambda: [v2.Compose([v2.RandomShortestSize([90, 120], 150), v2.RandomErasing(1.0)])],
@@ -122,7 +125,7 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
     "RandomZoomOut": lambda: [v2.Compose([v2.RandomZoomOut(side_range=(1.0, 2.0)), v2.RandomCrop(64)])],
     "Resize": lambda: [
         v2.Resize(50),
-        v2.Resize((50, 60), interpolation="bicubic"),
+        v2.Resize((50, 60), interpolation=v2.InterpolationMode.BICUBIC),
         v2.Resize(None, max_size=77),
         v2.Compose([v2.CenterCrop((100, 50)), v2.Resize(30), v2.RandomCrop((60, 30))]),
     ],
@@ -216,7 +219,7 @@ class TestClasses:
         lists = [set(BOTH_LANES), set(CPU_ONLY), set(REFUSED)]
         assert set.union(*lists) == kinds - {"Transform"}
         assert sum(map(len, lists)) == len(kinds) - 1
-        manual = Path(torchvision_compose.__file__).with_name("TORCHVISION.md").read_text(encoding="utf-8")
+        manual = (Path(minato_gpu.__file__).parent / "manual" / "torchvision.md").read_text(encoding="utf-8")
         for what, names in zip(("both lanes", "CPU only", "refused"), lists, strict=True):
             (row,) = re.findall(rf"^\| {what} \|.*$", manual, re.MULTILINE)
             assert set(re.findall(r"`(\w+)`", row)) == names, what
@@ -248,8 +251,9 @@ class TestClasses:
             assert made["label"] == 3
             assert_same(made["image"], called(transform, seed_of(pipeline, seed), whole))
 
+    @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("name", sorted(BOTH_LANES))
-    def test_means_the_same_on_the_device_lane(self, cat: Image.Image, name: str) -> None:
+    def test_means_the_same_on_the_device_lane(self, cat: Image.Image, name: str, device: str) -> None:
         for transform in EXAMPLES[name]():
             together = not WITHOUT_TARGETS.search(repr(transform))
             names = ("target",) if together else ()
@@ -257,7 +261,7 @@ class TestClasses:
             if all(stage.device is None for stage in pipeline.stages):
                 continue
             samples = [{"image": cat, **({"target": targets()} if together else {})}]
-            rows = check(pipeline, samples, device="cpu", draws=3)
+            rows = check(pipeline, samples, device=device, draws=3)
             assert all(row.passed for row in rows), rows
 
     @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -360,6 +364,11 @@ class TestDataSets:
         opened(str(next(folder.glob("*/*.jpg")))).save(tmp_path / "a" / "0.bmp")
         data, pipeline = minato_gpu.from_torchvision(datasets.ImageFolder(tmp_path, transform=USUAL))
         assert pipeline.run(data[0], 0)["image"].shape == (3, 32, 32)
+
+    def test_a_part_of_one(self, folder: Path) -> None:
+        part = torch.utils.data.Subset(datasets.ImageFolder(folder, transform=USUAL), [4, 1])
+        data, pipeline = minato_gpu.from_torchvision(part)
+        assert [pipeline.run(data[n], 0)["target"] for n in range(len(data))] == [1, 0]
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_targets_travel_along(self, folder: Path, workers: int) -> None:
@@ -486,6 +495,18 @@ class TestLanes:
         data, pipeline = minato_gpu.from_torchvision(datasets.ImageFolder(folder, transform=USUAL))
         rows = check(pipeline, [data[index] for index in range(len(data))], device="cpu")
         assert all(row.passed for row in rows), rows
+
+    def test_a_loader_with_both_makes_the_same_samples(self, folder: Path) -> None:
+        pytest.importorskip("nvidia.dali")
+        transform = v2.Compose([USUAL, v2.RandomErasing(1.0, value="random")])
+        data, pipeline = minato_gpu.from_torchvision(datasets.ImageFolder(folder, transform=transform))
+        made = []
+        for lanes in (("cpu",), ("device",)):
+            torch.manual_seed(3)
+            loader = DataLoader(data, batch_size=3, num_workers=1, pipeline=pipeline, lanes=lanes)
+            made.append(torch.cat([batch["image"] for batch in loader]))
+            assert loader.stats()["lanes"][lanes[0]]["samples"] == len(data)
+        assert (made[0] - made[1]).abs().max() <= 2 / 255 / min(STD)
 
 
 class TestCommand:

@@ -302,3 +302,21 @@ def test_how_long_the_read_of_a_file_took_is_told(tmp_path: Path) -> None:
     number, _, nbytes, error, seconds = asyncio.run(main())
     arena.close()
     assert (number, nbytes, error) == (0, 7, None) and seconds > 0
+
+
+def test_a_read_that_has_not_begun_may_be_hastened() -> None:
+    async def main() -> list[int]:
+        storage, done = Storage(lambda now, number: 1.0 + number / 1e3), list[int]()
+        arena = Arena("test")
+        pool = ReaderPool(Blocks(arena), lambda number, *_: done.append(number), storage)
+        for number in range(10, 210):
+            pool.submit(number, Source(f"s3://{number}"))
+        assert not pool.hasten(10, 0, Source("s3://10")) and pool.hasten(209, 1, Source("s3://209"))
+        while len(done) < 200:
+            await asyncio.sleep(0.1)
+        await pool.close()
+        arena.close()
+        assert sorted(done) == [1, *range(10, 209)]
+        return done
+
+    assert run(main()).index(1) == 64, "after those that had begun"

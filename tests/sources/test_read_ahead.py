@@ -163,7 +163,7 @@ def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCa
 
 
 def test_a_reader_process_that_something_else_collects_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    def start(arena: Arena, end: socket.socket, *_: Any) -> Any:
+    def start(_main: Any, arena: Arena, end: socket.socket, *_: Any) -> Any:
         process = multiprocessing.get_context("fork").Process(target=end.recv, args=(1,))
         process.start()
         return process

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from minato_gpu.lab.analysis.profile import Phase, Profile
+from minato_gpu.lab.numbers import number
 
 Name = Literal["compute", "transfer", "loader", "ranks", "preparation", "fetch"]
 TITLES: dict[str, str] = {
@@ -136,7 +137,9 @@ def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, str]
             **({"rank": str(profile.rank)} if profile.ranks > 1 else {}),
             "part": TITLES[part.name],
             "share": f"{part.share:.1%}" if part.is_known else "unknown",
-            "ms a batch": f"{1e3 * part.seconds:.2f} ± {1e3 * part.error_s:.2f}" if part.is_known else "unknown",
+            "ms a batch": f"{number(1e3 * part.seconds)} ± {number(1e3 * part.error_s)}"
+            if part.is_known
+            else "unknown",
             "": "within the noise" if part.is_noise else "",
         }
         for profile, found in known

@@ -1,7 +1,7 @@
 """The report's pictures: drawings in SVG, by Matplotlib, small enough to be read on a phone.
 
 Text is drawn as outlines, so that a picture looks the same in every browser; what it shows is said beside it in words
-and in a table. Colours are those of Okabe and Ito ("Color Universal Design", 2008), which any eyes tell apart.
+and in a table. Any two colours of a picture stay apart for colour-blind readers (a test simulates what they see).
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from itertools import cycle
 from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
 from minato_gpu.lab.analysis.breakdown import TITLES
 from minato_gpu.lab.analysis.profile import Phase
+from minato_gpu.lab.numbers import number
 from minato_gpu.samples import JSON
 
 COLOURS = {
-    "compute": "#009E73",
-    "transfer": "#CC79A7",
-    "loader": "#F0E442",
+    "compute": "#117733",
+    "transfer": "#7B3294",
+    "loader": "#333333",
     "ranks": "#999999",
     "preparation": "#E69F00",
-    "fetch": "#0072B2",
+    "fetch": "#56B4E9",
+}
+PHASES = {
+    "sight": COLOURS["ranks"],
+    "compute": COLOURS["compute"],
+    "warm": COLOURS["preparation"],
+    "cold": COLOURS["fetch"],
+    "prepare": COLOURS["transfer"],
 }
 _INK, _LINE, _MEASURED = "#222222", "#0072B2", "#D55E00"
 _WIDTH, _HEIGHT = 4.4, 2.7  # inches: two columns on a desk, one on a phone
@@ -99,7 +106,7 @@ def curve(axes: Any, points: Mapping[float, Mapping[str, JSON]], unit: str, meas
         axes.plot(*zip(*measured.items(), strict=True), color=_MEASURED, marker="D", ls="", ms=6, label="measured")
     if min(at) > 0 and max(at) > 20 * min(at):
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter(_written)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(unit)
     axes.set_ylabel("epoch, s")
@@ -113,7 +120,7 @@ def costs(axes: Any, seconds: Sequence[float]) -> None:
     low, high = float(milliseconds.min()), float(milliseconds.max())
     if high > 10 * low:
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_formatter(_written)
         edges = np.geomspace(low, high * 1.001, 31)
     else:
         edges = np.linspace(low, high * 1.001 + 1e-9, 31)
@@ -153,18 +160,23 @@ def batches(axes: Any, phases: Mapping[str, Phase]) -> None:
     """Each batch's time since the one before, phase by phase."""
     begin, seen = 0.0, [1e3 * each for phase in phases.values() for each in phase.batch_s if each > 0]
     least, most = np.quantile(seen, [0.01, 0.99]) if seen else (1.0, 1.0)
-    for (name, phase), colour in zip(phases.items(), cycle(("#009E73", "#E69F00", "#0072B2", "#999999"))):
+    for name, phase in phases.items():
         times = np.array(phase.batch_s)
         at = begin + np.cumsum(times)
         every = -(-len(times) // _MOST_POINTS)
-        axes.plot(at[::every], 1e3 * times[::every], color=colour, lw=0.8, marker=".", ms=2, label=name)
+        axes.plot(at[::every], 1e3 * times[::every], color=PHASES[name], lw=0.8, marker=".", ms=2, label=name)
         begin = float(at[-1]) if len(at) else begin
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}" if most < 5 * least else "")
+    axes.yaxis.set_major_formatter(_written)
+    axes.yaxis.set_minor_formatter(_written if most < 5 * least else "")
     axes.set_xlabel("s of the analysis")
     axes.set_ylabel("ms from batch to batch")
     axes.legend(ncols=2)
+
+
+def _written(value: float, _: int) -> str:
+    """The label of an axis at this value."""
+    return number(value)
 
 
 def _ink_on(colour: str) -> str:

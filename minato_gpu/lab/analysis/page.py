@@ -18,15 +18,24 @@ from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, of_ranks, part_
 from minato_gpu.lab.analysis.predict import DRAWS, Predictor
 from minato_gpu.lab.analysis.preparation import law_of
 from minato_gpu.lab.analysis.profile import Phase, Profile
-from minato_gpu.lab.analysis.questions import NOT, answer
-from minato_gpu.lab.analysis.verdict import verdict
+from minato_gpu.lab.analysis.questions import CACHE_POLICY, NO_CACHE, NOT, POLICIES, answer
+from minato_gpu.lab.analysis.verdict import WORTH, verdict
+from minato_gpu.lab.numbers import number
 from minato_gpu.lab.report import write_whole
 from minato_gpu.samples import JSON
 
 Rows = Sequence[Mapping[str, str]]
 Row = Mapping[str, JSON]
 """A row of ``questions.answer``, or ``questions.compared``."""
-_NONE = "none"  # of a cache: the setting 0
+_PARTS = (
+    "Compute is the training step by itself. A preparation stall is a wait for samples whose bytes are in memory; "
+    "a fetch stall is a wait for their bytes."
+)
+_PHASES = (
+    "Each batch as it was measured. Sight: the first ones of the loader; compute: batches that are there already; "
+    "warm: from the loader, with all files in memory; cold: with all files in storage; prepare: without the training "
+    "step."
+)
 
 
 class Figure(NamedTuple):
@@ -39,12 +48,13 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A part of the page."""
+    """A part of the page; ``remarks``: sentences below its pictures and tables."""
 
     title: str
     text: str
     figures: Sequence[Figure] = ()
     tables: Sequence[tuple[str, Rows]] = ()
+    remarks: Sequence[str] = ()
 
 
 def check() -> None:
@@ -73,7 +83,7 @@ def write(
     if answered is None:
         answered = answer(first, draws=draws) if first.suffices else []
     predicted = [what_if(first, answered), _compared(first, answered, draws)]
-    sections = [part for part in _sections(profiles, predicted) if part.figures or part.tables]
+    sections = [part for part in _sections(profiles, predicted) if part.figures or part.tables or part.remarks]
     text = (
         Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
         .from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
@@ -104,13 +114,13 @@ def _sections(profiles: Sequence[Profile], predicted: Sequence[Section]) -> list
         costs.append(_stages(first.stages_s))
     if len(first.scaling) > 1:
         costs.append(_workers(first))
-    slowest = [{"sample": name, "ms": f"{1e3 * seconds:.2f}"} for seconds, name in first.slowest]
+    slowest = [{"sample": name, "ms": number(1e3 * seconds)} for seconds, name in first.slowest]
     timed = {name: phase for name, phase in first.phases.items() if phase.batch_s}
     return [
-        Section("Where an epoch's time goes", "", [_breakdown(found)] if found else []),
+        Section("Where an epoch's time goes", _PARTS, [_breakdown(found)] if found else []),
         *predicted,
         Section("What samples cost", "", costs, [("the slowest samples that were seen", slowest)] if slowest else []),
-        Section("Batch by batch", "", [_batches(timed)] if timed else []),
+        Section("Batch by batch", _PHASES, [_batches(timed)] if timed else []),
     ]
 
 
@@ -127,15 +137,15 @@ def _costs(profile: Profile) -> Figure:
         name: 1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
         for name, share in (("median", 0.5), ("95 in 100", 0.95), ("99 in 100", 0.99), ("slowest", 1.0))
     }
-    said = f"Of {len(ordered)} samples the middle one took {quantiles['median']:.3g} ms, the slowest "
-    rows = [{"share": name, "at most, ms": f"{value:.3g}"} for name, value in quantiles.items()]
-    return Figure("Samples", drawings.costs(ordered), f"{said}{quantiles['slowest']:.3g} ms.", rows)
+    said = f"Of {len(ordered)} samples the middle one took {number(quantiles['median'])} ms, the slowest "
+    rows = [{"share": name, "at most, ms": number(value)} for name, value in quantiles.items()]
+    return Figure("Samples", drawings.costs(ordered), f"{said}{number(quantiles['slowest'])} ms.", rows)
 
 
 def _stages(seconds: Mapping[str, float]) -> Figure:
     name, most = max(seconds.items(), key=lambda each: each[1])
-    rows = [{"stage": stage, "ms a sample": f"{1e3 * value:.3g}"} for stage, value in seconds.items()]
-    return Figure("Stages", drawings.stages(seconds), f"{name} takes most: {1e3 * most:.3g} ms a sample.", rows)
+    rows = [{"stage": stage, "ms a sample": number(1e3 * value)} for stage, value in seconds.items()]
+    return Figure("Stages", drawings.stages(seconds), f"{name} takes most: {number(1e3 * most)} ms a sample.", rows)
 
 
 def _workers(profile: Profile) -> Figure:
@@ -146,7 +156,7 @@ def _workers(profile: Profile) -> Figure:
 
 
 def _batches(phases: Mapping[str, Phase]) -> Figure:
-    said = ", ".join(f"{name} {1e3 * each.each_s:.3g} ms" for name, each in phases.items())
+    said = ", ".join(f"{name} {number(1e3 * each.each_s)} ms" for name, each in phases.items())
     return Figure("Time from batch to batch", drawings.batches(phases), f"On average: {said}.")
 
 
@@ -154,40 +164,62 @@ def _batches(phases: Mapping[str, Phase]) -> Figure:
 
 
 def what_if(profile: Profile, rows: Sequence[Row]) -> Section:
-    """A curve for each question whose settings are numbers, and a table of the others."""
+    """A curve for each question whose settings are numbers, or a sentence where it is flat; a table of the others."""
     figures: list[Figure] = []
     others: list[dict[str, str]] = []
+    remarks: list[str] = []
     measured_s = _epoch_s(profile, "cold") or _epoch_s(profile, "warm")
     for question in dict.fromkeys(row["question"] for row in rows):
         some = [row for row in rows if row["question"] == question]
-        points = {value: row for row in some if (value := _number(row["setting"])) is not None}
-        if len(points) == len(some) > 1:
-            figures.append(_curve(question, dict(sorted(points.items())), measured_s))
-        else:
+        points = {value: row for row in some if (value := _value(row["setting"])) is not None}
+        if not len(points) == len(some) > 1:
             others += [_other(row) for row in some]
+            continue
+        points = dict(sorted(points.items()))
+        tried = {at: row.get("measured_s", measured_s if row["measured"] else None) for at, row in points.items()}
+        measured = {at: seconds for at, seconds in tried.items() if seconds is not None}
+        flat = _flat(question, points, measured)
+        if flat:
+            remarks.append(flat)
+        else:
+            figures.append(_curve(question, points, measured))
+    named = {str(row["setting"]) for row in rows if row["question"] == CACHE_POLICY}
+    remarks += [f"{policy}: a cache that {does}." for policy, does in POLICIES.items() if policy in named]
     return Section(
         "What if",
         "Predicted by this loader's scheduler and cache policies under a virtual clock, with the costs that were "
         "measured; the band holds nine of ten draws of them.",
         figures,
         [("other settings", others)] if others else [],
+        remarks,
     )
 
 
-def _curve(question: str, points: Mapping[float, Row], measured_s: float | None) -> Figure:
-    """Draws an epoch's seconds over the values asked for. ``measured_s``: of an epoch of the run as it was."""
-    tried = {at: row.get("measured_s", measured_s if row["measured"] else None) for at, row in points.items()}
-    measured = {at: seconds for at, seconds in tried.items() if seconds is not None}
-    said = " and ".join(f"{points[at]['epoch_s']:.3g} s ({question}: {at:g})" for at in (min(points), max(points)))
+def _flat(question: str, points: Mapping[float, Row], measured: Mapping[float, float]) -> str:
+    """A sentence in the place of a curve that does not change, predicted or measured; empty for one that does."""
+    seconds = [*(row["epoch_s"] for row in points.values()), *measured.values()]
+    low, high = min(seconds), max(seconds)
+    if high - low >= WORTH * high:
+        return ""
+    within = f"{number(low)} s" if number(low) == number(high) else f"{number(low)} to {number(high)} s"
+    asked = f"{question}, from {number(min(points))} to {number(max(points))}"
+    return f"{asked}: makes no difference, an epoch takes {within}."
+
+
+def _curve(question: str, points: Mapping[float, Row], measured: Mapping[float, float]) -> Figure:
+    """Draws an epoch's seconds over the values asked for. ``measured``: those of an epoch that was run."""
+    ends = (min(points), max(points))
+    said = " and ".join(f"{number(points[at]['epoch_s'])} s ({question}: {number(at)})" for at in ends)
     if measured:
-        said += f"; {' and '.join(f'{seconds:.3g} s ({at:g})' for at, seconds in measured.items())} were measured"
+        found = " and ".join(f"{number(seconds)} s ({number(at)})" for at, seconds in measured.items())
+        said += f"; {found} were measured"
     rows = [
         {
-            question: f"{at:g}",
-            "epoch, s": f"{row['epoch_s']:.3g}",
-            "from": f"{row['low_s']:.3g}",
-            "to": f"{row['high_s']:.3g}",
-            "measured, s": f"{measured[at]:.3g}" if at in measured else "",
+            question: number(at),
+            "epoch, s": number(row["epoch_s"]),
+            "from": number(row["low_s"]),
+            "to": number(row["high_s"]),
+            "measured, s": number(measured[at]) if at in measured else "",
         }
         for at, row in points.items()
     ]
@@ -198,21 +230,27 @@ def _curve(question: str, points: Mapping[float, Row], measured_s: float | None)
 
 
 def _other(row: Row) -> dict[str, str]:
+    setting = row["setting"]
     return {
         "question": row["question"],
-        "setting": row["setting"],
-        "epoch, s": f"{row['epoch_s']:.3g} ({row['low_s']:.3g} to {row['high_s']:.3g})",
+        "setting": setting if isinstance(setting, str) else number(setting),
+        "epoch, s": _interval(row),
         "times as fast": f"{row['times_faster']:.2f}",
-        "measured, s": f"{row['measured_s']:.3g}" if row.get("measured_s") else "",
+        "measured, s": number(row["measured_s"]) if row.get("measured_s") else "",
         "": "as measured" if row["measured"] else row["verified"],
     }
 
 
-def _number(text: str) -> float | None:
-    try:
-        return 0.0 if text == _NONE else float(text)
-    except ValueError:
-        return None
+def _interval(row: Row) -> str:
+    """The predicted seconds of an epoch, and between which they lie."""
+    return f"{number(row['epoch_s'])} ({number(row['low_s'])} to {number(row['high_s'])})"
+
+
+def _value(setting: JSON) -> float | None:
+    """The setting as a place on an axis; None for a word."""
+    if setting == NO_CACHE:
+        return 0.0
+    return None if isinstance(setting, str) else setting
 
 
 def _epoch_s(profile: Profile, name: str) -> float | None:
@@ -239,7 +277,7 @@ def _compared(profile: Profile, answered: Sequence[Row], draws: int) -> Section:
 def _beside(epoch: str, found: Row, measured_s: float) -> dict[str, str]:
     return {
         "epoch": epoch,
-        "predicted, s": f"{found['epoch_s']:.3g} ({found['low_s']:.3g} to {found['high_s']:.3g})",
-        "measured, s": f"{measured_s:.3g}",
+        "predicted, s": _interval(found),
+        "measured, s": number(measured_s),
         "error": f"{found['epoch_s'] / measured_s - 1:+.1%}",
     }

@@ -21,6 +21,13 @@ STEP = f"{NOT}verifiable here: the step is the model's"
 GPUS = f"{NOT}verifiable here: needs as many GPUs"
 MORE_CORES = f"{NOT}verifiable here: this machine has fewer cores"
 POLICY = f"{NOT}verifiable here: the loader chooses its policy itself"
+NO_CACHE = "none"
+CACHE_POLICY = "cache policy, half of the set"
+POLICIES = {
+    "minio": "keeps what comes first, and lets nothing go",
+    "next-use": "keeps what is needed soonest",
+    "lru": "keeps what was used last (least recently used goes first)",
+}
 T = TypeVar("T", bound=float | str)
 _TIMES = (0.5, 1.0, 2.0, 4.0)
 
@@ -84,10 +91,9 @@ def to_verify(profile: Profile) -> list[Point]:
 
 
 def _row(point: Point, found: Prediction, as_measured: Prediction) -> dict[str, JSON]:
-    value = point.value
     return {
         "question": point.question,
-        "setting": value if isinstance(value, str) else f"{value:g}",
+        "setting": point.value,
         "epoch_s": found.epoch_s,
         "low_s": found.low_s,
         "high_s": found.high_s,
@@ -129,12 +135,12 @@ def _cache(profile: Profile) -> Iterator[Point]:
     if profile.storage is None:
         return
     ours = Setting(loader="minato_gpu")
-    yield Point("cache of this loader, share of the set", "none", ours, profile.loader == ours.loader)
+    yield Point("cache of this loader, share of the set", NO_CACHE, ours, profile.loader == ours.loader)
     for share in (0.25, 0.5, 0.75, 1.0):
         yield Point("cache of this loader, share of the set", share, replace(ours, cache=_blocks(share)))
-    for policy in ("minio", "next-use", "lru"):
+    for policy in POLICIES:
         setting = replace(ours, cache=0.5, policy=policy)
-        yield Point("cache policy, half of the set", policy, setting, False, POLICY)
+        yield Point(CACHE_POLICY, policy, setting, False, POLICY)
 
 
 def _blocks(share: float) -> float:

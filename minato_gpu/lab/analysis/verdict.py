@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, EpochPart, of_ranks
 from minato_gpu.lab.analysis.preparation import cause_of, most_gain
 from minato_gpu.lab.analysis.profile import Profile, Storage
+from minato_gpu.lab.numbers import number
 
 Case = Literal[
     "unknown",
@@ -134,8 +135,8 @@ def _late_data(known: Sequence[tuple[Profile, Breakdown]]) -> Diagnosis | None:
     gain = more / found.batch_s
     return Diagnosis(
         "slow rank",
-        f"Rank {profile.rank}'s data comes {more * 1e3:.3g} ms a batch later than rank {other.rank}'s, which waits for "
-        f"it in {waits:.0%} of what looks like its compute. For rank {profile.rank}: {own.sentence}",
+        f"Rank {profile.rank}'s data comes {number(more * 1e3)} ms a batch later than rank {other.rank}'s, which waits "
+        f"for it in {waits:.0%} of what looks like its compute. For rank {profile.rank}: {own.sentence}",
         gain,
         profile.rank,
     )
@@ -148,7 +149,7 @@ def _transfer(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     first = "" if profile.pin_memory else "pin_memory=True and "
     each, share = profile.transfer_s * 1e3, found.parts["transfer"].share
     return "transfer-bound", (
-        f"Moving a batch to the device takes {each:.3g} ms, {share:.0%} of the epoch: use {first}"
+        f"Moving a batch to the device takes {number(each)} ms, {share:.0%} of the epoch: use {first}"
         "non_blocking=True, or minato_gpu's device='cuda', which moves the next batch during the step."
     )
 
@@ -157,9 +158,9 @@ def _loader(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     step = found.step_s
     larger = min(max(2, math.ceil(profile.loader_s / max(step * WORTH, 1e-9))), 8) if step else 2
     return "loader-bound", (
-        f"The loader itself takes {profile.loader_s * 1e3:.3g} ms of your training thread for each batch: hand over "
-        f"fewer and larger things, a batch size of {larger * profile.batch_size} (now {profile.batch_size}) or fewer "
-        "tensors in each batch."
+        f"The loader itself takes {number(profile.loader_s * 1e3)} ms of your training thread for each batch: hand "
+        f"over fewer and larger things, a batch size of {larger * profile.batch_size} (now {profile.batch_size}) or "
+        "fewer tensors in each batch."
     )
 
 
@@ -174,9 +175,9 @@ def _fetch(profile: Profile, found: Breakdown) -> tuple[Case, str]:
     wanted, given = needed * storage.nbytes, storage.bytes_per_s
     missing = max(0.0, 1 - given / wanted)
     return "slow storage", (
-        f"Storage gives {given / 1e6:.3g} MB/s where {wanted / 1e6:.3g} MB/s are needed: keep {missing:.0%} of the set "
-        f"in memory or on a local disk (cache={_size(missing * profile.samples * storage.nbytes)!r}), or use storage "
-        f"{wanted / given:.1f} times as fast."
+        f"Storage gives {number(given / 1e6)} MB/s where {number(wanted / 1e6)} MB/s are needed: keep {missing:.0%} of "
+        f"the set in memory or on a local disk (cache={_size(missing * profile.samples * storage.nbytes)!r}), or use "
+        f"storage {wanted / given:.1f} times as fast."
     )
 
 
@@ -184,9 +185,9 @@ def _more_at_once(storage: Storage, needed: float) -> str:
     wanted = round(needed * storage.requests * storage.latency_s, 6)  # where that is whole, it is all that is needed
     at_once = max(math.ceil(wanted), math.ceil(storage.concurrency) + 1)
     return (
-        f"Each read waits {storage.latency_s * 1e3:.3g} ms for storage, and only {storage.concurrency:.3g} are under "
-        f"way: read {at_once} at once, by a data set that declares source(key) to minato_gpu.DataLoader, which reads "
-        "ahead."
+        f"Each read waits {number(storage.latency_s * 1e3)} ms for storage, and only {number(storage.concurrency)} are "
+        f"under way: read {at_once} at once, by a data set that declares source(key) to minato_gpu.DataLoader, which "
+        "reads ahead."
     )
 
 
@@ -213,7 +214,7 @@ def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
         )
     if why.cause == "collate":
         return "collate-bound", (
-            f"collate_fn takes {why.times:.0%} of a worker's time ({profile.collate_s * 1e3:.3g} ms a batch), and "
+            f"collate_fn takes {why.times:.0%} of a worker's time ({number(profile.collate_s * 1e3)} ms a batch), and "
             f"without it batches would come {1 / max(1 - why.times, 0.01):.1f} times as fast: "
             "let it copy whole arrays, or move its work into the samples."
         )

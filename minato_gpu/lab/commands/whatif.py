@@ -12,6 +12,7 @@ import click
 
 from minato_gpu.lab.commands.common import CommandOutput, shows
 from minato_gpu.lab.console import show
+from minato_gpu.lab.numbers import number
 
 if TYPE_CHECKING:
     from minato_gpu.lab.analysis.profile import Profile, Setting
@@ -48,7 +49,10 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("profile", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PROFILE.json")
 @_options
 @click.option(
-    "--policy", type=click.Choice(["minio", "next-use", "lru"]), help="Of the cache; else the loader's choice."
+    "--policy",
+    type=click.Choice(["minio", "next-use", "lru"]),
+    help="What the cache keeps: minio what comes first; next-use what is needed soonest; lru what was used last. "
+    "The loader chooses if not given.",
 )
 @click.option("--loader", type=click.Choice(["torch", "minato_gpu"]), help="Switch to this one.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
@@ -117,7 +121,7 @@ def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str
     said = f"predicted from {len(profile.prepare_s)} samples"
     points = [Point("as measured", "", Setting(), True, said)]
     if not curves:
-        singles = [f"{name.replace('_', ' ')} {some[0]:g}" for name, some in values.items()]
+        singles = [f"{name.replace('_', ' ')} {number(some[0])}" for name, some in values.items()]
         asked_for = ", ".join([*singles, *filter(None, (loader, policy))])
         return [*points, Point("as asked for", asked_for, base, False, said)]
     for name, some in curves.items():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minato_gpu.samples import JSON
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that stay apart for colour-blind readers and in grey print.
+# Lanes keep their colours; what else is to be seen of a sample is hatched or paler.
 _BUSY = {"cpu": "#4c78a8", "device": "#59a14f"}
 _BUSY_AHEAD = {"cpu": "#a9c1dc", "device": "#b5d8b0"}
-_SLOW = "#e8820c"
+_SLOW_HATCH = "////"
 _WAIT = "#c8374a"
 _STEP = "#d9d9d9"
 _IDLE = "#f4f4f4"
@@ -119,19 +120,17 @@ def _panel(
 
 
 def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | None) -> None:
-    """One slot's work. Slow work is drawn last and marked above the strip, so that a short one is seen too."""
+    """One slot's work, in the lane's colour. Slow work is hatched, and marked above the strip, so that all is seen."""
     low = row - _ROW_HEIGHT / 2
-    slow = [span for span in spans if span.slow]
-    usual = [span for span in spans if not span.slow]
-    for group, colour, edge in (
-        ([span for span in usual if span.epoch == own], _BUSY.get(lane, "#888888"), "none"),
-        ([span for span in usual if span.epoch != own], _BUSY_AHEAD.get(lane, "#cccccc"), "none"),
-        (slow, _SLOW, "white"),
-    ):
-        bars = [(span.start, span.end - span.start) for span in group]
-        axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colour, edgecolors=edge, linewidth=0.4, zorder=2)
-    middles = [(span.start + span.end) / 2 for span in slow]
-    axis.plot(middles, [low - 0.02] * len(slow), linestyle="", marker=7, markersize=5, color=_SLOW, zorder=4)
+    colours = (_BUSY.get(lane, "#888888"), _BUSY_AHEAD.get(lane, "#cccccc"))
+    for slow, ahead in product((False, True), repeat=2):
+        bars = [
+            (span.start, span.end - span.start) for span in spans if (span.slow, span.epoch != own) == (slow, ahead)
+        ]
+        look: dict[str, Any] = {"hatch": _SLOW_HATCH, "edgecolors": _INK} if slow else {"edgecolors": "none"}
+        axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colours[ahead], linewidth=0.4, zorder=2 + slow, **look)
+    middles = [(span.start + span.end) / 2 for span in spans if span.slow]
+    axis.plot(middles, [low - 0.02] * len(middles), linestyle="", marker=7, markersize=4, color=_INK, zorder=4)
 
 
 def _consumer(axis: Axes, row: int, batches: Sequence[DeliveredBatch], end: float) -> None:
@@ -171,7 +170,9 @@ def _legend(figure: Figure, lanes: set[str], ahead: bool) -> None:
     if ahead:
         entries.append(Patch(color=_BUSY_AHEAD["cpu"], label="paler: another epoch's work"))
     entries += [
-        Patch(color=_SLOW, label="slow sample (\N{BLACK DOWN-POINTING TRIANGLE})"),
+        Patch(
+            facecolor="white", edgecolor=_INK, hatch=_SLOW_HATCH, label="slow sample (\N{BLACK DOWN-POINTING TRIANGLE})"
+        ),
         Patch(color=_IDLE, label="idle"),
         Patch(color=_STEP, label="consumer at work"),
         Patch(color=_WAIT, label="consumer waits"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from time import monotonic
 from typing import Any, NamedTuple
 
+from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe.listening import PROTOCOL
-from minato_gpu.observe.private_folder import PrivateFolder
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0

@@ -164,10 +164,10 @@ def test_a_range_is_a_curve_and_one_value_holds_for_all(ask: Ask) -> None:
     found = ask("--workers 1-4 --step-ms 0.5", samples=32)
     assert [(row["question"], row["setting"]) for row in found] == [
         ("as measured", ""),
-        *(("workers", count) for count in ("1", "2", "4")),
+        *(("workers", count) for count in (1, 2, 4)),
     ]
     assert found[3]["epoch_s"] < found[2]["epoch_s"] < found[1]["epoch_s"]
-    assert [row["setting"] for row in ask("--cache 0-1", samples=32)[1:]] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert [row["setting"] for row in ask("--cache 0-1", samples=32)[1:]] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     slow = ask("--cache 0.5 --rate-mb 1 --latency-ms 20 --policy lru", samples=32)
     assert slow[1]["setting"] == "cache 0.5, rate mb 1, latency ms 20, lru" and slow[1]["epoch_s"] > slow[0]["epoch_s"]
 

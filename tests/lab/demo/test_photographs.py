@@ -130,14 +130,16 @@ def _texts(axis: Axes) -> list[str]:
     return [text.get_text().strip() for text in axis.texts]
 
 
-def _bars(axis: Axes, colour: str) -> list[tuple[float, float]]:
-    """(start, end) in seconds of all bars of one colour."""
+def _bars(axis: Axes, colour: str, *, hatched: bool = False) -> list[tuple[float, float]]:
+    """(start, end) in seconds of all bars of one colour, with or without hatching."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_hex
 
     found = []
     for collection in axis.collections:
-        if isinstance(collection, PolyCollection) and to_hex(np.asarray(collection.get_facecolor())[0]) == colour:
+        if not isinstance(collection, PolyCollection) or bool(collection.get_hatch()) != hatched:
+            continue
+        if to_hex(np.asarray(collection.get_facecolor())[0]) == colour:
             corners = [np.asarray(path.vertices) for path in collection.get_paths()]
             found += [(float(xy[:, 0].min()), float(xy[:, 0].max())) for xy in corners]
     return found
@@ -155,8 +157,8 @@ def test_a_row_for_every_slot_and_the_consumer_with_its_share(axis: Axes) -> Non
     assert axis.get_title(loc="left") == "epoch 1 of 1: 25 samples in 10.0 s"
 
 
-def test_colours_tell_slow_samples_other_epochs_and_waits_apart(axis: Axes) -> None:
-    assert _bars(axis, "#e8820c") == [(2.0, 5.0)]
+def test_lanes_keep_their_colours_and_slow_samples_are_hatched(axis: Axes) -> None:
+    assert _bars(axis, "#4c78a8", hatched=True) == [(2.0, 5.0)]
     assert [np.asarray(line.get_xdata()).tolist() for line in axis.lines] == [[3.5], []]  # a mark for slow ones
     assert (_bars(axis, "#a9c1dc"), _bars(axis, "#4c78a8")) == ([(9.0, 10.0)], [(0.0, 2.0)])
     assert _bars(axis, "#c8374a") == [(0.0, 1.0), (8.0, 10.0)] and (1.0, 8.0) in _bars(axis, "#d9d9d9")

@@ -17,9 +17,12 @@ import socket
 import stat
 import struct
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 
 _PRIVATE = 0o700
+_LOOK_AGAIN_S = 10e-3  # at whether the lock is free: the kernel's own wait has no end
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
@@ -53,23 +56,28 @@ class PrivateFolder:
     def listen(self, pid: int) -> socket.socket:
         """The socket of this process. Raises OSError (EADDRINUSE) where another container's process has that name."""
         self.remove_stale(pid, own=True)
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        return self.bind(pid)
+
+    def bind(self, name: int | str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        """A socket of this name that listens. Raises OSError (EADDRINUSE) where there is one."""
+        listening = socket.socket(socket.AF_UNIX, kind)
         try:
-            listening.bind(self._path_of(pid))
+            listening.bind(self._path_of(name))
             listening.listen()
         except BaseException:
             listening.close()
             raise
         return listening
 
-    def connect(self, pid: int, timeout: float) -> socket.socket:
-        """A connection to that process. Raises FolderRefused where another user's has answered, else OSError."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def connect(self, name: int | str, timeout: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
+        """A connection to the process that listens there. Raises FolderRefused where another user's has answered, else
+        OSError."""
+        connection = socket.socket(socket.AF_UNIX, kind)
         try:
             connection.settimeout(timeout)
-            connection.connect(self._path_of(pid))
+            connection.connect(self._path_of(name))
             if not is_ours(connection):
-                raise FolderRefused(f"the socket {self.path}/{pid} is another user's")
+                raise FolderRefused(f"the socket {self.path}/{name} is another user's")
         except BaseException:
             connection.close()
             raise
@@ -94,6 +102,23 @@ class PrivateFolder:
     def open(self, name: str) -> int:
         """Open a file for reading and writing, made where there is none; the descriptor is the caller's."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+
+    @contextlib.contextmanager
+    def locked(self, patience_s: float) -> Iterator[None]:
+        """Holds the folder's lock. Raises TimeoutError where another process does not give it back in that time."""
+        until = monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if monotonic() >= until:
+                    raise TimeoutError(f"another process holds the lock of {self.path}") from None
+                sleep(_LOOK_AGAIN_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for processes that were forked meanwhile
 
     def files(self) -> list[str]:
         """Names of files, shared or left by processes that were killed."""

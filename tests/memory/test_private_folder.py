@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from minato_gpu.observe.private_folder import FolderRefused, PrivateFolder, folder_path, is_ours
+from minato_gpu.memory.private_folder import FolderRefused, PrivateFolder, folder_path, is_ours
 
 
 @pytest.fixture
@@ -123,6 +123,15 @@ def _ended() -> int:
     """The number of a process that has ended."""
     command = [sys.executable, "-c", "import os; print(os.getpid())"]
     return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+def test_one_at_a_time_has_the_lock(folder: PrivateFolder) -> None:
+    other = PrivateFolder()
+    with folder.locked(0.0), pytest.raises(TimeoutError, match="another process holds the lock"), other.locked(0.0):
+        pass
+    with other.locked(0.0):
+        pass
+    other.close()
 
 
 def test_a_socket_that_a_killed_process_has_left_is_removed(folder: PrivateFolder) -> None:

@@ -1,0 +1,158 @@
+"""Jobs on one host that read the same objects, each for itself or by one reader process (``share``).
+
+Objects lie behind a server that takes 20 ms for each and counts what it sends (``benchmarks.throttle``). Four jobs
+train at once, in the same order or in orders of their own, where a cache holds the set. ``times_read``: bytes that the
+server has sent, as a multiple of the set's. ``recovery_s``: the longest that another job waited for a batch, while one
+was killed or stopped for three seconds, or the reader process was killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import urllib.request
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import report
+from benchmarks.isolate import isolated
+from benchmarks.storage import NBYTES, Declared
+from benchmarks.throttle import Throttle, server
+from benchmarks.turns import in_turns
+from minato_gpu import DataLoader
+
+JOBS, BATCH, LATENCY_MS = 4, 16, 20.0
+_STEP_S = 10e-3
+_STOPPED_S = 3.0
+_context = multiprocessing.get_context("fork")
+
+
+class Objects(Declared):
+    """So many of the server's."""
+
+    def __init__(self, address: str, samples: int) -> None:
+        super().__init__(address, 0.0)
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+
+class Jobs(NamedTuple):
+    """Loaders that run at once. ``seeds``: how many orders they have; ``fault``: what happens to the first of them, or
+    to the reader process."""
+
+    name: str
+    arguments: dict[str, Any]
+    clients: int = JOBS
+    seeds: int = 1
+    step_s: float = 0.0
+    fault: str = ""
+
+
+class Found(NamedTuple):
+    """What came of a run. ``rate``: samples a second of the slowest job; ``wait_s``: the longest for a batch."""
+
+    rate: float
+    times_read: float
+    wait_s: float
+
+
+SHARED = {"share": "benchmark"}
+CASES: dict[str, tuple[Jobs, ...]] = {
+    "share_alone": (Jobs("minato", {}, 1), Jobs("minato, share", SHARED, 1)),
+    "share_same_order": (Jobs("minato", {}), Jobs("minato, share", SHARED)),
+    "share_other_orders": (
+        Jobs("minato", {"cache": "1GB"}, seeds=JOBS),
+        Jobs("minato, share", SHARED | {"cache": "1GB"}, seeds=JOBS),
+    ),
+    **{
+        f"share_{fault.replace(' ', '_')}": (Jobs("minato, share", SHARED, step_s=_STEP_S, fault=fault),)
+        for fault in ("job killed", "job stopped", "reader killed")
+    },
+}
+
+
+def run(jobs: Jobs, samples: int, latency_ms: float) -> Found:
+    """Run them to the end of an epoch."""
+    with server(Throttle(latency_ms), NBYTES) as address:
+        barrier, found = _context.Barrier(jobs.clients), _context.Queue()
+        started = [
+            _context.Process(target=_train, args=(jobs, Objects(address, samples), at, barrier, found))
+            for at in range(jobs.clients)
+        ]
+        for process in started:
+            process.start()
+        killed = jobs.fault == "job killed"
+        results = [found.get(timeout=300.0) for _ in started[killed:]]
+        for process in started:
+            process.join()
+        with urllib.request.urlopen(f"{address}/served") as answer:
+            served = int(answer.read())
+    others = [result for result in results if result[0] or not jobs.fault.startswith("job")]
+    return Found(min(rate for _, rate, _ in others), served / samples / NBYTES, max(wait for *_, wait in others))
+
+
+def _train(jobs: Jobs, data: Any, at: int, barrier: Barrier, found: Queue[tuple[int, float, float]]) -> None:
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(at % jobs.seeds)
+    loader: Any = DataLoader(data, BATCH, shuffle=True, num_workers=1, generator=generator, **jobs.arguments)
+    suffers_at = len(loader) * (5 if jobs.fault == "reader killed" else 3) // 10  # alone, workers read for long
+    barrier.wait()
+    batches, keys, waits = iter(loader), [], []
+    begin = before = time.perf_counter()
+    for number, batch in enumerate(batches):
+        now = time.perf_counter()
+        waits.append(now - before)
+        keys.append(batch[:, 0])
+        time.sleep(jobs.step_s)
+        if at == 0 and number == suffers_at:
+            _suffer(jobs.fault, loader)
+        before = time.perf_counter()
+    elapsed = time.perf_counter() - begin
+    if torch.cat(keys).sort().values.tolist() != list(range(len(data))):
+        raise AssertionError("samples are lost or doubled")
+    found.put((at, len(data) / elapsed, max(waits[1:])))
+
+
+def _suffer(fault: str, loader: Any) -> None:
+    if fault == "job killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "reader killed":
+        os.kill(loader._session.readers._reader.pid, signal.SIGKILL)
+    if fault == "job stopped":
+        pid = os.getpid()
+        if os.fork() == 0:
+            time.sleep(_STOPPED_S)
+            os.kill(pid, signal.SIGCONT)
+            os._exit(0)
+        os.kill(pid, signal.SIGSTOP)
+        os.wait()
+
+
+def shared(*, quick: bool, repetitions: int) -> list[dict[str, Any]]:
+    """A row for each case and loader."""
+    samples, latency_ms = (64, 2.0) if quick else (2400, LATENCY_MS)
+    rows = []
+    for case, loaders in CASES.items():
+
+        def measure(jobs: Jobs) -> Found:
+            return isolated(run, jobs, samples, latency_ms, timeout_s=600)
+
+        def figures(found: Found) -> str:
+            return f"{found.rate:.0f} samples/s, read {found.times_read:.3f} times, waited {found.wait_s:.3f} s"
+
+        runs, errors = in_turns(case, loaders, repetitions, measure, figures)
+        for jobs in loaders:
+            row: dict[str, Any] = {"case": case, "loader": jobs.name, "clients": jobs.clients}
+            if found := runs[jobs.name]:
+                row |= report.summarise("samples_per_s", [each.rate for each in found])
+                row |= report.summarise("times_read", [each.times_read for each in found])
+                row |= report.summarise("recovery_s", [each.wait_s for each in found])
+            rows.append(row | ({"error": errors[jobs.name]} if jobs.name in errors else {}))
+    return rows

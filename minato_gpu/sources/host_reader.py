@@ -1,0 +1,184 @@
+"""A reader process that loaders of a host share (``share="NAME"``): it listens in the user's private folder.
+
+The first loader starts it, with its own budget (shared_reader.py). It is no child of that loader's process, and has a
+session of its own: neither Ctrl-C nor the end of that process ends it. It ends ``LINGER_S`` after the last loader has
+left, and removes its name. Each loader has a link (process.py), a service and a window as it would have alone.
+
+What is said first, by either side, begins with a head of fixed form: so another version of the protocol is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+from pathlib import Path
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.private_folder import PrivateFolder, is_ours
+from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.process import Link, ReaderSettings, failed
+from minato_gpu.sources.service import Service
+from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
+
+PROTOCOL = 1
+"""To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
+LINGER_S = 5.0
+SOCKET_BYTES = 2 << 20  # of a socket's buffer, if the kernel allows so many
+HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
+ANSWER = struct.Struct("<QQI")  # after it: capacity of the arena, bytes kept in memory, and the process
+MAGIC = b"minato-share"
+LARGEST = 1 << 16  # bytes of what is said first
+_PAUSE_S = 1.0  # where a loader cannot be let in, as descriptors are short
+_LOCK_S = 0.1
+_GUEST_S = 5.0  # that somebody may take who has connected, to say who comes
+
+
+def name_of(share: str) -> str:
+    """The name of the socket of a ``share``."""
+    return f"share-{share}"
+
+
+def main(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
+    """Entry of a process that starts the reader process, and ends."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    try:
+        _let_go_of_all_but({arena.fd, listening.fileno()})
+        os.chdir("/")  # sources' paths are absolute
+        asyncio.run(_serve(arena, listening, share, settings))
+    finally:
+        os._exit(0)
+
+
+def _let_go_of_all_but(kept: set[int]) -> None:
+    """Inherited descriptors may be pipes whose end somebody waits for, sockets and locks. Their numbers stay taken, as
+    what was inherited may write to them, or close them."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in {0, 1, 2, *(int(path.name) for path in Path("/proc/self/fd").iterdir())} - {null, *kept}:
+        os.dup2(null, each, inheritable=each <= 2)
+
+
+async def _serve(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
+    reader = HostReader(arena, listening, PrivateFolder(), name_of(share), settings.memory_bytes)
+    try:
+        await reader.ended.wait()
+    finally:
+        os._exit(0)
+
+
+class HostReader:
+    """Lets loaders in, and ends the process after the last one has left. ``budget``: bytes kept in memory."""
+
+    def __init__(self, arena: Arena, listening: socket.socket, folder: PrivateFolder, name: str, budget: int) -> None:
+        self.ended = asyncio.Event()
+        self._loop = loop = asyncio.get_running_loop()
+        self._arena, self._listening, self._folder, self._name = arena, listening, folder, name
+        self._links: set[Link] = set()
+        self._memory = SharedTier(budget) if budget else None
+        self._reads = reads = SharedReads(arena, loop.call_soon)
+        placement = Placement(self._memory, reads.expected, copies=False)
+        self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
+        reads.pool = self._pool
+        listening.setblocking(False)
+        loop.set_exception_handler(failed)
+        loop.add_signal_handler(signal.SIGTERM, self._end)
+        loop.add_reader(listening.fileno(), self._accept)
+        self._timer = loop.call_later(LINGER_S, self._end_unless_used)
+
+    def _accept(self) -> None:
+        """Somebody connects: nothing is said to another user's process."""
+        try:
+            connection, _ = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # descriptors are short
+            self._loop.remove_reader(self._listening.fileno())
+            self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listening.fileno(), self._accept)
+            return
+        if is_ours(connection):
+            connection.setblocking(False)
+            self._loop.add_reader(connection.fileno(), self._welcome, connection)
+            self._linger(_GUEST_S)
+        else:
+            connection.close()
+
+    def _welcome(self, connection: socket.socket) -> None:
+        """Its first message has come, or it has been closed."""
+        self._loop.remove_reader(connection.fileno())
+        memory = self._memory
+        try:
+            settings = settings_of(connection.recv(LARGEST))
+            if settings is None:
+                connection.send(HEAD.pack(MAGIC, PROTOCOL))
+                raise ConnectionError("it speaks another version")
+            kept = 0 if memory is None else memory.budget
+            answer = HEAD.pack(MAGIC, PROTOCOL) + ANSWER.pack(self._arena.capacity, kept, os.getpid())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+            socket.send_fds(connection, [answer], [self._arena.fd])
+        except OSError:
+            connection.close()
+            return
+        part = None if memory is None else memory.part()
+        link = Link(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
+        self._links.add(link)
+        self._timer.cancel()
+
+    def _client(self, service: Service) -> ClientPool:
+        return self._reads.client(service, self._pool)
+
+    def _leave(self, link: Link) -> None:
+        """A loader has left."""
+        if link in self._links:
+            self._links.remove(link)
+            link.leave()
+            self._reads.remove(link.pool)
+            self._linger(LINGER_S)
+
+    def _linger(self, seconds: float) -> None:
+        """Look again later whether anybody is there."""
+        self._timer.cancel()
+        if not self._links:
+            self._timer = self._loop.call_later(seconds, self._end_unless_used)
+
+    def _end_unless_used(self) -> None:
+        """End. A loader connects while it holds the folder's lock, so none does so while the name is removed."""
+        try:
+            with self._folder.locked(0.0):
+                if select.select([self._listening], [], [], 0.0)[0]:
+                    self._linger(_GUEST_S)
+                else:
+                    self._end()
+        except TimeoutError:
+            self._linger(_LOCK_S)
+
+    def _end(self) -> None:
+        self._folder.remove(self._name)
+        self.ended.set()
+
+
+def hello(settings: ReaderSettings) -> bytes:
+    """What a loader says first."""
+    return HEAD.pack(MAGIC, PROTOCOL) + pickle.dumps(settings, 5)
+
+
+def settings_of(said: bytes) -> ReaderSettings | None:
+    """What it has said; None where it speaks another version. Raises ConnectionError for noise."""
+    try:
+        magic, version = HEAD.unpack_from(said)
+        if magic != MAGIC:
+            raise ConnectionError("that is noise")
+        if version != PROTOCOL:
+            return None
+        settings = pickle.loads(said[HEAD.size :])
+    except Exception as error:
+        raise ConnectionError(f"that is noise ({error})") from error
+    if not isinstance(settings, ReaderSettings):
+        raise ConnectionError("that is noise")
+    return settings

@@ -1,0 +1,144 @@
+"""A loader's side of a reader process that loaders of a host share (host_reader.py), which it finds or starts.
+
+Whoever looks for it holds the lock of the user's private folder: so only one starts it, and none connects to one that
+is about to end. Where there is none to be had, the loader reads by a process of its own, as it would without ``share``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from minato_gpu import children
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.private_folder import PrivateFolder
+from minato_gpu.notices import LOGGER, say_once
+from minato_gpu.sources import host_reader
+from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC, SOCKET_BYTES
+from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.sources.reader import Reader, arena_of
+
+_PATIENCE_S = 10.0  # with one that has just been started, by a fork server perhaps, or is stopped
+_KIND = socket.SOCK_SEQPACKET
+
+
+class ShareRefused(OSError):
+    """The reader process of this name is of no use to this loader."""
+
+
+class SharedReader(Reader):
+    """A connection to the reader process called ``share``, which ``start`` starts if there is none.
+
+    Raises OSError where there is none to be had (ShareRefused: it speaks another version of the protocol).
+    """
+
+    def __init__(self, start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> None:
+        self._share, self._stays_open, self._is_closed = share, stays, False
+        end = _connected(start, share, settings)
+        try:
+            arena, kept, self.pid = _welcomed(end, share, settings)
+        except BaseException:
+            end.close()
+            raise
+        self._hold(end, arena, settings, stays=True)
+        if settings.memory_bytes not in (0, kept):
+            say_once(
+                f"share={share!r}: its reader process keeps {kept} bytes in memory, as the loader said that came "
+                f"first; the {settings.memory_bytes} of this loader's cache count for nothing"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed, and is not a fork's."""
+        return not self._is_closed and os.getpid() == self._owner
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process does."""
+        return self.is_open and self._heard() is not None
+
+    def say_lost(self) -> None:
+        """Log that the process has ended, and what follows from it."""
+        LOGGER.warning(
+            "The reader process of share=%r (pid %d) has ended. Workers read from storage themselves until workers are "
+            "started anew, which start another; nothing is lost.",
+            self._share,
+            self.pid,
+        )
+
+    def give_back(self) -> None:
+        """The workers have ended: the process ends what is under way for this loader. ``counts`` are complete."""
+        super().give_back()
+        if not self._stays_open:
+            self.close()
+
+    def close(self) -> None:
+        """Leave it to the other loaders. Idempotent, and of no effect in a fork."""
+        if self.is_open:
+            self._is_closed = True
+            self.end.close()
+            self.arena.close()
+
+
+def open_reader(start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> Reader:
+    """The reader process called ``share``; one of the loader's own where that is "", or there is none to be had."""
+    if share:
+        try:
+            return SharedReader(start, share, settings, stays=stays)
+        except OSError as error:
+            why = str(error)  # whoever keeps the record is not to keep the frames
+            LOGGER.warning("share=%r: this loader reads by a process of its own: %s", share, why)
+    return Reader(start, settings, stays=stays)
+
+
+def _connected(start: Callable[..., Any], share: str, settings: ReaderSettings) -> socket.socket:
+    """A connection to the process; started if there is none."""
+    folder, name = PrivateFolder(), host_reader.name_of(share)
+    try:
+        with folder.locked(_PATIENCE_S):
+            try:
+                return folder.connect(name, _PATIENCE_S, _KIND)
+            except (FileNotFoundError, ConnectionRefusedError):  # one that was killed has left its name
+                folder.remove(name)
+            listening = folder.bind(name, _KIND)
+            try:
+                _start(start, listening, share, settings)
+            finally:
+                listening.close()
+            return folder.connect(name, _PATIENCE_S, _KIND)
+    finally:
+        folder.close()
+
+
+def _start(start: Callable[..., Any], listening: socket.socket, share: str, settings: ReaderSettings) -> None:
+    """Start it, by way of a process that ends at once: it is to be no child of this one."""
+    arena = arena_of(settings.memory_bytes)
+    try:
+        starter = start(host_reader.main, arena, listening, share, settings)
+        starter.join()
+        children.close(starter)
+    finally:
+        arena.close()
+
+
+def _welcomed(end: socket.socket, share: str, settings: ReaderSettings) -> tuple[Arena, int, int]:
+    """Say who comes; returns what is said in return: its memory, the bytes that it keeps there, and its pid."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    end.send(host_reader.hello(settings))
+    said, files, _, _ = socket.recv_fds(end, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
+    try:
+        magic, version = HEAD.unpack_from(said.ljust(HEAD.size, b"\0"))
+        if magic != MAGIC:
+            raise ConnectionError("its reader process has ended, or is something else")
+        if version != (own := host_reader.PROTOCOL):
+            raise ShareRefused(
+                f"its reader process speaks version {version} of the protocol, and this loader version {own}: another "
+                "version of minato_gpu has started it"
+            )
+        capacity, kept, pid = ANSWER.unpack_from(said, HEAD.size)
+        return Arena("kept", capacity, fd=files.pop()), kept, pid
+    finally:
+        for file in files:
+            os.close(file)
