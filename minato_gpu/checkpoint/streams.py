@@ -78,7 +78,7 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
     again. ``samples``: of a batch."""
     places = places_of(saved, dataset)
     s.number(saved, "turn", 0, len(places) - 1)
-    places = shared_out(places, dataset, max(1, workers), "this loader has {}")
+    places = _for_workers(places, dataset, max(1, workers))
     if saved.get("shared_seed") is not None:
         s.number(saved, "shared_seed")
     check_read_again(places, samples)
@@ -91,17 +91,17 @@ def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> l
     places = [] if saved.get("streams") is None else places_of(saved, dataset)
     for at in places:
         s.number({"batches": at.batches}, "batches", largest=0)
-    if not places:
-        return []
-    return [at._replace(ended=False) for at in shared_out(places, dataset, max(1, workers), "this loader has {}")]
+    return [at._replace(ended=False) for at in _for_workers(places, dataset, max(1, workers))] if places else []
+
+
+def _for_workers(places: list[StreamState], dataset: Value, workers: int) -> list[StreamState]:
+    return places if len(places) == workers else shared_out(places, dataset, workers, "this loader has {}")
 
 
 def shared_out(places: list[StreamState], dataset: Value, workers: int, among: str) -> list[StreamState]:
-    """The streams of so many workers, among which the data set shares out what these have left; these themselves where
-    they are as many. ``among``: says in an error who they are. Raises ValueError where the data set does not do that,
-    or cannot from these states."""
-    if len(places) == workers:
-        return places
+    """The streams of so many workers, or ranks, among which the data set shares out what these have left. ``among``:
+    says in an error who they are. Raises ValueError where the data set does not do that, or cannot from these states.
+    """
     going = [at for at in places if not at.ended] or places
     if why := _why_not_shared_out(going, dataset):
         raise ValueError(f"the state has the streams of {len(places)} workers, {among.format(workers)}: {why}")
@@ -109,14 +109,17 @@ def shared_out(places: list[StreamState], dataset: Value, workers: int, among: s
         return [StreamState(None)] * workers
     own = [pickle.loads(at.state)[1] for at in going if at.state is not None]
     split = dataset.split_states(own, workers)
+    name = type(dataset).__name__
     if not isinstance(split, list | tuple) or len(split) != workers:
-        name = type(dataset).__name__
         raise ValueError(f"{name}.split_states() must return a list of {workers} states, got {s.quoted(split)}")
+    try:
+        dumped = [dumps(("dataset", state, None)) for state in split]
+    except Exception as error:
+        raise ValueError(f"{name}.split_states() must return plain states: {error}") from error
     ended, over = all(at.ended for at in going), all(at.over for at in going)
     batches, rest = divmod(sum(at.batches for at in places), workers)
     return [
-        StreamState(dumps(("dataset", state, None)), ended, over=over, batches=batches + (number < rest))
-        for number, state in enumerate(split)
+        StreamState(state, ended, over=over, batches=batches + (number < rest)) for number, state in enumerate(dumped)
     ]
 
 

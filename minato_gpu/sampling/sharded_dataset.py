@@ -6,15 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import Protocol, TypeVar
 from zlib import crc32
 
+import numpy as np
 import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu.samples import JSON
 
+MOST_SHARDS = 1 << 26
+"""A state that names more is refused, as it may come from anywhere."""
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -52,8 +55,8 @@ class Shards(Protocol[T_co]):
     """Data that lies in shards (files, say), each of which can be read by itself. See ``ShardedDataset``."""
 
     def shards(self) -> Sequence[JSON]:
-        """Name all shards, by plain values such as paths or numbers: the same, in the same order, in every process and
-        after a resume. Where an epoch's order of shards is to be another one's, it is another here."""
+        """Name all shards, by plain values such as paths or numbers. Called as each epoch begins or goes on, in every
+        process: all must be given the same order, and an epoch that is resumed the order that it had."""
 
     def iterate(self, shard: JSON) -> Iterable[T_co]:
         """Yield the samples of one shard: the same, in the same order, each time."""
@@ -103,7 +106,7 @@ class ShardedDataset(IterableDataset[T]):
             info, ranks = get_worker_info(), self.num_replicas
             worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
             left = _Left(known, [], [range(self.rank + ranks * worker, len(shards), ranks * workers)])
-        elif left.shards != known:
+        elif (left.begun or left.numbers) and left.shards != known:  # at an epoch's end the next may have another order
             raise ValueError(
                 f"the state is one of {left.shards and left.shards[0]} shards, and shards() now names {len(shards)}, "
                 "or others; they must be the same, in the same order"
@@ -165,14 +168,24 @@ class _Left:
             count, checksum = map(int, shards)
             begun = [[int(number), int(delivered)] for number, delivered in state["begun"]]
             found = cls([count, checksum], begun, [range(*map(int, part)) for part in state["numbers"]])
-            if len(begun) + sum(map(len, found.numbers)) <= count:
-                every = [*(number for number, _ in begun), *chain.from_iterable(found.numbers)]
-                least = min((delivered for _, delivered in begun), default=0)
-                if len({*every}) == len(every) and {*every} <= {*range(count)} and least >= 0:
-                    return found
+            if count <= MOST_SHARDS and found.names_each_once() and all(delivered >= 0 for _, delivered in begun):
+                return found
         except (TypeError, KeyError, ValueError, OverflowError):
             pass
         raise ValueError(f"no state of a {ShardedDataset.__name__}, or a damaged one")
+
+    def names_each_once(self) -> bool:
+        """Whether each shard is there, and another one."""
+        assert self.shards is not None
+        seen = np.zeros(self.shards[0], np.bool_)
+        for part in (*(range(number, number + 1) for number, _ in self.begun), *self.numbers):
+            if part.step < 1 or part[0] < 0 or part[-1] >= len(seen):
+                return False
+            here = slice(part[0], part[-1] + 1, part.step)
+            if seen[here].any():
+                return False
+            seen[here] = True
+        return True
 
     def plain(self) -> dict[str, JSON]:
         """Plain data, of this moment: a few numbers, and more for each time that what was left was dealt out anew."""

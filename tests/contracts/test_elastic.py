@@ -120,6 +120,23 @@ def test_any_number_of_ranks(before: tuple[int, int], now: tuple[int, int]) -> N
     assert sorted(_keys(got)) == due
 
 
+def test_as_many_ranks_as_there_were_workers() -> None:
+    """One worker's share is no rank's, where it was not begun."""
+    states = [after(_loader(2, rank=rank, ranks=2), 1) for rank in range(2)]
+    with pytest.raises(
+        ValueError, match=r"of 4 workers, to be shared out among 4 ranks: a worker had delivered nothing"
+    ):
+        _loader(rank=1, ranks=4).load_state_dict(merge_state_dicts(states))
+
+
+def test_the_next_epoch_has_another_order_of_shards() -> None:
+    loader = _loader()
+    assert sorted_samples(loader) == _KEYS
+    resumed = _loader(data=Numbers(name="other"))
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    assert sorted_samples(resumed) == _KEYS
+
+
 def test_another_ranks_state_is_refused() -> None:
     state = after(_loader(rank=1, ranks=2), 1)
     with pytest.raises(
@@ -182,10 +199,11 @@ _SIZES = [60, 60]
         (Splits(_SIZES), 1, "a worker had delivered nothing yet"),
         (Splits(_SIZES), 4, "must return a list of 3 states, got None"),
         (Splits(_SIZES, [{}] * 2), 4, "must return a list of 3 states"),
+        (Splits(_SIZES, [lambda: 1] * 3), 4, "must return plain states: Can't pickle"),
         (_OwnSplits(_SIZES), 4, "those of iterators"),
         (_Large(_SIZES), 2 * EVERY + 6, f"told every {EVERY} batches where nobody saves"),
     ],
-    ids=["no split", "not begun", "nothing", "too few", "iterators", "large"],
+    ids=["no split", "not begun", "nothing", "too few", "not plain", "iterators", "large"],
 )
 def test_refused(dataset: IterableDataset[Any], batches: int, message: str) -> None:
     def make(workers: int) -> Any:
@@ -238,6 +256,8 @@ def test_other_shards() -> None:
         {"numbers": [[0, 5, 1]]},
         {"numbers": [[0, 1 << 70, 1]]},
         {"numbers": [[0, 5, 0]]},
+        {"numbers": [[4, 0, -1]]},
+        {"numbers": [[0, 1 << 40, 1]], "shards": [1 << 40, 1]},
         {"numbers": [[-1, 1, 1]]},
         {"shards": 5},
         {"shards": [5]},
