@@ -98,8 +98,8 @@ class DataLoader(TorchDataLoader[T]):
             says; where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
             device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
         snapshot_every_n_steps: batches between two states of a sampler that has ``state_dict`` and ``load_state_dict``;
-            a resume draws again what came since, so that it goes on from any batch. Workers' streams are asked for
-            their states as often as saves come.
+            at least 16 while nobody saves, or where a state takes more than 16 KB. A resume draws again what came
+            since, so that it goes on from any batch. Workers' streams are asked for their states as saves come.
         max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay:
             more while the consumer waits for samples to be prepared, fewer when some have nothing to do (None:
             ``num_workers``). A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host":

@@ -133,6 +133,7 @@ class Cursor:
         """The sampler's own state and the generators, the first that are known since these marks begin, and the keys
         before and after it. Draws ahead where the sampler has been asked for less than two batches."""
         epoch, order = self.epoch, self.epoch.order
+        order.expect_saves()
         if not any(mark.snapshot for mark in marks) and not any(snapshot for snapshot, _ in order.coming):
             order.fill_to_snapshot()
         found = [(mark.snapshot, mark.keys) for mark in marks]

@@ -1,8 +1,9 @@
 """One epoch's order: the sampler's batches as they are drawn, and the three ways back into the middle of them.
 
 - *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. Its state is taken every
-  ``snapshot_every_n_steps`` batches, together with the loader's and the sampler's generators. A resume loads it and
-  draws again what came since, whose keys must be those that came.
+  ``snapshot_every_n_steps`` batches, and while nobody saves, or where it is large, every sixteenth at most, together
+  with the loader's and the sampler's generators. A resume loads it and draws again what came since, whose keys must be
+  those that came.
 - *replay*: a sequence, or one of torch's own samplers: it yields the same again from the generators as they were when
   the epoch began. A resume draws everything again.
 - *keys*: any other sampler. A save draws all that it still yields, and stores the keys.
@@ -75,7 +76,8 @@ class Order:
         self._known = known
         self._replays = False  # there is nothing more to be noted before a batch
         self._drawn = 0
-        self._latest = 0  # when a snapshot was last taken, in batches
+        self._latest: int | None = None  # when a snapshot was last taken, in batches; None: the next is due
+        self._saves_until = 0  # in batches; up to there saves are expected
         # raised by the sampler when a save drew ahead: the consumer gets it when it comes there
         self._raised: Exception | None = None
         # the sampler raised when it was last asked: whether anything comes after that is unknown
@@ -102,10 +104,14 @@ class Order:
                 self._drawn += 1
         return missing <= 0
 
+    def expect_saves(self) -> None:
+        """Take states as often as asked for, up to some batches after this save."""
+        self._saves_until = self._drawn + EVERY
+
     def fill_to_snapshot(self) -> None:
         """Draw a batch before which a snapshot is taken, if any comes: there is none of what is at hand. Raises what
         ``fill_for_save`` does."""
-        self._latest = self._drawn - self._every
+        self._latest = None
         self.fill_for_save(len(self.coming) + (1 if self._drawn else 2))  # before the first there is no state
 
     def fill_for_save(self, items: int) -> None:
@@ -135,7 +141,8 @@ class Order:
             return None
         if self._drawn == 0:
             return self._known
-        if self.way != STATE or self._drawn - self._latest < self._every:
+        every = self._every if self._drawn < self._saves_until else max(self._every, EVERY)
+        if self.way != STATE or (self._latest is not None and self._drawn - self._latest < every):
             return None
         self._latest = self._drawn
         taken = self.snapshot()

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes.streams import EVERY
 from minato_gpu.samples import witness_of
 from minato_gpu.scheduling import replay
 from tests.contracts.datasets import Costly, Made, draw, rows
@@ -398,3 +399,33 @@ def test_a_data_set_is_given_numpys_numbers_as_such_after_a_resume(sampler: Any,
         resumed = make()
         resumed.load_state_dict(state)
         state = after(resumed, batches)
+
+
+class _Asked(Counting):
+    """Counts how often its state is asked for."""
+
+    asked = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return super().state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_how_often_a_sampler_is_asked(workers: int) -> None:
+    """While nobody saves, for one batch in so many; while somebody does at every step, for each; then seldom again."""
+    sampler = _Asked(samples=40 * EVERY)
+    loader = DataLoader(Made(sampler.samples, torch.tensor), 4, sampler=sampler, num_workers=workers)
+    iterator = iter(loader)
+
+    def take(saves: bool) -> int:
+        before = sampler.asked
+        for _ in range(3 * EVERY):
+            next(iterator)
+            if saves:
+                loader.state_dict()
+        return sampler.asked - before
+
+    assert take(False) <= 4
+    assert take(True) >= 3 * EVERY - 2
+    assert take(False) <= EVERY + 4

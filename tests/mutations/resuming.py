@@ -280,4 +280,18 @@ FAULTS = (
         'turn = saved["turn"]',
         ("contracts/test_elastic.py",),
     ),
+    Fault(
+        "a sampler's states stay seldom when somebody saves",
+        "checkpoint/cursor.py",
+        "        order.expect_saves()\n",
+        "",
+        ("contracts/test_resume_samplers.py",),
+    ),
+    Fault(
+        "a sampler is asked for its state with each batch, whether anybody saves or not",
+        "sampling/order.py",
+        "self._saves_until = 0",
+        "self._saves_until = 1 << 60",
+        ("contracts/test_resume_samplers.py",),
+    ),
 )

@@ -326,6 +326,7 @@ def test_what_a_save_costs() -> None:
     for length, factor in ((1_600, 2), (25_600, 32)):
         data: Any = range(length)
         loader = DataLoader(data, 64, sampler=Listed(list(data)), num_workers=2, prefetch_factor=factor)
-        costs.append([operations_of(loader.state_dict) for _ in zip(range(20), loader, strict=False)])
-    small, large = (max(each[5:]) for each in costs)  # the first ones of an epoch have less to tell
+        drawn = 2 * factor + 5  # before the first save, with a snapshot for each sixteenth batch
+        costs.append([operations_of(loader.state_dict) for _ in zip(range(drawn + 15), loader, strict=False)][drawn:])
+    small, large = map(max, costs)
     assert large < 2 * small

@@ -1,0 +1,103 @@
+"""Every example of the page for those who migrate runs, and delivers all samples; without its package it is skipped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from tests.support import pages
+
+PAGE = "minato_gpu/manual/migrating.md"
+SAMPLES = 100
+
+
+def _run(heading: str, names: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Runs the examples under a heading."""
+    part = re.split(r"^#+ ", pages.text(PAGE), flags=re.MULTILINE)
+    found = [text for text in part if text.startswith(heading)]
+    for example in re.findall(r"^```python\n(.*?)^```$", found[0], flags=re.DOTALL | re.MULTILINE):
+        pages.run(example, names, folder)
+    return names
+
+
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    """The package, whose state is put back."""
+    found = pytest.importorskip("accelerate")
+    yield found
+    found.state.AcceleratorState._reset_state(True)
+    found.state.GradientState._reset_state()
+
+
+def test_changing_the_import_is_enough(tmp_path: Path) -> None:
+    names = _run("Coming from", {"dataset": list(range(SAMPLES))}, tmp_path)
+    assert names["loader"].stats()["samples_delivered"] == 20
+    assert names["again"].stats()["samples_delivered"] == 80
+
+
+def test_accelerate(accelerate: Any, tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    samples: Any = list(range(SAMPLES))
+    names: dict[str, Any] = {"accelerator": accelerate.Accelerator(cpu=True), "loader": DataLoader(samples, 20)}
+    names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 1.0)}
+    assert _run("Accelerate", names, tmp_path)["loader"].stats()["samples_delivered"] == SAMPLES
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+def test_lightning(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("pytorch_lightning")
+    seen: list[float] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            seen.extend(batch.tolist())
+            return self.layer(batch[:, None]).mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-3)
+
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **quiet
+    )
+    _run("Lightning", {"dataset": torch.arange(float(SAMPLES)), "trainer": trainer, "module": Module()}, tmp_path)
+    assert sorted(seen) == list(range(SAMPLES))
+
+
+@pytest.mark.usefixtures("accelerate")
+@pytest.mark.filterwarnings("ignore")
+def test_hugging_faces_trainer(tmp_path: Path) -> None:
+    """Its data collator, batch size and workers are the Trainer's own; the model sees every sample once an epoch."""
+    transformers = pytest.importorskip("transformers")
+    trainer_of: Callable[..., Any] = _run("Hugging Face's Trainer", {}, tmp_path)["MyTrainer"]
+    seen: list[float] = []
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            seen.extend(x.tolist())
+            return {"loss": self.layer(x[:, None]).mean()}
+
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), num_train_epochs=2, per_device_train_batch_size=20, dataloader_num_workers=2, use_cpu=True,
+        report_to=[], save_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    samples = [{"x": torch.tensor(float(number))} for number in range(SAMPLES)]
+    trainer = trainer_of(Model(), arguments, train_dataset=samples)
+    trainer.train()
+    assert sorted(seen) == sorted(2 * list(range(SAMPLES)))
+    assert trainer.callback_handler.train_dataloader.stats()["samples_delivered"] == SAMPLES
