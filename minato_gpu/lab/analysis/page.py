@@ -196,14 +196,20 @@ def what_if(profile: Profile, rows: Sequence[Row]) -> Section:
 
 
 def _flat(question: str, points: Mapping[float, Row], measured: Mapping[float, float]) -> str:
-    """A sentence in the place of a curve that does not change, predicted or measured; empty for one that does."""
-    seconds = [*(row["epoch_s"] for row in points.values()), *measured.values()]
-    low, high = min(seconds), max(seconds)
-    if high - low >= WORTH * high:
-        return ""
-    within = f"{number(low)} s" if number(low) == number(high) else f"{number(low)} to {number(high)} s"
+    """A sentence in the place of a curve that changes neither as predicted nor as measured; empty for one that does."""
+    predicted = [row["epoch_s"] for row in points.values()]
+    found = list(measured.values())
+    for seconds in filter(None, (predicted, found)):
+        if max(seconds) - min(seconds) >= WORTH * max(seconds):
+            return ""
     asked = f"{question}, from {number(min(points))} to {number(max(points))}"
-    return f"{asked}: makes no difference, an epoch takes {within}."
+    said = f"{asked}: makes no difference, an epoch is predicted to take {_range(predicted)}"
+    return f"{said}; {_range(found)} measured." if found else f"{said}."
+
+
+def _range(seconds: Sequence[float]) -> str:
+    low, high = number(min(seconds)), number(max(seconds))
+    return f"{low} s" if low == high else f"{low} to {high} s"
 
 
 def _curve(question: str, points: Mapping[float, Row], measured: Mapping[float, float]) -> Figure:

@@ -244,14 +244,15 @@ def test_questions_with_numbers_have_curves_and_the_others_a_table(small_page: s
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("measured", "drawn"), [({}, False), ({"measured_s": 1170.0}, False), ({"measured_s": 1900.0}, True)]
-)
-def test_a_flat_curve_is_a_sentence(write: Callable[..., Path], measured: dict[str, float], drawn: bool) -> None:
-    """A curve is drawn, too, where what was measured lies off it."""
-    said = Seen(write(rows=[answered("ranks", 1, 1163.4, 9), answered("ranks", 8, 1150.0, 9, **measured)]).read_text())
-    sentence = "ranks, from 1 to 8: makes no difference, an epoch takes 1,150 to 1,1"
-    assert (sentence in "".join(said.text)) == (not drawn) == ("ranks: 1" not in "".join(said.text))
+@pytest.mark.parametrize(("measured", "drawn"), [(None, False), (1900.0, False), (1500.0, True)])
+def test_a_flat_curve_is_a_sentence(write: Callable[..., Path], measured: float | None, drawn: bool) -> None:
+    """A curve is drawn where what was measured changes, but not where it only lies elsewhere."""
+    ends = ({}, {}) if measured is None else ({"measured_s": 1910.0}, {"measured_s": measured})
+    rows = [answered("ranks", n, 1150.0 + n, 9, **more) for n, more in zip((1, 8), ends, strict=True)]
+    said = "".join(Seen(write(rows=rows).read_text(encoding="utf-8")).text)
+    sentence = "ranks, from 1 to 8: makes no difference, an epoch is predicted to take 1,151 to 1,158 s"
+    assert (sentence in said) == (not drawn) == ("ranks: 1" not in said)
+    assert ("; 1,900 to 1,910 s measured." in said) == (measured == 1900.0)
 
 
 @pytest.mark.usefixtures("undrawn")
