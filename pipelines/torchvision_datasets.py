@@ -60,15 +60,18 @@ class Pictures:
 
 
 def from_torchvision(dataset: Any) -> tuple[Any, Pipeline]:
-    """A data set and a pipeline that together return what ``dataset`` returns: "image" and, if it has one, "target".
+    """Return a data set and a pipeline that together give what ``dataset`` gives: "image" and, if it has one, "target".
 
-    ``dataset``: any of ``torchvision.datasets``, or one of your own, that has a v2 transform in its attribute
-    ``transform``, or ``transforms`` where that gets the target, too. It is not changed. The files of an ``ImageFolder``
-    are decoded by the pipeline (JPEG, PNG and WebP, upright as Exif says), if it was not given a ``loader``; else its
-    own pictures are taken.
+    The pipeline decodes the files of an ``ImageFolder`` (JPEG, PNG and WebP, upright as Exif says), unless it was
+    given a ``loader``, whose pictures are then taken.
 
-    Raises TypeError or ValueError, saying what to do, where the transform is missing or refused, or where the first
-    sample is neither a picture nor a pair of a picture and a target.
+    Args:
+        dataset: any of ``torchvision.datasets``, or one of your own, that has a v2 transform in its attribute
+            ``transform``, or ``transforms`` where that gets the target, too. It is not changed.
+
+    Raises:
+        TypeError, ValueError: the transform is missing or refused, or the first sample is neither a picture nor a pair
+            of a picture and a target. They say what to do.
     """
     if isinstance(dataset, Subset):
         data, pipeline = from_torchvision(dataset.dataset)

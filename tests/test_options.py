@@ -27,6 +27,7 @@ from minato_gpu.options import Options
 from minato_gpu.pipeline import Field, TorchFunction
 from minato_gpu.sources.disk import LEAST_BUDGET as LEAST
 from minato_gpu.sources.disk.directory import CacheDirectoryError
+from tests.support.torchvision_operators import import_torchvision
 
 X = Field(np.float32, (2,))
 
@@ -345,11 +346,14 @@ def test_a_type_checker_knows_the_words(name: str) -> None:
 def test_the_public_face_is_shown_and_its_parameters_are_documented(name: str) -> None:
     """As editors read it: Google's style."""
     assert name in dir(minato_gpu)
+    if name == "from_torchvision":
+        import_torchvision()
     of = getattr(minato_gpu, name)
     methods = [each for each in (DataLoader.state_dict, DataLoader.load_state_dict) if of is DataLoader]
     for each in (of, *methods):
         known = {*signature(TorchDataLoader).parameters} - {"prefetch_factor"} if of is DataLoader else set()
-        arguments = [] if issubclass(type(of), type) and issubclass(of, Exception) else [*signature(each).parameters]
+        bare = isinstance(of, type) and (issubclass(of, Exception) or getattr(of, "_is_protocol", False))
+        arguments = [] if bare else [*signature(each).parameters]
         found = (inspect.getdoc(each) or "").partition("Args:\n")[2]
         missing = [one for one in arguments if one not in known | {"self"} and f"    {one}: " not in found]
         assert not missing, f"{each.__name__}: {missing}"

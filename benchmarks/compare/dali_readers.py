@@ -172,7 +172,7 @@ def _draw_crop(dali: ModuleType, encoded: Any, told: Mapping[str, Any]) -> Colum
         random_aspect_ratio=list(told["ratio"]),
     )
     mirror = dali.fn.random.coin_flip(probability=told["probability"])
-    return (finished(dali, image, [told["size"]] * 2, mirror, told),)
+    return (finished(dali, image, list(told["size"]), mirror, told),)
 
 
 def _join_crops(job: Job, parts: Sequence[Columns]) -> Any:

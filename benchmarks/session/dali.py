@@ -123,10 +123,10 @@ class DaliGpu(Decoder, DaliGraph):
         decoder |= self.options(on_gpu=on_gpu)
         if self.regions:
             image = dali.fn.decoders.image_random_crop(encoded, **decoder, **crop(told))
-            return resized(dali, image, [told["size"]] * 2)
+            return resized(dali, image, list(told["size"]))
         return dali.fn.random_resized_crop(
             dali.fn.decoders.image(encoded, **decoder),
-            size=[told["size"]] * 2,
+            size=list(told["size"]),
             interp_type=dali.types.INTERP_LINEAR,
             antialias=False,
             **crop(told),
@@ -141,7 +141,7 @@ class DaliCpu(DaliGraph):
     squares: bool = False
 
     def _square(self, dali: ModuleType, encoded: Any, told: Mapping[str, Any], *, on_gpu: bool) -> Any:
-        size = [told["size"]] * 2
+        size = list(told["size"])
         image = dali.fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB, **crop(told))
         if self.squares:
             image = resized(dali, image, size)

@@ -84,7 +84,7 @@ def _told(job: Job, *, on_gpu: bool) -> SimpleNamespace:
     told, types = told_by(job.pipeline), importlib.import_module("nvidia.dali.types")
     return SimpleNamespace(
         device="gpu" if on_gpu else "cpu",
-        size=[told["size"]] * 2,
+        size=list(told["size"]),
         linear=types.INTERP_LINEAR,
         dtype=types.FLOAT,
         probability=told["probability"],

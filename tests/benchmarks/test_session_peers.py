@@ -99,8 +99,9 @@ def test_the_gpu_decodes_as_this_machine_was_told(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchvision where it can be loaded; else, as beside a torch that it was not built for, what is asked of it."""
-    with suppress(ImportError, RuntimeError):
-        importlib.import_module("torchvision.io")
+    with suppress(ImportError, RuntimeError):  # without its extension it is imported, and decodes nothing
+        black = torch.from_numpy(cv2.imencode(".jpg", torch.zeros(8, 8, 3, dtype=torch.uint8).numpy())[1])
+        importlib.import_module("torchvision.io").decode_jpeg(black)
         return
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     io: Any = ModuleType("torchvision.io")
