@@ -202,21 +202,30 @@ def _describe(pid: int) -> str:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether no process outside this one's family made or holds it: other programs share the machine's memory."""
+    """Whether no process outside this one's family made or holds it: other programs share the machine's memory.
+
+    What one has mapped is known by its inode: of a semaphore that it has made, the kernel tells another name.
+    """
     family = {os.getpid(), *_descendants(os.getpid())}
     made_by = _OF_TORCH.match(name)
     if made_by is not None and int(made_by[1]) not in family:
         return False
     path = str(_SHARED_MEMORY / name)
+    try:
+        inode = f" {Path(path).stat().st_ino} "
+    except FileNotFoundError:
+        return False
     for process in psutil.process_iter():
         if process.pid in family:
             continue
         try:
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
             held = open_links(process.pid)
         except OSError:
             continue
-        if path in maps or any(link.startswith(path) for link in held):
+        if any(inode in each and str(_SHARED_MEMORY) in each for each in maps):
+            return False
+        if any(link.startswith(path) for link in held):
             return False
     return Path(path).exists()
 
