@@ -25,7 +25,6 @@ from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.spans import singles
 
-_GUESS_S = 1e-3
 _USUAL_RATE = 5e9  # bytes per second to a device: samples that go there put a guess right that was too high
 _TRY_EVERY = 256  # samples
 _KEPT = 8  # of so many that are to be handed over one may turn out impossible to send
@@ -97,8 +96,7 @@ class CutEstimator(Estimator):
         for number in range(_TRY_EVERY - 1 - self._asked % _TRY_EVERY, len(serials) if plans else 0, _TRY_EVERY):
             plans[(self._asked + number) // _TRY_EVERY % len(plans)][2][number] = 0.0
         self._asked += len(serials)
-        cpu = np.where(np.isnan(upto[-1]), _GUESS_S, upto[-1]) * slow
-        device = np.where(np.isnan(whole), _GUESS_S, whole) * slow_device
+        cpu, device = upto[-1] * slow, whole * slow_device
         known = ~np.isnan(upto[-1] + whole)
         between = [
             tuple(Plan(cut, float(c[n]), float(d[n]), self._laying[cut].value) for cut, c, d in plans)

@@ -73,7 +73,7 @@ class Estimator:
         return None if np.isnan(costs).any() else costs.tolist()
 
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
-        """Predicted seconds from cost features (and history), for each lane; a guess of 1 ms where none is known.
+        """Predicted seconds from cost features (and history), for each lane; nan where nothing is known.
 
         And the plans between, for each sample that can be cut (here none is).
         """
@@ -82,7 +82,7 @@ class Estimator:
         rows, known_keys = self._rows(given), plain(keys)
         for lane in self._lanes:
             costs = self.model.predict(lane, rows, known_keys)
-            out.append((np.where(np.isnan(costs), 1e-3, costs) * self._slowdown[lane]).tolist())
+            out.append((costs * self._slowdown[lane]).tolist())
         return out[0], out[1] if len(out) > 1 else None, None
 
     def _rows(self, given: Sequence[Features | None]) -> Array:

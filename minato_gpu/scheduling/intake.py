@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count, repeat
+from math import nan as NAN
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
@@ -17,6 +18,7 @@ from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 from minato_gpu.spans import TicketSpan
 
 LAID_DOWN_S = 300e-6  # laying a sample down for the worker that joins its batch, and reading it there
+_ENOUGH = 512  # samples, from which a lane's mean is one
 _UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
 
 
@@ -35,6 +37,7 @@ class Intake:
         self._waiting = waiting
         self._has_device = False
         self._since_route = 0
+        self._guessed_from: tuple[int, ...] = ()
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
     def open(self, opened: LaneOpened) -> None:
@@ -137,6 +140,8 @@ class Intake:
                     lo, place, cpu[these], device[these], read, repeat(()) if between is None else between[these]
                 )
             at += hi - lo
+        if device is not None:
+            self._guess_again()
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
@@ -199,8 +204,10 @@ class Intake:
         """Queue neighbours of a place each alone."""
         entries: list[Entry] = []
         for serial, seconds, there, plans in zip(count(first), cpu, device or repeat(None), between, strict=False):
-            cost, other = (seconds, there) if seconds == seconds and there == there else self._guess(seconds, there)
+            known = seconds == seconds and there == there  # else nan
+            cost, other = (seconds, there) if known else self._guess(seconds, there)
             entry = Entry(TicketId(serial), TicketId(serial + 1), place, cost, other)
+            entry.guessed = not known and there is not None
             entry.read = read
             entry.cold = self.cold
             if cost is not None and plans and all(plan.cpu >= 0 <= plan.device for plan in plans):  # none is nan
@@ -214,6 +221,23 @@ class Intake:
             elif entry.device is not None and not self._policy.cpu_runs:
                 entry.side = entry.home
             self._waiting.add(entry)
+
+    def _guess_again(self) -> None:
+        """Cost what waits and was guessed anew, each time that lanes have measured eight times as many samples: headers
+        are read half a window ahead, before anything is known."""
+        counts = (min(lane.costs.samples, _ENOUGH) for lane in self._lanes.values())
+        known = tuple(count.bit_length() // 3 for count in counts)
+        if known != self._guessed_from:
+            self._guessed_from = known
+            self._waiting.reorder(self._cost_again)
+
+    def _cost_again(self, entry: Entry) -> None:
+        if entry.guessed and not entry.at:
+            entry.cpu, entry.device = self._guess(NAN, NAN)
+            entry.suit(self.pace.patience())
+            if entry.cpu is not None:
+                entry.side = entry.home if self.router.beyond(entry) or not self._policy.cpu_runs else CPU
+            self.rank(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
         """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""

@@ -40,8 +40,8 @@ class Entry:
     """
 
     __slots__ = (
-        *("at", "begin", "between", "charge", "cold", "cpu", "device", "haste", "hi", "home", "inspect", "lo", "place"),
-        *("priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
+        *("at", "begin", "between", "charge", "cold", "cpu", "device", "guessed", "haste", "hi", "home", "inspect"),
+        *("lo", "place", "priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
     )
 
     def __init__(
@@ -56,6 +56,7 @@ class Entry:
         self.hi = hi
         self.cpu = cpu
         self.device = device
+        self.guessed = False  # costs are those of its lanes' other samples
         self.inspect = False
         self.read = False
         self.place = place
@@ -104,6 +105,7 @@ class Entry:
         entry.begin, entry.sums = self.begin, self.sums
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
+        entry.guessed = self.guessed
         entry.at, entry.between, entry.steps, entry.haste = self.at, self.between, self.steps, self.haste
         if self.sums:
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)

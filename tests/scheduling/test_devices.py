@@ -105,6 +105,25 @@ def test_what_waits_unread_when_a_device_opens_is_read_then() -> None:
     assert sum(made.values()) == samples and made["device"] > samples // 2
 
 
+def test_what_was_read_before_anything_was_measured_is_costed_again() -> None:
+    """All headers are read at once, and nothing is known of what they say: 20 ms on the CPU, 1 ms on the device."""
+    samples, size, unknown = 512, 64, float("nan")
+    scheduler = Scheduler(Policy(window=samples, fixed=False, max_lateness=2, micro_batch=32, inspect=True))
+    made, todo = dict[str, int](cpu=0, device=0), list[m.Event]()
+    todo += [m.LaneOpened(0.0, m.CPU, 2), m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
+    todo += [m.Admitted(0.0, SourceBatch(at), 0, TicketId(at * size), size) for at in range(samples // size)]
+    later: list[m.Event] = []
+    while todo or later:
+        for chunk in [each.chunk for each in scheduler.handle((todo or later).pop(0)) if isinstance(each, m.Dispatch)]:
+            if chunk.kind == "inspect":
+                todo.append(m.Inspected(0.0, chunk.number, [unknown] * chunk.size, [unknown] * chunk.size))
+            else:
+                made[chunk.lane] += chunk.size
+                seconds = (0.02 if chunk.lane == m.CPU else 0.001) * chunk.size
+                later.append(m.Finished(0.1, chunk.number, chunk.size, seconds))
+    assert sum(made.values()) == samples and made["device"] > 0.6 * samples
+
+
 def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
     harm = DeviceInterference(True, devices=DEVICES)
     for _ in range(LEARNED * DEVICES):
