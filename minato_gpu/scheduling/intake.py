@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count, repeat
-from math import nan as NAN
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.lane_state import LaneState
@@ -55,9 +54,10 @@ class Intake:
         self.pace.slots = sum(lane.slots for lane in lanes)
         self.pace.cpu_slots = sum(lane.slots for lane in lanes if not lane.is_device)
         self.measure()
-        if self._has_device and not had_device and self._policy.inspect:
+        unread = self._has_device and not had_device and self._policy.inspect
+        if unread:
             self._waiting.read_first(self._read_first)  # a window may have come before the device
-        if not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
+        if unread or not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
             self._ranked_for = self.pace.slots
             self._waiting.reorder(self._reconsider)
         self.router.update(self.rank)
@@ -207,7 +207,7 @@ class Intake:
             known = seconds == seconds and there == there  # else nan
             cost, other = (seconds, there) if known else self._guess(seconds, there)
             entry = Entry(TicketId(serial), TicketId(serial + 1), place, cost, other)
-            entry.guessed = not known and there is not None
+            entry.predicted = None if known or there is None else (seconds, there)
             entry.read = read
             entry.cold = self.cold
             if cost is not None and plans and all(plan.cpu >= 0 <= plan.device for plan in plans):  # none is nan
@@ -232,18 +232,18 @@ class Intake:
             self._waiting.reorder(self._cost_again)
 
     def _cost_again(self, entry: Entry) -> None:
-        if entry.guessed and not entry.at:
-            entry.cpu, entry.device = self._guess(NAN, NAN)
-            entry.suit(self.pace.patience())
+        if entry.predicted is not None and not entry.at:
+            entry.cpu, entry.device = self._guess(*entry.predicted)
             if entry.cpu is not None:
-                entry.side = entry.home if self.router.beyond(entry) or not self._policy.cpu_runs else CPU
-            self.rank(entry)
+                entry.side = CPU
+                self._settle(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
-        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost."""
+        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost.
+        Where the CPU lane only reads, its cost is never known, and decides nothing."""
         cost: float | None = cpu
         if cpu != cpu:
-            cost = self.cpu_mean() or None
+            cost = self.cpu_mean() or (None if self._policy.cpu_runs else _UNKNOWN_S)
         if device is not None and device != device:
             means = [lane.mean for lane in self._lanes.values() if lane.is_device and lane.mean > 0]
             device = min(means) if means else cost or _UNKNOWN_S

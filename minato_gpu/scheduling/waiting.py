@@ -40,8 +40,8 @@ class Entry:
     """
 
     __slots__ = (
-        *("at", "begin", "between", "charge", "cold", "cpu", "device", "guessed", "haste", "hi", "home", "inspect"),
-        *("lo", "place", "priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
+        *("at", "begin", "between", "charge", "cold", "cpu", "device", "haste", "hi", "home", "inspect", "lo"),
+        *("place", "predicted", "priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
     )
 
     def __init__(
@@ -56,7 +56,7 @@ class Entry:
         self.hi = hi
         self.cpu = cpu
         self.device = device
-        self.guessed = False  # costs are those of its lanes' other samples
+        self.predicted: tuple[float, float] | None = None  # on either lane, nan for what was guessed; None: both known
         self.inspect = False
         self.read = False
         self.place = place
@@ -105,7 +105,7 @@ class Entry:
         entry.begin, entry.sums = self.begin, self.sums
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
-        entry.guessed = self.guessed
+        entry.predicted = self.predicted
         entry.at, entry.between, entry.steps, entry.haste = self.at, self.between, self.steps, self.haste
         if self.sums:
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
@@ -298,13 +298,13 @@ class Waiting:
                     self._push(entry, 1)
 
     def read_first(self, mark: Callable[[Entry], None]) -> None:
-        """Have what is to be known of tickets of unknown cost read from their headers, as ``mark`` says in an entry."""
-        unknown = [each for each in self._entries.values() if each.cpu is None and not (each.inspect or each.read)]
-        for entry in unknown:
+        """Have what is to be known of tickets of unknown cost read from their headers, as ``mark`` says in an entry.
+        ``reorder`` is to follow."""
+        for entry in self._entries.values():
+            if entry.cpu is not None or entry.inspect or entry.read:
+                continue
             mark(entry)
             self.unread += entry.hi - entry.lo
-        if unknown:
-            self.reorder(lambda entry: None)
 
     def reorder(self, rank: Callable[[Entry], None]) -> None:
         """Rank every entry anew (lanes have opened or were lost)."""

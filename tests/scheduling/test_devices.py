@@ -124,6 +124,25 @@ def test_what_was_read_before_anything_was_measured_is_costed_again() -> None:
     assert sum(made.values()) == samples and made["device"] > 0.6 * samples
 
 
+def test_what_is_known_of_a_device_stays_where_the_cpu_lane_only_reads() -> None:
+    """Nothing is ever known of the CPU's costs then: a sample waits with what is known, ranked by it."""
+    size, unknown = 64, float("nan")
+    scheduler = Scheduler(Policy(window=size, max_lateness=2, micro_batch=8, inspect=True, cpu_runs=False))
+    todo: list[m.Event] = [m.LaneOpened(0.0, m.CPU, 1), m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
+    todo.append(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), size))
+    while todo:
+        for chunk in [each.chunk for each in scheduler.handle(todo.pop(0)) if isinstance(each, m.Dispatch)]:
+            if chunk.kind == "inspect":
+                device = [0.5 if serial == 60 else 0.001 for lo, hi in chunk.spans for serial in range(lo, hi)]
+                todo.append(m.Inspected(0.0, chunk.number, [unknown] * chunk.size, device))
+            else:
+                todo.append(m.Finished(0.1, chunk.number, chunk.size, 0.001 * chunk.size))
+        waiting = scheduler._work.waiting.at(TicketId(60))
+        if waiting is not None and not waiting.inspect:
+            assert (waiting.device, waiting.side) == (0.5, m.DEVICE) and waiting.cpu is not None
+    assert scheduler.flights == {} and scheduler._work.lanes[m.DEVICE].costs.samples == size
+
+
 def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
     harm = DeviceInterference(True, devices=DEVICES)
     for _ in range(LEARNED * DEVICES):
