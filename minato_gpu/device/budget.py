@@ -41,14 +41,14 @@ class DeviceBudget:
         with self._lock:
             held = self._settled()
             if self.limit is not None and each > 0:
-                most = min(most, max(0, self.limit - self.aside - sum(held.values())) // each)
+                most = min(most, max(0, self._free(self.limit, held)) // each)
             self._add(held, kind, most * each)
             return most
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so many bytes could be taken by ``take_some``."""
         with self._lock:
-            return self.limit is None or nbytes <= self.limit - self.aside - sum(self._settled().values())
+            return self.limit is None or nbytes <= self._free(self.limit, self._settled())
 
     @property
     def elastic(self) -> bool:
@@ -85,6 +85,10 @@ class DeviceBudget:
     def _add(self, held: dict[str, int], kind: str, nbytes: int) -> None:
         held[kind] = held.get(kind, 0) + nbytes
         self._peak = max(self._peak, sum(held.values()))
+
+    def _free(self, limit: int, held: dict[str, int]) -> int:
+        """Bytes that are neither held nor set aside."""
+        return limit - self.aside - sum(held.values())
 
     def _settled(self) -> dict[str, int]:
         for _ in range(len(self._given)):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
+from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.page_cache import Placement
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.process import Link, ReaderSettings, failed
@@ -29,7 +30,6 @@ from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 PROTOCOL = 1
 """To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
 LINGER_S = 5.0
-SOCKET_BYTES = 2 << 20  # of a socket's buffer, if the kernel allows so many
 HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
 ANSWER = struct.Struct("<QQI")  # after it: capacity of the arena, bytes kept in memory, and the process
 MAGIC = b"minato-share"

@@ -22,12 +22,11 @@ from minato_gpu.memory.arena import MOST, Arena, round_up
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.messages import MessageSocket
+from minato_gpu.sources.messages import SOCKET_BYTES, MessageSocket
 from minato_gpu.sources.process import ReaderSettings, main
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.service import Ready, Wanted
 
-_ROOM = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
 TOGETHER = 64  # tickets
 _FAR = 512  # tickets: what is wanted so long before it enters the window may wait
@@ -102,7 +101,7 @@ class Reader:
             ends = [*socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
             for end in ends:
                 undo.callback(end.close)
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
             ours, theirs = ends
             self._hold(ours, arena, settings, stays=stays)
             theirs_of_fields = None

@@ -16,7 +16,8 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.sources import host_reader
-from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC, SOCKET_BYTES
+from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
+from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader, arena_of
 
