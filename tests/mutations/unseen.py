@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         "samples on a device take the room of the batch that is due",
         "device/budget.py",
-        "max(0, self.limit - self.aside - sum(held.values()))",
-        "max(0, self.limit - sum(held.values()))",
+        "return limit - self.aside - sum(held.values())",
+        "return limit - sum(held.values())",
         ("device/test_lane.py",),
     ),
     Fault(
