@@ -37,7 +37,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "trace", "metrics_port"),
+    *("cache_dir", "share", "share_budget", "trace", "metrics_port"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -114,7 +114,11 @@ class DataLoader(TorchDataLoader[T]):
             several of them want at a time is read once, and ``cache`` is one budget in memory for all, the one that the
             first loader gives. Each delivers what it would alone. True: the name of torchrun's job. The first loader
             starts the process, which ends five seconds after the last one has left. If it is killed, workers read for
-            themselves, and those that are started next have another one. Needs ``source(key)``; not with ``cache_dir``.
+            themselves, and those that are started next have another one. Not with ``cache_dir``.
+        share_budget: how many bytes of prepared samples, a number or a text as for ``cache``, that process keeps for
+            other loaders of the same ``share`` (None: only what is read is shared). Loaders with the same data set,
+            pipeline and ``worker_init_fn``, and the same seed, then prepare each sample once, as long as they are
+            within some thousand samples of each other; each keeps its order, and delivers what it would alone.
         trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
             256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
             written there (another rank's, say), the path gets a number.
@@ -164,6 +168,7 @@ class DataLoader(TorchDataLoader[T]):
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         share: str | bool | None = None,
+        share_budget: int | str | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
     ) -> None:
@@ -204,6 +209,7 @@ class DataLoader(TorchDataLoader[T]):
         self.cache = cache
         self.cache_dir = cache_dir
         self.share = share
+        self.share_budget = share_budget
         self.trace = trace
         self.metrics_port = metrics_port
         options = Options.check(self)
