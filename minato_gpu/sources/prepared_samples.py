@@ -3,12 +3,12 @@
 Loaders with the same data set, pipeline and ``worker_init_fn`` are a *group*, in which a number stands for what a
 sample is made of. A loader's ticket comes here once its bytes have been read, and is passed on when the loader is to
 prepare the sample itself or has a copy. A sample that several want is *granted* to one of them as it enters that one's
-window, and *staged* in memory once it is there, until nobody wants it any more; where the budget is used up, what was
-staged first goes. So nobody waits for a loader that is slow: what it has not taken in time it prepares itself, and what
+window, and *staged* in memory once it is there, until all have had it; where the budget is used up, what was staged
+first goes. So nobody waits for a loader that is slow: what it has not taken in time it prepares itself, and what
 it has been granted and does not prepare is granted to another.
 
-The first loader of a group is believed. Each other one compares its first samples with those of the others, and
-prepares none for them before. No socket, no clock of its own: it is told the time.
+The first loader of a group is believed. Of each other one the first samples are prepared twice, by it and by one that
+is believed, and compared. No socket, no clock of its own: it is told the time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from minato_gpu.sources.service import Ready
 from minato_gpu.sources.source import PREPARED
 
 UNFINISHED = 4  # samples granted and not prepared, for each worker of a loader
-COMPARED = 10  # samples of a loader that are equal, before it is believed
+COMPARED = 10  # samples of a loader that must be the same before it is believed
 LATE_S = 1.0  # beyond what preparing usually takes
 _LOOK_S = 0.25
+_UNUSED = 128  # samples in a row that are staged although nobody is known to want them: jobs may be about to begin
 _ALONE = 64  # tickets beyond the window that a loader alone in its group may have
 _LEARNED = 16  # samples whose cost is known before it is judged
 _SENDING_S, _BYTES_PER_S = 0.5e-3, 1e9  # what sharing a sample takes, about: so long, and so many bytes a second
@@ -34,8 +35,9 @@ _SENDING_S, _BYTES_PER_S = 0.5e-3, 1e9  # what sharing a sample takes, about: so
 
 @dataclass(slots=True, eq=False)
 class SharedSample:
-    """A sample that somebody wants. ``block``: where it is staged."""
+    """A sample that somebody wants, or that is staged. ``block``: where; ``had``: tickets that have had it."""
 
+    group: SampleGroup
     number: int
     wanted: dict[Sharer, list[int]] = field(default_factory=dict)  # by these tickets of each
     owner: Sharer | None = None  # whose workers prepare it for all
@@ -44,6 +46,13 @@ class SharedSample:
     block: int = NOWHERE
     nbytes: int = 0
     stamp: int = 0
+    by: Sharer | None = None  # whose workers have prepared it
+    had: int = 0
+
+    def forget(self) -> None:
+        """Remove it from its group, if it is of use to nobody."""
+        if not self.wanted and self.block == NOWHERE:
+            self.group.samples.pop(self.number, None)
 
 
 class SampleGroup:
@@ -54,6 +63,7 @@ class SampleGroup:
         self.samples: dict[int, SharedSample] = {}
         self.why_not = ""
         self.usual_s = 0.0  # from grant to copy
+        self.unused = 0  # samples staged for nobody since somebody has had one
         self._known = 0
         self._prepare_s = self._nbytes = 0.0
 
@@ -108,6 +118,8 @@ class PreparedSamples:
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
+        if not members:
+            self.drop([sample for sample in self._staged if sample.group is sharer.group])
         if members and not any(one.believed for one in members):
             members[0].believed = True
         self._groups = {name: group for name, group in self._groups.items() if group.members}
@@ -140,7 +152,7 @@ class PreparedSamples:
         self._look()
         self.look()
 
-    def stage(self, sample: SharedSample, found: Received) -> None:
+    def stage(self, sample: SharedSample, found: Received, by: Sharer) -> None:
         """Keep what has come of a sample, as far as there is room."""
         try:
             block, view = self._blocks.allocate(found.nbytes)
@@ -148,6 +160,7 @@ class PreparedSamples:
             return
         found.fill(view)
         sample.block, sample.nbytes, sample.stamp = block, found.nbytes, self._blocks.publish(block)
+        sample.by = by
         self._staged[sample] = None
         self._nbytes += found.nbytes
         while self._nbytes > self.budget:
@@ -160,12 +173,13 @@ class PreparedSamples:
             self._nbytes -= sample.nbytes
             self._blocks.free(sample.block)
             sample.block = NOWHERE
+            sample.forget()
 
 
 class Sharer:
-    """One loader's part: its tickets, and what of theirs it may prepare. ``believed``: what it prepares is for others,
-    too. ``granted_count``, ``copied`` and ``again``: samples that it prepared for all, had from others, and prepared
-    although another had, or had begun to."""
+    """One loader's part: its tickets, and what of theirs it may prepare. ``believed``: what it prepares others take
+    without a look. ``granted_count``, ``copied`` and ``again``: samples that it prepared for all, had from others, and
+    prepared although another had, or had begun to."""
 
     def __init__(
         self, shared: PreparedSamples, group: SampleGroup, workers: int, pass_on: Callable[[Ready], None]
@@ -179,8 +193,9 @@ class Sharer:
         self._ready: dict[int, Ready] = {}  # whose bytes are there, not passed on
         self._ahead: list[int] = []  # of these a heap of those that were not in the window,
         self._waiting: dict[int, SharedSample] = {}  # and the others
-        self._comparing: set[int] = set()
-        self._equal = self._admitted = 0
+        self._comparing: dict[int, Sharer] = {}  # tickets that are compared, each for the one that is not believed
+        self.equal = self.compared = 0  # samples for its sake: that were the same, and on which it is waited
+        self._admitted = 0
         self.count_anew()
 
     def count_anew(self) -> None:
@@ -200,7 +215,7 @@ class Sharer:
             return
         sample = self.group.samples.get(number)
         if sample is None:
-            sample = self.group.samples[number] = SharedSample(number)
+            sample = self.group.samples[number] = SharedSample(self.group, number)
         sample.wanted.setdefault(self, []).append(ticket)
         self._wants[ticket] = sample
 
@@ -228,11 +243,15 @@ class Sharer:
             sample = self._wants.pop(ticket, None)
             if sample is not None:
                 self._leave(ticket, sample)
-            if ticket in self._comparing:
-                self._comparing.remove(ticket)
-                self._equal += 1
-                self.believed = self.believed or self._equal >= COMPARED
+            self._end_comparison(ticket, equal=1)
         self._shared.look()
+
+    def _end_comparison(self, ticket: int, equal: int) -> None:
+        other = self._comparing.pop(ticket, None)
+        if other is not None:
+            other.compared -= 1
+            other.equal += equal
+            other.believed = other.believed or other.equal >= COMPARED
 
     def _leave(self, ticket: int, sample: SharedSample) -> None:
         """The ticket wants it no more."""
@@ -240,10 +259,10 @@ class Sharer:
         sample.wanted[self].remove(ticket)
         if not sample.wanted[self]:
             del sample.wanted[self]
-        if not sample.wanted:
-            del self.group.samples[sample.number]
-            if sample.block != NOWHERE:
-                self._shared.drop([sample])
+        sample.had += 1
+        if not sample.wanted and sample.block != NOWHERE and sample.had >= max(2, len(self.group.members)):
+            self._shared.drop([sample])
+        sample.forget()
 
     def _finish(self, sample: SharedSample) -> None:
         """This loader is through with it: another is to prepare it for the others, unless it has come."""
@@ -255,7 +274,8 @@ class Sharer:
 
     def drop(self) -> None:
         """Nothing of what was wanted is wanted any more."""
-        self._comparing.clear()
+        for ticket in [*self._comparing]:
+            self._end_comparison(ticket, equal=0)
         self.release([*self._wants, *self.there])
         self._ahead, self._admitted = [], 0
 
@@ -266,15 +286,16 @@ class Sharer:
             group.why_not = group.why_not or found.why_not
         elif found.file < 0:
             self.again += 1
-            self._comparing -= {ticket for ticket in self._comparing if self._wants[ticket].number == found.sample}
+            for ticket in [ticket for ticket in self._comparing if self._wants[ticket].number == found.sample]:
+                self._end_comparison(ticket, equal=0)
         elif found.nbytes > shared.budget:
             group.why_not = f"one of {found.nbytes} bytes is more than the share_budget of {shared.budget}"
         elif sample is not None:
             if sample in self.granted:
                 group.observe(found.nbytes, found.prepare_s, shared.now() - sample.since)
             self._finish(sample)
-            if sample.block == NOWHERE and any(one is not self for one in sample.wanted):
-                shared.stage(sample, found)
+            if sample.block == NOWHERE:
+                shared.stage(sample, found, self)
         shared.look()
 
     # --- what becomes of its tickets -------------------------------------------------------------------------
@@ -286,31 +307,39 @@ class Sharer:
     def settle(self) -> None:
         """Pass on all that need not wait."""
         group, alone = self.group, len(self.group.members) == 1
-        end = self._admitted + (_ALONE if alone else 0)
+        end = self._admitted + (_ALONE if alone and group.unused >= _UNUSED else 0)
         while self._ahead and (self._ahead[0] < end or group.why_not):
             ticket = heapq.heappop(self._ahead)
             if ticket in self._ready:
                 self._waiting[ticket] = self._wants[ticket]
         for ticket, sample in sorted(self._waiting.items(), key=_by_ticket):
-            if alone or group.why_not:
+            if group.why_not:
                 self._pass(ticket)
-            elif sample.block != NOWHERE:
-                self._copy(ticket, sample)
+            elif sample.by is not None and sample.block != NOWHERE:
+                self._copy(ticket, sample, sample.by)
             elif sample.owner is None:
                 self._grant(ticket, sample)
 
-    def _copy(self, ticket: int, sample: SharedSample) -> None:
+    def _copy(self, ticket: int, sample: SharedSample, by: Sharer) -> None:
+        self.group.unused = 0
         place = sample.block, sample.nbytes, sample.stamp, PREPARED, sample.number
-        if self.believed:
+        doubted = by if self.believed else self
+        if self.believed and by.believed:
             self.copied += 1
             self._pass(ticket, (*place, None))
-        elif self._equal + len(self._comparing) < COMPARED:
+        elif (self.believed or by.believed) and doubted.equal + doubted.compared < COMPARED:
             self.again += 1
-            self._comparing.add(ticket)
+            self._comparing[ticket] = doubted
+            doubted.compared += 1
             self._pass(ticket, (*place, 1))
+        elif not self._comparing:  # else this loader's own workers soon tell more
+            self._grant(ticket, sample)
 
     def _grant(self, ticket: int, sample: SharedSample) -> None:
-        if len(sample.wanted) == 1:  # nobody else is near it
+        group, is_there, wanted = self.group, sample.block != NOWHERE, len(sample.wanted) > 1
+        if not (is_there or wanted) and (
+            sample.begun or group.unused >= _UNUSED
+        ):  # others have had it, or are elsewhere
             self._pass(ticket)
         elif not self.believed and any(
             one.believed and not one.is_late and one.waits_for(sample) for one in sample.wanted
@@ -320,9 +349,10 @@ class Sharer:
             self.again += sample.begun
             sample.begun = True
             self.granted.add(sample)
-            if not self.believed:
+            if is_there:  # and it is not known whether it is the same
                 self._pass(ticket)
                 return
+            group.unused += not wanted
             sample.owner, sample.since = self, self._shared.now()
             self.granted_count += 1
             self._pass(ticket, (ASKED, 0, 0, PREPARED, sample.number, None))
