@@ -146,7 +146,10 @@ class EpochIterator(_BaseDataLoaderIter):
             self._cursor.delivered(batches.delivered, self._failures.count, returned=False)
 
     def _next_of_rank(self) -> tuple[Value, Sequence[Span], int]:
-        """Returns the next batch of a rank; one that has lost all its samples comes as a batch of one repeated sample."""
+        """Returns the next batch of a rank.
+
+        One that has lost all its samples comes as a batch of one repeated sample.
+        """
         taken = self._held.popleft() if self._held else self._take()
         self._batches.delivered = taken.positions
         if taken.data is NOTHING:

@@ -151,7 +151,7 @@ class EngineIterator(EpochIterator):
             self._raised.keep(error)
 
     def _prepare_next(self) -> None:
-        """Begins the next epoch early once the sampler has ended and the window has room, if there will be a next one."""
+        """Begins the next epoch early, once the sampler has ended and the window has room."""
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return

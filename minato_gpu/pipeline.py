@@ -117,7 +117,7 @@ class Pipeline:
         return inner if self.host_prefix in self.splits else ()
 
     def bytes_at(self, split: int) -> int | None:
-        """Returns the most bytes that the stages from ``split`` on need, without objects; None where that is not known."""
+        """Returns the most bytes that the stages from ``split`` on need, without objects; None if not known."""
         fields, wanted = self.fields_at(split), self.live(split)
         sizes = [one.max_bytes for name, one in fields.items() if name in wanted and one.dtype != object]
         return None if None in sizes else sum(size or 0 for size in sizes)

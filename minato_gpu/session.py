@@ -72,7 +72,7 @@ class Session:
         self._process = os.getpid()
 
     def begin_here(self) -> None:
-        """Prepares for an epoch in this process: after a fork, workers and all that belongs to them are the parent's."""
+        """Prepares for an epoch in this process: after a fork, all workers are the parent's."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self.engine = self.ahead = self._user = None
