@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from minato_gpu.caching.choice import look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.caching.soon import Soon
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from minato_gpu.sources.disk import LEAST_BUDGET
@@ -115,7 +115,7 @@ def replay_on_disk(orders: Orders, items: Items, cache_share: float, epochs: int
     return found
 
 
-def run_epoch(policy: Policy, order: Integers, items: Items, start: int) -> Integers:
+def run_epoch(policy: CachePolicy, order: Integers, items: Items, start: int) -> Integers:
     """The keys that are hit in an epoch whose accesses begin at position ``start``."""
     hit = []
     nbytes, costs = items.nbytes[order].tolist(), items.costs_s[order].tolist()

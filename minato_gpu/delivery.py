@@ -44,7 +44,7 @@ def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None
     return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
 
 
-class Taken(NamedTuple):
+class TakenBatch(NamedTuple):
     """A batch that was taken from ``Batches``, and is not delivered yet."""
 
     data: Value
@@ -88,7 +88,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
         self._options = options
         self._pads = pads_batches(loader, options)
-        self._held: deque[Taken] = deque()  # taken to find a good sample
+        self._held: deque[TakenBatch] = deque()  # taken to find a good sample
         self._good: Ticket | None = None  # a sample of the last batch that had one
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, cursor.epoch.delivered)
@@ -150,16 +150,16 @@ class EpochIterator(_BaseDataLoaderIter):
             data = self._placed(taken.data)
         return data, taken.positions, taken.failed
 
-    def _take(self) -> Taken:
+    def _take(self) -> TakenBatch:
         """The next batch, or NOTHING in its place."""
         batches = self._batches
         data = batches.next(self._number, self._failures.take, self._cursor.asked)
         assert batches.delivered is not None
         good = None if data is NOTHING else batches.good
         good = None if good is None or isinstance(good.index, NoSample) else good
-        return Taken(data, batches.delivered, self._failures.count, good)
+        return TakenBatch(data, batches.delivered, self._failures.count, good)
 
-    def _padded(self, lost: Taken) -> Value:
+    def _padded(self, lost: TakenBatch) -> Value:
         """A batch of one sample for one that has lost all: of the last batch before it, else of the next to come."""
         began, log = perf_counter(), self._batches.log
         try:

@@ -35,7 +35,7 @@ _DREW = "a stage without draw draws from a global generator"
 _COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
 
 
-class Made(NamedTuple):
+class PreparedSample(NamedTuple):
     """A sample that was prepared so that its fields can be kept."""
 
     outputs: Fields
@@ -121,7 +121,7 @@ class KeepableFields:
         seed: int,
         before_stage: Callable[[int], None],
         drew: Callable[[], bool] = lambda: False,
-    ) -> Made:
+    ) -> PreparedSample:
         """The sample, prepared so that its fields can be kept, and these. ``drew``: whether anything has been drawn
         from a global generator since ``before_stage``: what depends on that is not kept."""
         pipeline, kept = self._pipeline, dict[int, Copied]()
@@ -146,9 +146,9 @@ class KeepableFields:
         prepare_s = perf_counter() - begin - more_s
         outputs = {name: known[name] for name in pipeline.outputs}
         if why_not := next((each for each in kept.values() if isinstance(each, str)), ""):
-            return Made(outputs, None, saved_s, prepare_s, why_not)
+            return PreparedSample(outputs, None, saved_s, prepare_s, why_not)
         whole = {number: each for number, each in kept.items() if each and not isinstance(each, str)}
-        return Made(outputs, whole, saved_s, prepare_s)
+        return PreparedSample(outputs, whole, saved_s, prepare_s)
 
     def _in_two(
         self,

@@ -102,14 +102,14 @@ def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> I
             yield lo, hi
 
 
-class Place(Protocol):
+class HasSpan(Protocol):
     """Something that holds the tickets of one span."""
 
     first: TicketId
     end: TicketId
 
 
-_P = TypeVar("_P", bound=Place)
+_P = TypeVar("_P", bound=HasSpan)
 
 
 class BySerial(Generic[_P]):

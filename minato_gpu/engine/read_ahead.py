@@ -15,7 +15,7 @@ from typing import Any, cast
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
 from minato_gpu.notices import LOGGER
-from minato_gpu.observe.facts import NOBODY, Facts, Fetched
+from minato_gpu.observe.facts import NOBODY, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -164,7 +164,7 @@ class ReadAhead:
     def _tell_of(self, fetched: Iterable[TicketId]) -> None:
         origins = sorted(self._origins.pop(serial) for serial in fetched if serial in self._origins)
         for epoch, of_epoch in groupby(origins, lambda origin: origin[0]):
-            self._facts.tell(Fetched(epoch, perf_counter(), [position for _, position in of_epoch]))
+            self._facts.tell(BytesFetched(epoch, perf_counter(), [position for _, position in of_epoch]))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]

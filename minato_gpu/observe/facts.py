@@ -18,7 +18,7 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.spans import Span
 
 
-class Began(NamedTuple):
+class EpochBegan(NamedTuple):
     """An epoch begins. ``samples``: how many it will have (None: nobody knows); ``lanes``: slots by name."""
 
     epoch: int
@@ -35,7 +35,7 @@ class Drew(NamedTuple):
     positions: Span
 
 
-class Fetched(NamedTuple):
+class BytesFetched(NamedTuple):
     """The loader knows that the bytes of these samples, which were read ahead, are there."""
 
     epoch: int
@@ -43,8 +43,8 @@ class Fetched(NamedTuple):
     positions: Sequence[int]
 
 
-class Asked(NamedTuple):
-    """The training loop asks for its next batch. On its own thread, as what answers is: Delivered, Failed or Ended."""
+class BatchAsked(NamedTuple):
+    """The training loop asks for its next batch. The answer, BatchDelivered, Failed or EpochEnded, is on its thread, too."""
 
     epoch: int
     at: float
@@ -80,7 +80,7 @@ class Stalled(NamedTuple):
     end: float
 
 
-class Delivered(NamedTuple):
+class BatchDelivered(NamedTuple):
     """Batch ``number`` of the epoch was handed over, after a wait of ``wait_s``: samples at these positions, and
     ``padded`` repeated ones."""
 
@@ -110,14 +110,14 @@ class Died(NamedTuple):
     hung: bool
 
 
-class Ended(NamedTuple):
+class EpochEnded(NamedTuple):
     """The training loop has been told that the epoch is over."""
 
     epoch: int
     at: float
 
 
-Fact = Began | Drew | Fetched | Asked | Worked | Stalled | Delivered | Failed | Died | Ended
+Fact = EpochBegan | Drew | BytesFetched | BatchAsked | Worked | Stalled | BatchDelivered | Failed | Died | EpochEnded
 Hearer = Callable[[Fact], None]
 
 

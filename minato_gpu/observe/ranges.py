@@ -19,14 +19,14 @@ class Ranges:
         self._batch = 0
 
     def __call__(self, fact: f.Fact) -> None:
-        if isinstance(fact, f.Asked):
+        if isinstance(fact, f.BatchAsked):
             self._close()  # what raised before a batch came is over, too
             self._push(f"minato_gpu: epoch {fact.epoch}, batch {self._batch}")
             self._is_open = True
-        elif isinstance(fact, f.Delivered):
+        elif isinstance(fact, f.BatchDelivered):
             self._close()
             self._batch = fact.number + 1
-        elif isinstance(fact, (f.Began, f.Ended)):
+        elif isinstance(fact, (f.EpochBegan, f.EpochEnded)):
             self._close()
             self._batch = 0
 

@@ -57,17 +57,19 @@ class Telemetry:
         """The training loop begins it; some of it may have been prepared before."""
         self.expected, self.begin = expected, now
         if self.facts.hearers:
-            self.facts.tell(f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()}))
+            self.facts.tell(
+                f.EpochBegan(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
+            )
 
     def asked(self, now: float) -> None:
         """The consumer asks for its next batch; need not be called where nobody hears that."""
-        self.facts.tell(f.Asked(self._number, now))
+        self.facts.tell(f.BatchAsked(self._number, now))
 
     def ended(self, now: float) -> None:
         """The consumer is told that it is over."""
         self.end = now
         if self.facts.hearers:
-            self.facts.tell(f.Ended(self._number, now))
+            self.facts.tell(f.EpochEnded(self._number, now))
 
     def left(self) -> None:
         """The consumer has let go of it, perhaps in the middle: no more time passes in it."""
@@ -154,7 +156,7 @@ class Telemetry:
         self.lateness.extend(late)
         self.deliveries.append((now, self._number, number, size + padded, wait))
         if self.facts.hearers:
-            self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
+            self.facts.tell(f.BatchDelivered(self._number, now, number, size, padded, wait, positions))
 
     def inline(
         self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()

@@ -74,16 +74,16 @@ class Trace:
         self._steps = False  # the training loop is at its step
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
-            f.Began: self._began,
+            f.EpochBegan: self._began,
             f.Drew: self._drew,
-            f.Fetched: self._fetched,
-            f.Asked: self._asks,
+            f.BytesFetched: self._fetched,
+            f.BatchAsked: self._asks,
             f.Worked: self._worked,
             f.Stalled: self._stalled,
-            f.Delivered: self._delivered,
+            f.BatchDelivered: self._delivered,
             f.Failed: self._failed,
             f.Died: self._died,
-            f.Ended: self._ended,
+            f.EpochEnded: self._ended,
         }
         top = self._described(PROCESS, name)
         top.track_descriptor.process.pid = process
@@ -101,7 +101,7 @@ class Trace:
 
     # --- facts ----------------------------------------------------------------------------------------------
 
-    def _began(self, fact: f.Began) -> None:
+    def _began(self, fact: f.EpochBegan) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
             self._waiting.clear()
@@ -116,17 +116,17 @@ class Trace:
     def _drew(self, fact: f.Drew) -> None:
         self._waiting[fact.epoch].drawn.append((fact.positions[0], fact.at))
 
-    def _fetched(self, fact: f.Fetched) -> None:
+    def _fetched(self, fact: f.BytesFetched) -> None:
         self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
 
-    def _asks(self, fact: f.Asked) -> None:
+    def _asks(self, fact: f.BatchAsked) -> None:
         self._close_step(fact.at)
 
     def _stalled(self, fact: f.Stalled) -> None:
         self._write(self._event(_BEGIN, LOOP, fact.begin, f"wait: {fact.cause}"))
         self._write(self._event(_END, LOOP, fact.end))
 
-    def _delivered(self, fact: f.Delivered) -> None:
+    def _delivered(self, fact: f.BatchDelivered) -> None:
         self._close_step(fact.at)
         self._ready -= fact.samples
         packet = self._event(_BEGIN, LOOP, fact.at, "step")
@@ -149,7 +149,7 @@ class Trace:
     def _died(self, fact: f.Died) -> None:
         self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.hung else "worker died"))
 
-    def _ended(self, fact: f.Ended) -> None:
+    def _ended(self, fact: f.EpochEnded) -> None:
         self._close_step(fact.at)
         self._waiting.pop(fact.epoch, None)
         self._close_epoch(fact.at)

@@ -7,7 +7,7 @@ generators, or wait for other ranks.
 
 A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Of the
 global generator others may draw in between, a model's dropout for one. A wrong order is drawn by the same weights, and
-keeps what comes often; it has as many hits as knowing nothing, or more (simulated, see caching/README.md).
+keeps what comes often; it has as many hits as knowing nothing, or more (simulated: ``python -m benchmarks.caches``).
 """
 
 from __future__ import annotations
