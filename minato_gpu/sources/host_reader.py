@@ -24,7 +24,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.sources.fields import Received
 from minato_gpu.sources.messages import SOCKET_BYTES
-from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
 from minato_gpu.sources.process import Link, ReaderSettings, failed
@@ -162,7 +162,7 @@ class HostReader:
         self._memory = SharedTier(settings.memory_bytes) if settings.memory_bytes else None
         self._reads = reads = SharedReads(arena, loop.call_soon)
         self._prepared = PreparedSamples(settings.share_bytes, reads.blocks, loop.call_soon, loop.call_later, loop.time)
-        placement = Placement(self._memory, reads.expected, copies=False)
+        placement = FilePlacement(self._memory, reads.expected, copies=False)
         self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
         reads.pool = self._pool
         listening.setblocking(False)
