@@ -378,7 +378,7 @@ FAULTS = (
         _PREPARED,
     ),
     Fault(
-        "a loader whose samples are others is believed from the beginning",
+        "a loader is believed before its samples have been compared",
         "sources/prepared_samples.py",
         "        if self.believed and by.believed:\n",
         "        if self.believed or by.believed:\n",
