@@ -228,7 +228,7 @@ class CostModel:
 
     @property
     def recorded(self) -> Mapping[str, int]:
-        """How many keys each lane's history holds."""
+        """Number of keys in each lane's history."""
         return {name: model.history.recorded for name, model in self._lanes.items()}
 
     def _matrix(self, features: ArrayLike | None, count: int) -> Array:

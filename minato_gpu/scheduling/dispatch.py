@@ -32,7 +32,7 @@ LATE_UNIFORM = 1.25  # ``LATE`` for a lease of samples of nearly equal cost
 
 
 class Dispatcher:
-    """Waiting and running work of one loader run. ``out`` receives the instructions."""
+    """Holds the waiting and running work of one loader run, and dispatches it; ``out`` receives the instructions."""
 
     def __init__(self, policy: Policy, ledger: Ledger, places: Places) -> None:
         self.policy = policy
@@ -151,8 +151,8 @@ class Dispatcher:
         return (reading, None) if reading is not None and reading.inspect else None
 
     def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
-        """Dispatches a chunk that begins with ``entry``, up to the plan's split; returns False when memory forbids
-        it."""
+        """Dispatches a chunk that begins with ``entry``, to be handed over at the plan's split; returns False when
+        memory forbids it."""
         if entry.inspect:
             part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + self._inspections_at_once(entry))))
             self.waiting.take(entry, part.hi - part.lo)

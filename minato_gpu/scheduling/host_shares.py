@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """What one rank has and can use."""
+    """One rank's reserve of batches, and the workers that it can use."""
 
     ready: float  # batches ready for its consumer
     most: int  # workers that it can have at work

@@ -115,7 +115,7 @@ class Intake:
         self._waiting.add(entry)
 
     def _mark_for_inspection(self, entry: Entry) -> None:
-        """Read the headers of these tickets early: costs should be known when there is still a choice."""
+        """Marks an entry for inspection, half a window early, so that its costs are known before it is routed."""
         entry.inspect = True
         entry.priority -= self._policy.window / 2
 

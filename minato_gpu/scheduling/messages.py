@@ -4,6 +4,10 @@ All are small frozen picklable dataclasses, so that a lane can live in another t
 recorded log of events replays to the same instructions. Times are seconds of any monotonic clock; the scheduler never
 reads one.
 
+Words: a *ticket* is one occurrence of a key of the sampler, for which a sample is prepared. A *slot* is a worker of a
+lane. A *chunk* is a dispatch; a *lease* is a chunk of neighbouring tickets for a CPU worker, and its *credit* the bytes
+that this worker may prepare of it. The *window* holds the tickets that are admitted and not delivered.
+
 Numbers, each with a type in ``samples.py`` so that mypy tells them apart:
 
 - serial (``TicketId``): a ticket, counted through the run.
@@ -70,8 +74,8 @@ class LaneCosts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of a lane are ready; a negative number were lost. The other fields count at the first
-    opening."""
+    """Event: ``slots`` more workers of a lane are ready; a negative number were lost. The other fields count at the
+    first opening."""
 
     time: float
     lane: str
@@ -83,7 +87,7 @@ class LaneOpened:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The sampler's next batch has entered the window: serials ``first`` to ``first + size``."""
+    """Event: the sampler's next batch has entered the window: serials ``first`` to ``first + size``."""
 
     time: float
     place: SourceBatch
@@ -102,7 +106,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bytes of these admitted serials have arrived; each span is in one place and comes once."""
+    """Event: the bytes of these admitted serials have arrived; each span is in one place and comes once."""
 
     time: float
     spans: Sequence[TicketSpan]
@@ -110,7 +114,8 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An earlier run delivered the batches before ``order``. Comes before the first ``Admitted`` or ``LaneOpened``."""
+    """Event: an earlier run delivered the batches before ``order``. Comes before the first ``Admitted`` or
+    ``LaneOpened``."""
 
     time: float
     order: OutputBatch
@@ -120,7 +125,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The sampler of ``epoch`` has no further batch; sent where the last ``Admitted`` could not know it."""
+    """Event: the sampler of ``epoch`` has no further batch; sent where the last ``Admitted`` could not know it."""
 
     time: float
     epoch: int
@@ -128,7 +133,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """An inspect chunk has ended; carries predictions (see ``Admitted``) for each of its serials, in order."""
+    """Event: an inspect chunk has ended. Carries predictions (see ``Admitted``) for each of its serials, in order."""
 
     time: float
     chunk: int
@@ -140,7 +145,8 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The first ``done`` samples of a chunk are ready (cumulative); the other fields describe those that are new.
+    """Event: the first ``done`` samples of a chunk are ready (cumulative); the other fields describe those that are
+    new.
 
     A final report with ``done`` below the chunk's size returns the rest: they were revoked before they started.
     """
@@ -160,7 +166,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker of the lane has died, and a slot with it; a replacement comes as ``LaneOpened``.
+    """Event: a worker of the lane has died, and a slot with it; a replacement comes as ``LaneOpened``.
 
     Unreported samples of its chunk wait again, except the offsets ``settled``: these are given up, and count as ready.
     """
@@ -175,7 +181,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Progress of an unfinished chunk: ``done`` samples are finished, reported or not."""
+    """Event: progress of an unfinished chunk. ``done`` samples are finished, reported or not."""
 
     time: float
     chunk: int
@@ -185,7 +191,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The lane will start no sample of the chunk from offset ``keep`` on; these wait again."""
+    """Event: the lane will start no sample of the chunk from offset ``keep`` on; these wait again."""
 
     time: float
     chunk: int
@@ -195,7 +201,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class CollateNeeded:
-    """The composed batch ``order`` must be collated on the CPU lane; ``seconds`` is the predicted time."""
+    """Event: the composed batch ``order`` must be collated on the CPU lane; ``seconds`` is the predicted time."""
 
     time: float
     order: OutputBatch
@@ -204,14 +210,14 @@ class CollateNeeded:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The consumer waits for a batch."""
+    """Event: the consumer waits for a batch."""
 
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The consumer has taken composed batch ``order``."""
+    """Event: the consumer has taken composed batch ``order``."""
 
     time: float
     order: OutputBatch
@@ -222,7 +228,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of ``Scheduler.wake_at`` has come, and every unfinished chunk has been reported."""
+    """Event: the time of ``Scheduler.wake_at`` has come, and every unfinished chunk has been reported."""
 
     time: float
 
@@ -288,7 +294,7 @@ Instruction = Dispatch | Revoke | HandOver | Compose
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What the next batch to deliver still needs."""
+    """Samples that must become ready before the next batch can be composed."""
 
     span: TicketSpan
     need: int  # more samples of ``span``

@@ -72,7 +72,7 @@ def threshold(
 
 
 class Router:
-    """The current threshold of one loader run, and what an idle lane may steal from the others."""
+    """Holds the routing threshold of one loader run, and chooses what an idle lane steals from the others."""
 
     def __init__(self, policy: Policy, lanes: Mapping[str, LaneState], waiting: Waiting) -> None:
         self.threshold = float("inf")
@@ -182,7 +182,7 @@ class Router:
         return None
 
     def _steal_from(self, owner: str, home: str, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
-        """Does ``steal`` for one side and the tickets of one home."""
+        """Returns what ``steal`` returns, from one side and among the tickets of one home."""
         owners = [lane for lane in self._lanes.values() if lane.side == owner]
         slots = sum(lane.slots * lane.speed for lane in owners)
         if slots <= 0:

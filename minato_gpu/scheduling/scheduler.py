@@ -99,7 +99,7 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """How many more tickets the window admits."""
+        """Number of further tickets that the window admits."""
         return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
 
     @property
@@ -120,8 +120,8 @@ class Scheduler:
 
     @property
     def awaited(self) -> m.Awaited | None:
-        """What the next batch needs before it can be composed. None where that is unknown or nothing, or where all
-        lanes' leases end so soon that no extra wake-up is worth it."""
+        """Samples that the next batch needs before it can be composed. None where that is unknown or nothing, or where
+        all lanes' leases end so soon that no extra wake-up is worth it."""
         oldest = self._places.oldest
         if oldest is None or self._next_order in self._sizes:
             return None

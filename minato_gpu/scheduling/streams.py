@@ -119,7 +119,8 @@ class Streams(Composition):
 
     @property
     def awaited(self) -> Awaited | None:
-        """In strict order, the first ticket of the running lease of the worker whose turn it is; None without one."""
+        """The first ticket of the oldest unfinished lease of the worker whose turn it is, in strict order; None without
+        one."""
         worker = self._worker_in_turn()
         return None if worker is None or not self._leases[worker] else Awaited(self._leases[worker][0], 1, True)
 
@@ -144,7 +145,7 @@ class Streams(Composition):
         return Compose(order, tuple(joined(singles(tickets))), failed)
 
     def _first_ready(self, eager: bool) -> list[TicketId]:
-        """Returns the first ready ticket if it may overtake those before it."""
+        """Returns the oldest ready ticket, in a list, if it may overtake those before it; else an empty list."""
         ready = min((each for each in self._ready if each), key=lambda each: each[0], default=None)
         oldest = self._places.oldest
         if ready is None or (oldest is not None and oldest.first < ready[0] and (not eager or self.held_back)):
@@ -166,7 +167,7 @@ class Streams(Composition):
         return tickets
 
     def _worker_in_turn(self) -> int | None:
-        """In strict order, returns the worker of the next batch; None when every stream has ended."""
+        """Returns the worker of the next batch in strict order; None when every stream has ended."""
         for step in range(self._workers):
             worker = (self._turn + step) % self._workers
             if self._ready[worker] or worker in self._open:

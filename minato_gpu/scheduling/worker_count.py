@@ -36,7 +36,7 @@ class WorkerCount:
         self.begin(0.0)
 
     def begin(self, now: float) -> None:
-        """Begins an interval, at the start of an epoch."""
+        """Begins an interval: at the start of an epoch, and after each decision."""
         self._since = now
         self._batches = self._samples = 0
         self._waited_s = self._idle = 0.0
