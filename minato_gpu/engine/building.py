@@ -108,6 +108,7 @@ class Builder:
             directory=cache.directory,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
+            peers=self.options.peers,
             keeps_fields=cache.memory_bytes > 0 and pipeline is not None and bool(KeepableFields(pipeline)),
         )
         context, _ = start_method(loader.multiprocessing_context)
