@@ -128,7 +128,7 @@ class EpochIterator(_BaseDataLoaderIter):
         """The next batch of which anything is left, or which ranks must have all the same: where it is wanted, its
         positions, and how many samples had been left out by then."""
         batches = self._batches
-        if batches.log.facts.hearers:
+        if batches.log.facts.subscribers:
             batches.log.asked(perf_counter())
         if self._pads:
             return self._next_of_rank()

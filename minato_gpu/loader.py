@@ -20,9 +20,9 @@ from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
 from minato_gpu.memory import shm_limits
 from minato_gpu.number_kinds import is_whole
-from minato_gpu.observe.listening import watch
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
+from minato_gpu.observe.stats_socket import watch
 from minato_gpu.options import Options, memory_budget
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON

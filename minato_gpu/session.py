@@ -19,11 +19,11 @@ from minato_gpu.delivery import EpochIterator, EpochView
 from minato_gpu.device.accelerator import ranges
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
-from minato_gpu.observe.counting import Counts, carried, counters
+from minato_gpu.observe.counters import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
 from minato_gpu.observe.ranges import Ranges
-from minato_gpu.observe.shared_service import Told
+from minato_gpu.observe.shared_service import LoaderSnapshot
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -37,7 +37,7 @@ _OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown")
 _Ahead = tuple[EpochBatches, Speculation]
 
 
-class Shown(NamedTuple):
+class ReportedEpoch(NamedTuple):
     """The epoch that is told of, its number, and what was counted before it where ``metrics_port`` wants that."""
 
     view: EpochView
@@ -67,7 +67,7 @@ class Session:
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
         self._user: weakref.ref[EpochIterator] | None = None
-        self._shown: Shown | None = None
+        self._shown: ReportedEpoch | None = None
         self._events: Path | None = None
         self._event_logs = 0
         self.readers = ReaderOwner()  # which stay when workers end with an epoch
@@ -155,7 +155,7 @@ class Session:
 
     def begun(self, number: int, view: EpochView) -> None:
         """Epoch ``number`` has begun, or goes on."""
-        self._shown = Shown(view, number, self._counted_until(view))
+        self._shown = ReportedEpoch(view, number, self._counted_until(view))
         self._next_epoch, self._pending = number + 1, None
 
     def _counted_until(self, view: EpochView) -> Counts:
@@ -212,10 +212,10 @@ class Session:
         """See ``DataLoader.stats``."""
         return self._stats_of(self._view("stats()"))
 
-    def told(self) -> Told | None:
+    def snapshot(self) -> LoaderSnapshot | None:
         """See Teller."""
         shown = self._shown
-        return None if shown is None else Told(shown.number, self._stats_of(shown.view), shown.ended)
+        return None if shown is None else LoaderSnapshot(shown.number, self._stats_of(shown.view), shown.ended)
 
     def _stats_of(self, view: EpochView) -> dict[str, Any]:
         asked = self.options.metrics

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from benchmarks.bound import bound_s, first_batch_s
 from benchmarks.compare.content import Reader, leaves
 from benchmarks.compare.workloads import job
 from benchmarks.data.published import Array
 from benchmarks.peers import Job
+from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena

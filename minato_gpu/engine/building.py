@@ -40,7 +40,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
 from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
-from minato_gpu.observe.facts import NOBODY, Facts
+from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.options import Options
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
@@ -65,7 +65,7 @@ class Records(NamedTuple):
     """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
 
     events: Path | None = None
-    facts: Facts = NOBODY
+    facts: Facts = NO_SUBSCRIBERS
 
 
 NO_RECORDS = Records()
