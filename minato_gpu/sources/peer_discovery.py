@@ -6,8 +6,6 @@ import os
 import socket
 from collections.abc import Sequence
 
-from minato_gpu.sources.peers import split_address
-
 AUTO = "auto"
 ADDRESS = "MINATO_GPU_CACHE_ADDRESS"
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "GROUP_RANK", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
@@ -104,3 +102,9 @@ def found_by_torchrun(address: str, share: str) -> tuple[str, ...]:
     store.set(key + os.environ["GROUP_RANK"], address)
     ranks = range(int(os.environ["GROUP_WORLD_SIZE"]))
     return tuple(store.get(f"{key}{rank}").decode() for rank in ranks)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Returns host and port of "host:port" or "[host]:port"."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -29,6 +29,7 @@ from minato_gpu.caching.partition import Partition
 from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
 from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.sources.peer_discovery import split_address
 from minato_gpu.sources.pool import Pool, ReaderPool
 from minato_gpu.sources.reading import Place, read_now
 from minato_gpu.sources.service import Ready, Service
@@ -367,9 +368,3 @@ async def _receive(end: socket.socket, view: memoryview) -> None:
         if not count:
             raise ConnectionError("it has closed the connection")
         at += count
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Returns host and port of "host:port" or "[host]:port"."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
