@@ -56,5 +56,6 @@ class Arguments(Protocol):
     cache_dir: str | os.PathLike[str] | None
     share: str | bool | None
     cache_peers: Sequence[str] | str | None
+    share_budget: int | str | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None
     metrics_port: int | str | None
