@@ -18,8 +18,7 @@ from typing import Any
 import click
 
 from benchmarks import gpu_page, report
-from benchmarks.compare.summary import ratio, summary
-from benchmarks.scaling.summary import summary as scaling_summary
+from benchmarks.compare.ratios import ratio, scaling_summary, summary
 from minato_gpu.lab.simulation.comparison import OURS
 
 Row = Mapping[str, Any]

@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from benchmarks import report
-from benchmarks.data import detection, measure, photographs, speech, volumes
-from benchmarks.data.published import RATIOS, SPREADS, measured
+from benchmarks.data import detection, photographs, speech, volumes
+from benchmarks.data.published import RATIOS, SPREADS, costs, measured
 from minato_gpu import Pipeline
 from minato_gpu.lab.commands.common import writable
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
@@ -51,7 +51,7 @@ def table(name: str, directory: Path) -> list[dict[str, Any]]:
     workload = WORKLOADS[name]
     dataset, pipeline = workload.dataset(directory), workload.pipeline(directory)
     step = -(-len(dataset) // _MEASURED)
-    seconds = measure.costs(dataset, pipeline, range(0, len(dataset), step))
+    seconds = costs(dataset, pipeline, range(0, len(dataset), step))
     ratios = measured(seconds)
     published = SPREADS[name].ratios if name in SPREADS else {}
     rows: list[dict[str, Any]] = [{"ratio_to_median": "median", "measured_s": report.median(seconds.tolist())}]

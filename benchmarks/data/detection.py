@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import measure
 from benchmarks.data.pictures import NAMES, picture
-from benchmarks.data.published import SPREADS, Array
+from benchmarks.data.published import SPREADS, Array, Curve, costs
 from minato_gpu.extras import from_extra
 from pipelines import object_detection
 
@@ -41,15 +40,15 @@ def write(directory: Path, count: int, seed: int) -> Iterator[int]:
     yield from _write(directory, sizes, seed)
 
 
-def _curve(seed: int) -> measure.Curve:
+def _curve(seed: int) -> Curve:
     """Seconds by size, measured on a few photographs of each."""
     each = 5
     with tempfile.TemporaryDirectory() as scratch:
         for _ in _write(Path(scratch), np.repeat(_PROBES, each), seed):
             pass
         dataset = object_detection.dataset(scratch)
-        seconds = measure.costs(dataset, object_detection.pipeline(), range(len(dataset)))
-    return measure.Curve(_PROBES.tolist(), np.median(seconds.reshape(-1, each), axis=1).tolist())
+        seconds = costs(dataset, object_detection.pipeline(), range(len(dataset)))
+    return Curve(_PROBES.tolist(), np.median(seconds.reshape(-1, each), axis=1).tolist())
 
 
 def _write(directory: Path, sizes: Array, seed: int) -> Iterator[int]:

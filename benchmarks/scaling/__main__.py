@@ -42,6 +42,7 @@ from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
     COSTS_MS,
+    KINDS,
     LOADS,
     NAMED,
     OTHER_KINDS,
@@ -49,12 +50,11 @@ from benchmarks.scaling.cells import (
     TAILED,
     WORKERS,
     Cell,
+    fitting,
     matrix,
 )
 from benchmarks.scaling.loaders import LOADERS, worth_trying
-from benchmarks.scaling.measure import Plan, Run, rehearse, run
-from benchmarks.scaling.policy import reach
-from benchmarks.scaling.samples import KINDS, fitting
+from benchmarks.scaling.measure import Plan, Run, reach, rehearse, run
 from benchmarks.turns import measured_rows, present
 
 _SHOWN = (

@@ -10,15 +10,13 @@ import scipy
 
 from benchmarks.cold_files import Run as ColdRun
 from benchmarks.cold_files import against_best
-from benchmarks.compare.case import Case
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import Run
+from benchmarks.compare.run import Case, Run
 from benchmarks.compare.workloads import Begun
 from benchmarks.data import detection, volumes
 from benchmarks.data.__main__ import WORKLOADS
-from benchmarks.data.measure import Curve, sizes_of_mixture
-from benchmarks.data.published import SPREADS, measured
+from benchmarks.data.published import SPREADS, Curve, measured, sizes_of_mixture
 from benchmarks.peers import COSTLY, Job, choose
 from benchmarks.tail_run import CASES, Plan
 from benchmarks.turns import paired
