@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.compare.dali_readers import normalised, resized, told_by
+from benchmarks.compare.dali import normalised, resized, told_by
 from benchmarks.compare.workloads import INDEX
 from benchmarks.peers import Job
 from benchmarks.session.settings import settings_of

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.compare.dali_readers import DaliReaders
+from benchmarks.compare.dali import DaliReaders
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.run import Alone, allowed
 from benchmarks.compare.workloads import INDEX, Prepared, Reader, job, leaves, same_content, with_index
