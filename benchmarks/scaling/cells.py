@@ -7,7 +7,6 @@ so that one consumer reads and checks them all.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +23,7 @@ from benchmarks.peers.pytorch import PyTorch
 from benchmarks.tail_run import Costs, kits19
 from benchmarks.work import TRIVIAL_WORDS, Consumer, Int64, Slept, WorkLog
 
-WORKERS = (2, 4, 8, 16, 32, 64)
-COSTS_MS = (1.0, 3.0, 10.0, 30.0)
 SPREADS = ("none", "half", "tail", "speech", "segmentation")
-LOADS = (0.9, 1.05)
 TAILED = SPREADS[2:]
 """The spreads whose targets are also for a consumer that trains."""
 
@@ -88,17 +84,6 @@ def _shape(spread: str, samples: int, rng: np.random.Generator) -> Costs:
     if spread == "segmentation":
         return kits19(samples, 0, rng)
     raise ValueError(f"spread must be one of {', '.join(SPREADS)}, got {spread!r}")
-
-
-def matrix(
-    workers: Sequence[int],
-    costs_ms: Sequence[float],
-    spreads: Sequence[str],
-    loads: Sequence[float] = (0.0,),
-    kinds: Sequence[str] = ("arrays",),
-) -> list[Cell]:
-    """Every combination."""
-    return [Cell(*each) for each in itertools.product(workers, costs_ms, spreads, loads, kinds)]
 
 
 NAMED: tuple[Cell, ...] = (
