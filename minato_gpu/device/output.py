@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from minato_gpu.device.accelerator import Event, Stream
-from minato_gpu.device.loads import Made
+from minato_gpu.device.loads import MicroBatchOutput
 from minato_gpu.device.sample_room import SampleRoom
 from minato_gpu.device.staging import Download
 from minato_gpu.device.transfers import Transfers
@@ -96,8 +96,8 @@ class DeviceOutput:
         self._cached_columns: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
         self._last_end: Event | None = None  # event after what was issued last, where the device has a clock
 
-    def _new_output(self) -> Made | None:
-        return None if self._transfers is None else Made(None, self._transfers.accelerator)
+    def _new_output(self) -> MicroBatchOutput | None:
+        return None if self._transfers is None else MicroBatchOutput(None, self._transfers.accelerator)
 
     @property
     def stream(self) -> Stream | None:
