@@ -13,9 +13,9 @@ from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
 from minato_gpu.device import nvjpeg
-from minato_gpu.engine.building import Records, build_engine
+from minato_gpu.engine.builder import Records, build_engine
 from minato_gpu.engine.engine import Engine
-from minato_gpu.faults.deferred import DeferredError
+from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -46,6 +46,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
             device["reads"] = pump.read_stats()
             if kept := pump.reads.cache_stats():
                 device["cache"] = kept
+            if shared := pump.reads.share_stats():
+                device["share"] = shared
         device["window"] = epochs.stats()
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
 

@@ -1,4 +1,4 @@
-"""From a loader's arguments to a running engine."""
+"""Builds a running engine from a loader's arguments."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.options import Options
+from minato_gpu.samples import Key
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
@@ -49,10 +50,11 @@ from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
+from minato_gpu.sources.fingerprint import fingerprint
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.sources.shared_reader import open_reader
-from minato_gpu.sources.source import SourceOf, source_of
+from minato_gpu.sources.source import Source, SourceOf, source_of
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
@@ -61,10 +63,15 @@ THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
 
 
-class Records(NamedTuple):
-    """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
+def _no_source(key: Key) -> tuple[Source, ...]:
+    """Of a data set that says nothing of its samples' bytes."""
+    return ()
 
-    events: Path | None = None
+
+class Records(NamedTuple):
+    """Where an engine's runs are recorded."""
+
+    events: Path | None = None  # where the scheduler's events and instructions go
     facts: Facts = NO_SUBSCRIBERS
 
 
@@ -72,7 +79,7 @@ NO_RECORDS = Records()
 
 
 class Builder:
-    """Makes what an engine is made of."""
+    """Makes the parts of an engine."""
 
     def __init__(self, loader: Arguments, options: Options, records: Records = NO_RECORDS) -> None:
         self.loader = loader
@@ -82,11 +89,11 @@ class Builder:
 
     @cached_property
     def source_of(self) -> SourceOf | None:
-        """Where samples' bytes lie, if the data set says so: then they are read ahead."""
+        """The function that says where a sample's bytes are, if the data set has one: then they are read ahead."""
         return None if self.settings.streams else source_of(self.loader.dataset)
 
     def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
-        """One device's, whose batches go there by ``transfers``."""
+        """Returns the lane of one device, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // len(self.options.devices))  # workers that only read leave the cores idle
@@ -96,10 +103,12 @@ class Builder:
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
-        """Borrow the reader process, where the data set says what there is to be read."""
-        if self.source_of is None:
-            return None
+        """Borrows the reader process, if the data set says what there is to be read."""
         loader, cache, share = self.loader, self.options.cache, self.options.share
+        fingerprint = self._fingerprint() if self.options.share_bytes else ""
+        source_of = _no_source if self.source_of is None and fingerprint else self.source_of
+        if source_of is None:
+            return None
         # a device lane makes fields of its own, and other loaders may have another pipeline: then raw bytes are kept
         pipeline = loader.pipeline if self.options.lanes == ("cpu",) and not share else None
         settings = ReaderSettings(
@@ -109,6 +118,8 @@ class Builder:
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
             keeps_fields=cache.memory_bytes > 0 and pipeline is not None and bool(KeepableFields(pipeline)),
+            share_bytes=self.options.share_bytes if fingerprint else 0,
+            fingerprint=fingerprint,
         )
         context, _ = start_method(loader.multiprocessing_context)
         start = functools.partial(start_reader, context)
@@ -116,10 +127,30 @@ class Builder:
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
         look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if follows else None
-        return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
+        return ReadAhead(reader, source_of, look_ahead, self.records.facts)
+
+    def _fingerprint(self) -> str:
+        """Of what prepares samples, for loaders that share them; "" where this one cannot, which is said once."""
+        loader, why = self.loader, ""
+        if self.options.threads:
+            why = "threads draw from generators that they have in common"
+        elif self.options.lanes != ("cpu",):
+            why = "a device lane prepares them, too"
+        else:
+            try:
+                return fingerprint(loader.dataset, loader.pipeline, loader.worker_init_fn)
+            except Exception as error:
+                why = (
+                    f"whether others would prepare the same is not known, as what prepares them has no pickle: {error}"
+                )
+        say_once(f"share={self.options.share!r}: this loader shares no prepared samples: {why}")
+        return ""
 
     def loading(self, links: WorkerChannels) -> Loading:
-        """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
+        """Returns the way of batches to devices.
+
+        Each device has a budget and a thread of its own, even if it is named twice.
+        """
         devices = self.options.devices
         accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
         host, budget = Host(links.engine_arena, links.loans, accelerators[devices[0]]), self.loader.device_memory_budget
@@ -131,7 +162,7 @@ class Builder:
         return Loading([ways[device] for device in devices], host)
 
     def estimator(self, lanes: dict[str, Lane]) -> Estimator | None:
-        """Predicts costs; of an iterable data set's samples nothing is known before."""
+        """Returns what predicts costs; None for an iterable data set, of whose samples nothing is known before."""
         if self.settings.streams:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
@@ -148,9 +179,9 @@ class Builder:
 
 
 def build_engine(loader: Arguments, options: Options, base_seed: int, records: Records, readers: ReaderOwner) -> Engine:
-    """Start workers and device executors for the loader; the engine is closed at the latest when Python ends.
+    """Starts workers and device executors for the loader. The engine is closed at the latest when Python ends.
 
-    ``readers``: has the loader's reader process.
+    ``readers`` owns the loader's reader process.
     """
     builder = Builder(loader, options, records)
     settings = builder.settings
@@ -168,7 +199,7 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
         "in_order": settings.policy.fixed,
     }
     job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
-    with _told_of_descriptors(loader, options), contextlib.ExitStack() as undo:
+    with _explain_descriptors(loader, options), contextlib.ExitStack() as undo:
         reads = builder.read_ahead(readers)
         if reads is not None:
             undo.callback(reads.close)
@@ -179,6 +210,7 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
             fetched=None if reads is None else reads.reader.arena,
             active=loader.num_workers,
             fields=None if reads is None else reads.reader.fields,
+            prepared=None if reads is None else reads.reader.prepared,
         )
         undo.callback(links.close)
         names = settings.policy.device_lanes
@@ -192,8 +224,8 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
 
 
 @contextlib.contextmanager
-def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
-    """Where descriptors run out, it is said what to do."""
+def _explain_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
+    """Adds to an error of exhausted file descriptors what to do."""
     try:
         yield
     except OSError as error:
@@ -216,7 +248,7 @@ def _host_share(host: HostCores | None, workers: int) -> HostShare | None:
 
 
 def _close_at_exit(engine: Engine) -> None:
-    """Before DALI shuts down: what was registered last runs first."""
+    """Has the engine closed before DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
 
