@@ -57,3 +57,4 @@ class Arguments(Protocol):
     share: str | bool | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None
     metrics_port: int | str | None
+    cluster: Value

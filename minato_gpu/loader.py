@@ -18,6 +18,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
+from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory import shm_limits
 from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.listening import watch
@@ -37,7 +38,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "trace", "metrics_port"),
+    *("cache_dir", "share", "trace", "metrics_port", "cluster"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -122,6 +123,10 @@ class DataLoader(TorchDataLoader[T]):
             (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may
             ask, too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing.
             Raises ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
+        cluster: workers of other machines, beside those of this one: ``minato_gpu.Lanes("host:port", ...)`` of agents
+            that run there, or ``minato_gpu.RayLanes(cores=...)``. Batches are what they are without. Data set,
+            pipeline and ``collate_fn`` go there once, by pickle; files are read where a sample is prepared. A machine
+            that is silent for a second loses what it had to others. See the manual's "Several machines".
 
     Raises:
         ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
@@ -166,6 +171,7 @@ class DataLoader(TorchDataLoader[T]):
         share: str | bool | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
+        cluster: LaneSource | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -206,6 +212,7 @@ class DataLoader(TorchDataLoader[T]):
         self.share = share
         self.trace = trace
         self.metrics_port = metrics_port
+        self.cluster = cluster
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
