@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from minato_gpu.faults.failures import BadSample, TooManyFailures
     from minato_gpu.faults.watchdog import WorkerHung
     from minato_gpu.lanes.far.cluster import Lanes
+    from minato_gpu.lanes.far.ray_lanes import RayLanes
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
@@ -28,6 +29,7 @@ __all__ = [
     "Field",
     "Lanes",
     "Pipeline",
+    "RayLanes",
     "ShardedDataset",
     "Shards",
     "Source",
@@ -47,6 +49,7 @@ _HOMES = {
     "Field": "pipeline",
     "Lanes": "lanes.far.cluster",
     "Pipeline": "pipeline",
+    "RayLanes": "lanes.far.ray_lanes",
     "ShardedDataset": "sampling.sharded_dataset",
     "Shards": "sampling.sharded_dataset",
     "Source": "sources.source",

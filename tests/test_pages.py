@@ -14,6 +14,7 @@ import pytest
 
 from pipelines import image_classification
 from tests.support import pages
+from tests.support.agents import AgentProcess, agents
 from tests.support.torchvision_operators import import_torchvision
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
@@ -28,6 +29,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     "minato_gpu/sources/README.md": (100, 100),
     "pipelines/README.md": (35,),
     "minato_gpu/manual/torchvision.md": (35,),
+    "minato_gpu/manual/several_machines.md": (100,),
 }
 ELSEWHERE = {"minato_gpu/manual/migrating.md": 5}  # examples that run in tests/tools/test_migrating.py
 README_BYTES = 8192
@@ -53,6 +55,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def agent() -> Iterator[AgentProcess]:
+    with agents() as [found]:
+        yield found
+
+
+@pytest.fixture
 def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
@@ -61,6 +69,8 @@ def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
         import_torchvision()
     if page in ("README.md", "minato_gpu/manual/torchvision.md") or page.startswith("pipelines/"):
         image_classification.example_data(here / "photographs")
+    if page == "minato_gpu/manual/several_machines.md":
+        names["agents"] = [request.getfixturevalue("agent").address]
     if "/observe/" in page:
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
     if "/checkpoint/" in page:

@@ -70,11 +70,10 @@ class Lanes:
                     f"({type(error).__name__}: {error}). Define its classes and functions at a module's top level, and "
                     "let it open files and locks where it is used"
                 ) from error
-        greeting.token()
-        for name in self._addresses():
-            self._nodes[name] = _asked(name)
+        self._nodes = {name: _asked(name) for name in self._addresses()}
 
     def _addresses(self) -> list[str]:
+        greeting.token()
         return self._names
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:
