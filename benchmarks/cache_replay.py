@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from minato_gpu.caching.choice import look_ahead, new_policy, reach
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.caching.soon import Soon
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
+from minato_gpu.sources.disk import LEAST_BUDGET
+from minato_gpu.sources.disk.entry import disk_space_of
 
 POLICIES = ("lru", "minio", "next-use")
 ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py
@@ -113,7 +115,7 @@ def replay_on_disk(orders: Orders, items: Items, cache_share: float, epochs: int
     return found
 
 
-def run_epoch(policy: Policy, order: Integers, items: Items, start: int) -> Integers:
+def run_epoch(policy: CachePolicy, order: Integers, items: Items, start: int) -> Integers:
     """The keys that are hit in an epoch whose accesses begin at position ``start``."""
     hit = []
     nbytes, costs = items.nbytes[order].tolist(), items.costs_s[order].tolist()
@@ -124,6 +126,11 @@ def run_epoch(policy: Policy, order: Integers, items: Items, start: int) -> Inte
         else:
             policy.offer(key, nbytes[place], costs[place], start + place)
     return np.array(hit, np.int64)
+
+
+def budget_of(entries: int, nbytes: int) -> int:
+    """The budget of a directory in which so many copies of so many bytes have just room."""
+    return max((entries * disk_space_of(nbytes) + (1 << 20)) * 64 // 63 + 1, LEAST_BUDGET)
 
 
 def middle(epochs: int) -> range:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import mmap
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,8 +32,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from benchmarks import report
-from benchmarks.cache_replay import Items, run_epoch
-from benchmarks.disk_tier import budget_of
+from benchmarks.cache_replay import Items, budget_of, run_epoch
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
@@ -297,9 +296,9 @@ def cases(count: int, rate: float, *, quick: bool) -> Iterator[Case]:
             yield Case("4 hosts", 4, False, count, share, rate, 2 * PREPARE_S, 4, epochs)
 
 
-def measured_rows(*, quick: bool, repetitions: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def measured_rows(*, quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
     """At two sizes."""
     for count in (64,) if quick else (800, 1600):
         for case in cases(count, RATE * (10 if quick else 1), quick=quick):
-            say(f"{case.name}, {case.count} objects, cache {case.share:g}")
+            report.progress(f"{case.name}, {case.count} objects, cache {case.share:g}")
             yield from rows(case, repetitions)

@@ -57,25 +57,11 @@ from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
+_EPOCHS = 48
 _PARTS = ("equal", "drawn", "unlike", "decisions", "measured")
-_COLUMNS = (
-    "shards",
-    "cache_share",
-    "policy",
-    "look_ahead",
-    "hit_rate",
-    "hit_rate_spread",
-    "saved_share",
-    "saved_share_spread",
-    "belady",
-    "of_belady",
-    "bound",
-    "of_hits",
-    "epoch_s",
-    "model_s",
-    "of_model",
-    "begin_s",
-    "us_per_access",
+_SHOWN = (
+    *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "saved_share", "belady", "of_belady", "bound"),
+    *("of_hits", "epoch_s", "model_s", "of_model", "begin_s", "us_per_access"),
 )
 
 
@@ -89,23 +75,21 @@ class _Drawn:
         return self.orders[epoch]
 
 
-@click.command(help=__doc__)
-@report.command
-@click.option("--keys", type=click.IntRange(min=8), help="Items of the set that is simulated; 16,000 unless told.")
+@report.benchmark("caches", 3, shown=_SHOWN, epochs=_EPOCHS)
+@click.option("--keys", type=click.IntRange(min=8), default=16_000, show_default=True, help="Of the simulated set.")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this; repeatable.")
-def main(json_path: str | None, quick: bool, repetitions: int | None, keys: int | None, parts: tuple[str, ...]) -> None:
-    keys, epochs = keys or (400 if quick else 16_000), 48
-    repetitions = repetitions or (1 if quick else 3)
+def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    keys = 400 if quick else keys
     made: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "equal": lambda: equal_rows(keys, epochs, repetitions),
-        "drawn": lambda: drawn_rows(keys, epochs, repetitions),
-        "unlike": lambda: unlike_rows(keys, epochs, repetitions),
+        "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
+        "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
+        "unlike": lambda: unlike_rows(keys, _EPOCHS, repetitions),
         "decisions": lambda: decision_rows(2_000 if quick else 1_000_000, repetitions),
-        "measured": lambda: measured_rows(quick=quick, repetitions=repetitions, say=report.progress),
+        "measured": lambda: measured_rows(quick=quick, repetitions=repetitions),
     }
-    rows = [row for part in _PARTS if part in (parts or _PARTS) for row in made[part]()]
-    settings = {"keys": keys, "epochs": epochs, "repetitions": repetitions, "quick": quick}
-    report.publish(report.document("caches", settings, rows), json_path, _COLUMNS)
+    for part in _PARTS:
+        if part in (parts or _PARTS):
+            yield from made[part]()
 
 
 def equal_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:

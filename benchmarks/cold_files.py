@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
@@ -31,16 +30,16 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from benchmarks import report
-from benchmarks.compare.ratios import OURS, paired
+from benchmarks.compare.ratios import OURS
 from benchmarks.data.pictures import picture
 from benchmarks.isolate import isolated, tree_cpu_s
 from benchmarks.page_cache import cached_pages, evict
-from benchmarks.peers import Job, Loader, choose, installed
+from benchmarks.peers import Job, Reader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlPool, SpdlSharded, SpdlSubprocess
 from benchmarks.peers.torchdata import TorchdataNodes
-from benchmarks.turns import in_turns
+from benchmarks.turns import measured_rows, present, ratio_columns
 from minato_gpu import Source, read_bytes
 from minato_gpu.extras import from_extra
 from pipelines.image_classification import ImageFolder
@@ -98,31 +97,19 @@ class Declared(Photographs):
         return self.files.source(key)
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A loader, and how its data set reads."""
-
-    loader: Loader
-    dataset: type[Photographs] = field(default=Photographs)
-
-    @property
-    def name(self) -> str:
-        return self.loader.name
-
-
 READERS = (
-    Reader(PyTorch("pytorch")),
+    Reader(PyTorch("pytorch"), Photographs),
     Reader(PyTorch("pytorch, 16 threads a worker", prefetch_factor=4), InThreads),
-    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS)),
-    Reader(SpdlPool("spdl threads by batch", processes=False, by_batch=True)),
-    Reader(SpdlPool("spdl processes", processes=True, by_batch=True, concurrency=4)),
-    Reader(SpdlSubprocess("spdl threads in a subprocess", by_batch=True)),
-    Reader(SpdlSharded("spdl plain subprocesses")),
-    Reader(TorchdataNodes("torchdata threads", processes=False, by_batch=True)),
-    Reader(TorchdataNodes("torchdata processes", processes=True, by_batch=True)),
+    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS), Photographs),
+    Reader(SpdlPool("spdl threads by batch", processes=False, by_batch=True), Photographs),
+    Reader(SpdlPool("spdl processes", processes=True, by_batch=True, concurrency=4), Photographs),
+    Reader(SpdlSubprocess("spdl threads in a subprocess", by_batch=True), Photographs),
+    Reader(SpdlSharded("spdl plain subprocesses"), Photographs),
+    Reader(TorchdataNodes("torchdata threads", processes=False, by_batch=True), Photographs),
+    Reader(TorchdataNodes("torchdata processes", processes=True, by_batch=True), Photographs),
     Reader(Minato("minato_gpu in order"), Declared),
     Reader(Minato("minato_gpu bounded", in_order=False), Declared),
-    Reader(Minato("minato_gpu in order, not declared")),
+    Reader(Minato("minato_gpu in order, not declared"), Photographs),
 )
 
 
@@ -184,97 +171,47 @@ def run(folder: Path, decoded: bool, reader: Reader, workers: int, expected: Int
     return Run(len(keys) / elapsed, spent / len(keys) * 1e6, first_batch_s)
 
 
-def case_rows(
-    folder: Path, decoded: bool, readers: Sequence[Reader], workers: int, repetitions: int, expected: Int64
-) -> list[dict[str, Any]]:
-    """A row for each loader."""
-    case = f"cold files, {'decoded' if decoded else 'bytes'}"
-
-    def measure(reader: Reader) -> Run:
-        return isolated(run, folder, decoded, reader, workers, expected, timeout_s=300.0)
-
-    def said(one: Run) -> str:
-        return f"{one.samples_per_s:.0f} samples/s, {one.cpu_us:.0f} us of CPU for each"
-
-    runs, errors = in_turns(case, readers, repetitions, measure, said)
-    rows = []
-    for reader in readers:
-        row: dict[str, Any] = {"case": case, "loader": reader.name, "order": reader.loader.order}
-        if found := runs[reader.name]:
-            row |= report.summarise("samples_per_s", [each.samples_per_s for each in found])
-            row |= report.summarise("cpu_us", [each.cpu_us for each in found])
-            row["first_batch_s"] = report.median([each.first_batch_s for each in found])
-            row |= against_best(reader.name, runs)
-        if reader.name in errors:
-            row["error"] = errors[reader.name]
-        rows.append(row)
-    return rows
-
-
-def against_best(name: str, runs: dict[str, list[Run]]) -> dict[str, Any]:
+def against_best(name: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Rate and CPU over those of the fastest peer that has as many runs; {} where there is none, and for peers."""
     mine = runs[name]
     peers = [each for each, found in runs.items() if not each.startswith(OURS) and len(found) == len(mine)]
-    if not name.startswith(OURS) or not peers:
+    if not name.startswith(OURS) or not peers or not mine:
         return {}
     best = max(peers, key=lambda each: report.median([one.samples_per_s for one in runs[each]]))
     row: dict[str, Any] = {"best_peer": best}
     for column, at in (("ratio_to_best", 0), ("cpu_ratio", 1)):
-        ratio, low, high = paired([one[at] for one in mine], [one[at] for one in runs[best]])
-        row |= {column: ratio, f"{column}_low": low, f"{column}_high": high if np.isfinite(high) else None}
+        row |= ratio_columns(column, [one[at] for one in mine], [one[at] for one in runs[best]])
     return row
 
 
-_COLUMNS = (
-    "loader", "order", "samples_per_s", "samples_per_s_spread", "cpu_us", "first_batch_s", "best_peer",
-    "ratio_to_best", "ratio_to_best_low", "ratio_to_best_high", "cpu_ratio", "cpu_ratio_low", "cpu_ratio_high", "error",
-)  # fmt: skip
-
-
-@click.command(help=__doc__)
-@report.command
-@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
+@report.benchmark("cold_files", 5, batch_size=BATCH)
+@report.loader_option
 @click.option("--case", type=click.Choice(["decoded", "bytes"]), help="Only this one.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@report.workers_option
 @click.option("--files", type=click.IntRange(min=1), default=3000, show_default=True)
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="On the disk to be measured; without it, that of temporary files.",
-)
+@report.folder_option
 def main(
-    json_path: str | None,
     quick: bool,
-    repetitions: int | None,
-    wanted: tuple[str, ...],
+    repetitions: int,
+    wanted: Sequence[str],
     case: str | None,
     workers: int,
     files: int,
     folder: Path | None,
-) -> None:
-    try:
-        chosen = choose([reader.loader for reader in READERS], wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    present = [reader for reader in READERS if reader.loader in chosen and installed(reader.loader)]
-    files, repetitions = 100 if quick else files, repetitions or (1 if quick else 5)
-    cases = [each for each in (True, False) if case is None or (case == "decoded") == each]
+) -> Iterator[dict[str, Any]]:
+    readers = present(READERS, wanted)
     with tempfile.TemporaryDirectory(dir=folder, prefix="cold-files-") as made:
-        expected = write(Path(made), files)
-        nbytes = sum(path.stat().st_size for path in Path(made).rglob("*.jpg"))
-        rows = [row for each in cases for row in case_rows(Path(made), each, present, workers, repetitions, expected)]
-    settings = {
-        "workers": workers,
-        "files": files,
-        "mean_file_bytes": round(nbytes / files),
-        "batch_size": BATCH,
-        "repetitions": repetitions,
-        "quick": quick,
-        "not_installed": sorted(each.name for each in READERS if each.loader in chosen and each not in present),
-    }
-    report.publish(report.document("cold_files", settings, rows), json_path, _COLUMNS)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+        expected = write(Path(made), 100 if quick else files)
+        for name in ("decoded", "bytes") if case is None else (case,):
+
+            def measure(reader: Reader, decoded: bool = name == "decoded") -> Run:
+                return isolated(run, Path(made), decoded, reader, workers, expected)
+
+            def figures(one: Run) -> str:
+                return f"{one.samples_per_s:.0f} samples/s, {one.cpu_us:.0f} us of CPU for each"
+
+            rows, runs = measured_rows(f"cold files, {name}", readers, repetitions, measure, figures)
+            yield from (row | against_best(row["loader"], runs) for row in rows)
 
 
 if __name__ == "__main__":

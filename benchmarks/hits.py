@@ -19,12 +19,11 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import click
 import numpy as np
 
 from benchmarks import report
@@ -40,7 +39,6 @@ from minato_gpu.sources.following import Following
 from minato_gpu.sources.page_cache import Where
 from minato_gpu.sources.reading import AT_HAND
 
-_COLUMNS = ("tier", "cache", "bytes", "hit_us", "hit_spread_us", "bare_us", "bare_spread_us", "turn_us", "ratio")
 Row = dict[str, Any]
 
 
@@ -171,23 +169,14 @@ def _figures(hits: list[float], bare: list[float], nbytes: int) -> Row:
     return row
 
 
-@click.command(help=__doc__)
-@report.command
-@click.option(
-    "--folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="On the disk to be measured; without it, that of temporary files.",
-)
-def main(json_path: str | None, quick: bool, repetitions: int | None, folder: Path | None) -> None:
+@report.benchmark("hits", 7)
+@report.folder_option
+def main(quick: bool, repetitions: int, folder: Path | None) -> Iterator[Row]:
     sizes, copies = ((100_000,), 20) if quick else ((10_000, 100_000, 1_000_000), 300)
-    repetitions = repetitions or (1 if quick else 7)
-    rows: list[Row] = []
     for size in sizes:
-        rows.append(memory_row(size, copies, repetitions))
+        yield memory_row(size, copies, repetitions)
         with tempfile.TemporaryDirectory(dir=folder, prefix="hits-") as made:
-            rows += asyncio.run(_DiskHits(Path(made), size, copies).rows(repetitions))
-    settings = {"copies": copies, "repetitions": repetitions, "quick": quick}
-    report.publish(report.document("hits", settings, rows), json_path, _COLUMNS)
+            yield from asyncio.run(_DiskHits(Path(made), size, copies).rows(repetitions))
 
 
 if __name__ == "__main__":

@@ -5,40 +5,26 @@ defaults, the peers at their best settings. The rate is that of the epoch after 
 start of the workers nor what was prepared ahead before the clock started is in it.
 
 The references take no workers at all: a bare loop over the data set, and PyTorch with ``num_workers=0``. They show
-what any loader's consumer could get at most from one core, and do not count for the ratios.
+what any loader's consumer could get at most from one core, and do not count for the ratios. Then the scheduler's
+decisions alone (``scheduler_cost``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from benchmarks import report
-from benchmarks.content import Consumer, Int64, reference
-from benchmarks.datasets import Trivial
 from benchmarks.isolate import isolated
-from benchmarks.peers import TRIVIAL, Job, Loader, choose, installed
+from benchmarks.peers import TRIVIAL, Job, Loader
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.scheduler_cost import scheduler_rows
-
-_COLUMNS = (
-    "loader",
-    "order",
-    "samples_per_s",
-    "samples_per_s_spread",
-    "ratio_to_best_pytorch",
-    "ratio_to_best_spdl",
-    "first_batch_s",
-    "window",
-    "samples",
-    "scheduler_us_per_sample",
-    "scheduler_us_per_sample_spread",
-    "error",
-)
+from benchmarks.turns import measured_rows, present
+from benchmarks.work import Consumer, Int64, Trivial, reference
 
 
 class _Loop:
@@ -65,8 +51,15 @@ class _Loop:
 REFERENCES: tuple[Loader, ...] = (_Loop(), PyTorch("reference: pytorch num_workers=0", processes=False))
 
 
-def measure(loader: Loader, job: Job, expected: Int64) -> tuple[float, float]:
-    """Samples per second after the epoch's first eighth, and seconds from construction to the first batch."""
+class Run(NamedTuple):
+    """Samples a second after the epoch's first eighth; seconds from construction to the first batch."""
+
+    samples_per_s: float
+    first_batch_s: float
+
+
+def measure(loader: Loader, job: Job, expected: Int64) -> Run:
+    """One loader, in a process of its own. Raises ContentError where a sample is lost or changed."""
     consumer = Consumer()
     batches = -(-len(job.dataset) // job.batch_size)
     warm_up = max(1, batches // 8)
@@ -85,100 +78,45 @@ def measure(loader: Loader, job: Job, expected: Int64) -> tuple[float, float]:
     del batch  # views of a loader's shared memory would keep it from closing
     consumer.check(expected)
     loader.close(made)
-    return counted / elapsed, first_batch_s
+    return Run(counted / elapsed, first_batch_s)
 
 
-def loader_rows(loaders: Sequence[Loader], job: Job, repetitions: int) -> list[dict[str, Any]]:
-    """A row for each loader; the loaders take turns within each repetition."""
-    expected = reference(job.dataset)
-    rates: dict[str, list[tuple[float, float]]] = {loader.name: [] for loader in loaders}
-    errors: dict[str, str] = {}
-    for repetition in range(repetitions):
-        for loader in loaders:
-            try:
-                rates[loader.name].append(isolated(measure, loader, job, expected))
-            except RuntimeError as error:
-                errors[loader.name] = str(error)
-                report.progress(f"{loader.name} failed:\n{error}")
-                continue
-            report.progress(f"{repetition + 1}/{repetitions} {loader.name}: {rates[loader.name][-1][0]:,.0f} samples/s")
-    rows = [_row(loader, job, rates[loader.name], errors.get(loader.name)) for loader in loaders]
-    _add_ratios(rows, loaders)
-    return rows
+def with_ratios(rows: Sequence[dict[str, Any]], loaders: Sequence[Loader]) -> Iterator[dict[str, Any]]:
+    """The rows with their rates over the best PyTorch's and the best SPDL's, where that peer has run."""
+    best: dict[str, float] = {}
+    for row, loader in zip(rows, loaders, strict=True):
+        family = {"torch": "pytorch", "spdl": "spdl"}.get(loader.package.partition(".")[0])
+        if family and loader not in REFERENCES and "samples_per_s" in row:
+            best[family] = max(best.get(family, 0.0), row["samples_per_s"])
+    for row in rows:
+        ratios = {f"ratio_to_best_{family}": row["samples_per_s"] / rate for family, rate in best.items()}
+        yield row | (ratios if "samples_per_s" in row else {})
 
 
-def _row(loader: Loader, job: Job, rates: Sequence[tuple[float, float]], error: str | None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "case": "trivial samples",
-        "loader": loader.name,
-        "order": loader.order,
-        "repetitions": len(rates),
-    }
-    if rates:
-        per_s = [rate for rate, _ in rates]
-        row.update(
-            samples_per_s=report.median(per_s),
-            samples_per_s_spread=report.spread(per_s),
-            samples_per_s_min=min(per_s),
-            samples_per_s_max=max(per_s),
-            first_batch_s=report.median([first for _, first in rates]),
-        )
-    if error is not None:
-        row["error"] = error
-    row["loader_settings"] = ", ".join(f"{key}={value}" for key, value in loader.settings(job).items())
-    return row
-
-
-def _add_ratios(rows: Sequence[dict[str, Any]], loaders: Sequence[Loader]) -> None:
-    """How many times the best PyTorch's and the best SPDL's rate each row's is; None where that peer did not run."""
-    for family, package in (("pytorch", "torch"), ("spdl", "spdl")):
-        rates = [
-            row["samples_per_s"]
-            for row, loader in zip(rows, loaders, strict=True)
-            if loader.package.partition(".")[0] == package and loader not in REFERENCES and "samples_per_s" in row
-        ]
-        for row in rows:
-            known = rates and "samples_per_s" in row
-            row[f"ratio_to_best_{family}"] = row["samples_per_s"] / max(rates) if known else None
-
-
-@click.command(help=__doc__)
-@report.command
-@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@report.benchmark(
+    "overhead",
+    5,
+    shown=(*report.columns("overhead"), "window", "samples", "scheduler_us_per_sample", "error"),
+)
+@report.loader_option
+@report.workers_option
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True)
-@click.option("--samples", type=click.IntRange(min=1), help="Samples of one epoch.")
+@click.option("--samples", type=click.IntRange(min=1), default=131_072, show_default=True, help="Of one epoch.")
 def main(
-    json_path: str | None,
-    quick: bool,
-    repetitions: int | None,
-    wanted: tuple[str, ...],
-    workers: int,
-    batch_size: int,
-    samples: int | None,
-) -> None:
-    dataset = Trivial(samples or (2048 if quick else 131_072))
+    quick: bool, repetitions: int, wanted: Sequence[str], workers: int, batch_size: int, samples: int
+) -> Iterator[dict[str, Any]]:
+    dataset = Trivial(2048 if quick else samples)
     job = Job(dataset, batch_size, workers, sample_bytes=dataset[0].nbytes)
-    repetitions = repetitions or (1 if quick else 5)
-    try:
-        chosen = choose([*REFERENCES, *TRIVIAL], wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    loaders = [loader for loader in chosen if installed(loader)]
-    rows = loader_rows(loaders, job, repetitions)
-    rows += scheduler_rows(repetitions, quick)
-    settings = {
-        "samples": len(dataset),
-        "sample_bytes": job.sample_bytes,
-        "batch_size": batch_size,
-        "workers": workers,
-        "repetitions": repetitions,
-        "quick": quick,
-        "not_installed": [loader.name for loader in chosen if loader not in loaders],
-    }
-    report.publish(report.document("overhead", settings, rows), json_path, _COLUMNS)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+    loaders, expected = present([*REFERENCES, *TRIVIAL], wanted), reference(dataset)
+    rows, _ = measured_rows(
+        "trivial samples",
+        loaders,
+        repetitions,
+        lambda loader: isolated(measure, loader, job, expected),
+        lambda one: f"{one.samples_per_s:,.0f} samples/s",
+    )
+    yield from with_ratios(rows, loaders)
+    yield from scheduler_rows(repetitions, quick)
 
 
 if __name__ == "__main__":

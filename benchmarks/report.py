@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 import signal
+import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import click
@@ -14,6 +20,12 @@ from minato_gpu.lab import report
 from minato_gpu.lab.commands.common import writable
 from minato_gpu.lab.console import open_console, show
 
+Row = Mapping[str, Any]
+
+NOT_INSTALLED = "benchmarks.not_installed"
+"""Where the command's context has the names of loaders whose package is missing."""
+
+_PERIOD_S = 5.0
 _PEERS = ("spdl", "torchdata", "scipy")
 
 
@@ -40,6 +52,23 @@ def summarise(name: str, values: Sequence[float], unit: str = "") -> dict[str, f
     }
 
 
+_UNIT = re.compile(r"(?<!_per)_(s|us|ms)$")
+
+
+def figures(runs: Sequence[Any]) -> dict[str, float]:
+    """``summarise`` of every number that the runs have: NamedTuples or dataclasses, with units at the ends of names."""
+    if not runs:
+        return {}
+    found: dict[str, float] = {}
+    for name in getattr(runs[0], "_fields", None) or [field.name for field in dataclasses.fields(runs[0])]:
+        values = [getattr(run, name) for run in runs]
+        if isinstance(values[0], (int, float)):
+            unit = _UNIT.search(name)
+            stem, end = (name, "") if unit is None else (name[: unit.start()], unit[0])
+            found |= summarise(stem, values, end)
+    return found
+
+
 def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One benchmark's document: ``benchmark`` and what ``minato_gpu.lab.report`` has, with the peers' versions."""
     content = report.document(settings, rows, benchmark=benchmark)
@@ -47,15 +76,30 @@ def document(benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping
     return content
 
 
-def publish(content: Mapping[str, Any], json_path: str | None, columns: Sequence[str]) -> None:
-    """Write the document to ``json_path`` where one is given; print tables unless the document takes their place."""
+def publish(content: Mapping[str, Any], json_path: str | None, names: Sequence[str] = ()) -> None:
+    """Write the document to ``json_path`` where one is given; print tables unless the document takes their place.
+
+    ``names``: of the figures in the tables, those of the page if not given. Exits with 1 where a measurement failed.
+    """
+    rows = content["rows"]
     if json_path is not None:
         report.write(content, json_path)
-    if json_path == "-":
-        return
-    cases = dict.fromkeys(row.get("case", content["benchmark"]) for row in content["rows"])
-    for case in cases:
-        print_table(str(case), [row for row in content["rows"] if row.get("case", case) == case], columns)
+    if json_path != "-":
+        shown = names or (*columns(content["benchmark"]), "error")
+        for case in dict.fromkeys(row.get("case", content["benchmark"]) for row in rows):
+            print_table(str(case), [row for row in rows if row.get("case", case) == case], shown)
+    if any("failed" in row or isinstance(row.get("error"), str) for row in rows):
+        raise SystemExit(1)
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("tables.toml").read_text(encoding="utf-8"))
+
+
+def columns(table: str) -> dict[str, tuple[str, str]]:
+    """The figures that a table of the page shows, each with its title and how it is formatted."""
+    return {key: (said, "") if isinstance(said, str) else (said[0], said[1]) for key, said in _tables()[table].items()}
 
 
 def print_table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
@@ -93,6 +137,36 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def benchmark(
+    name: str, usual: int, *, shown: Sequence[str] = (), **fixed: Any
+) -> Callable[[Callable[..., Iterable[Row]]], click.Command]:
+    """Makes a command of a function that yields rows: parses options, writes the document, prints the tables.
+
+    The function takes ``quick``, ``repetitions`` (``usual`` if not given; one if quick) and its own options, which are
+    the document's settings beside the ``fixed`` ones. The document grows with the rows, because hours may be lost.
+    ``shown``: figures of the tables, where they are not those of the page.
+    """
+
+    def decorated(function: Callable[..., Iterable[Row]]) -> click.Command:
+        @functools.wraps(function)
+        def run(json_path: str | None, quick: bool, repetitions: int | None, **options: Any) -> None:
+            repetitions = repetitions or (1 if quick else usual)
+            told = {key: value for key, value in options.items() if not isinstance(value, Path)}
+            settings = {**fixed, **told, "repetitions": repetitions, "quick": quick}
+            content, written = document(name, settings, ()), perf_counter()
+            for row in function(quick=quick, repetitions=repetitions, **options):
+                content["rows"].append(dict(row))
+                if json_path not in (None, "-") and perf_counter() - written > _PERIOD_S:
+                    report.write(content, str(json_path))
+                    written = perf_counter()
+            content["settings"]["not_installed"] = click.get_current_context().meta.get(NOT_INSTALLED, [])
+            publish(content, json_path, shown)
+
+        return click.command(help=sys.modules[function.__module__].__doc__)(command(run))
+
+    return decorated
+
+
 def _ended_in_order(function: Callable[..., None], *arguments: Any, **options: Any) -> None:
     """A request to end (SIGTERM, as ``timeout`` sends it) unwinds the stack, so that no measurement is left running."""
     end_in_order()
@@ -106,3 +180,17 @@ def end_in_order() -> None:
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
+
+
+loader_option = click.option(
+    "--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable."
+)
+case_option = click.option(
+    "--case", "names", multiple=True, help="Only cases whose name contains this word; repeatable."
+)
+workers_option = click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+folder_option = click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="On the disk to be measured; without it, that of temporary files.",
+)

@@ -6,10 +6,10 @@ one that may repeat an index, as far as the loader knows, a state says which hav
 a megabyte; one of unknown kind, whose remaining order is stored; an iterable data set with a small state, and with one
 of a megabyte. Batches of 64 numbers, two workers.
 
-``save_p50_us`` and ``save_p99_us``: microseconds of one call, of ``saves`` calls; ``save_cpu_p99_us``: while its thread
-was on a core, which two workers and a pump thread want as well. ``state_bytes``: the last state as
-JSON; ``own_bytes``: without the states of generators, sampler and data set. ``batch_us``: the mean time between two
-batches of an epoch in which nobody saves; ``saved_batch_us``: the same where each is followed by a save, without that.
+``save_p50_us`` and ``save_p99_us``: microseconds of one call; ``save_cpu_p99_us``: while its thread was on a core,
+which two workers and a pump thread want as well. ``state_bytes``: the last state as JSON; ``own_bytes``: without the
+states of generators, sampler and data set. ``batch_us``: the mean time between two batches of an epoch in which nobody
+saves; ``saved_batch_us``: the same where each is followed by a save, without that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
-import click
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -27,42 +26,23 @@ from benchmarks import report
 from minato_gpu import DataLoader
 
 WINDOWS = (256, 4096)
-_BATCH = 64
-_WORKERS = 2
-_COLUMNS = (
-    *("mode", "window", "save_p50_us", "save_p99_us", "save_cpu_p99_us", "state_bytes", "own_bytes"),
-    *("batch_us", "batch_spread_us", "saved_batch_us"),
-)
+_BATCH, _WORKERS = 64, 2
+_MEGABYTE = (1 << 20) // 8
+_PRIME = 7919
 
 
-class Numbers:
-    """Sample ``n`` is n."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, n: int) -> int:
-        return n
-
-
-class Stateful:
-    """A sampler with a state, to which ``weights`` numbers belong that it changes as it goes; ``step``: between indices
-    that follow each other, modulo the length."""
+class Counting:
+    """Counts to ``length``, with a state to which ``weights`` numbers belong that it changes as it goes; ``step``:
+    between indices that follow each other, modulo the length."""
 
     def __init__(self, length: int, weights: int = 0, step: int = 1) -> None:
-        self.length = length
-        self.step = step
-        self.at = 0
+        self.length, self.step, self.at = length, step, 0
         self.weights = [0.5] * weights
 
-    def __len__(self) -> int:
-        return self.length
-
     def __iter__(self) -> Iterator[int]:
-        while self.at < self.length:
+        info = get_worker_info()  # None but for a stream in a worker
+        end = self.length // (1 if info is None else info.num_workers)
+        while self.at < end:
             self.at += 1
             if self.weights:
                 self.weights[self.at % len(self.weights)] += 1.0
@@ -78,6 +58,17 @@ class Stateful:
         self.at, self.weights = state["at"], list(state["weights"])
 
 
+class Stateful(Counting):
+    """A sampler with a state."""
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Stream(Counting, IterableDataset[int]):
+    """A stream with a state, shared out among workers."""
+
+
 class Unknown:
     """A sampler without a state."""
 
@@ -91,79 +82,63 @@ class Unknown:
         return iter(range(self.length))
 
 
-class Stream(IterableDataset[int]):
-    """A stream with a state, to which ``weights`` numbers belong, shared out among workers."""
-
-    def __init__(self, length: int, weights: int = 0) -> None:
-        self.length = length
-        self.at = 0
-        self.weights = [0.5] * weights
-
-    def __iter__(self) -> Iterator[int]:
-        info = get_worker_info()
-        workers = 1 if info is None else info.num_workers
-        while self.at < self.length // workers:
-            self.at += 1
-            if self.weights:
-                self.weights[self.at % len(self.weights)] += 1.0
-            yield self.at - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far it has come."""
-        return {"at": self.at, "weights": self.weights}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.at, self.weights = state["at"], list(state["weights"])
-
-
-_MEGABYTE = (1 << 20) // 8
-_PRIME = 7919
 MODES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "in order": lambda n: {"dataset": Numbers(n), "shuffle": True},
-    "out of order": lambda n: {"dataset": Numbers(n), "shuffle": True, "in_order": False},
-    "sampler's state": lambda n: {"dataset": Numbers(n), "sampler": Stateful(n)},
-    "sampler's state, permuted": lambda n: {"dataset": Numbers(n), "sampler": Stateful(n, step=_PRIME)},
-    "sampler's state, 1 MB": lambda n: {"dataset": Numbers(n), "sampler": Stateful(n, _MEGABYTE)},
-    "stored order": lambda n: {"dataset": Numbers(n), "sampler": Unknown(n)},
+    "in order": lambda n: {"dataset": range(n), "shuffle": True},
+    "out of order": lambda n: {"dataset": range(n), "shuffle": True, "in_order": False},
+    "sampler's state": lambda n: {"dataset": range(n), "sampler": Stateful(n)},
+    "sampler's state, permuted": lambda n: {"dataset": range(n), "sampler": Stateful(n, step=_PRIME)},
+    "sampler's state, 1 MB": lambda n: {"dataset": range(n), "sampler": Stateful(n, _MEGABYTE)},
+    "stored order": lambda n: {"dataset": range(n), "sampler": Unknown(n)},
     "stream's state": lambda n: {"dataset": Stream(n)},
     "stream's state, 1 MB": lambda n: {"dataset": Stream(n, _MEGABYTE)},
 }
 
 
-def _loader(mode: str, window: int, batches: int) -> Any:
-    factor = window // _BATCH // _WORKERS
-    return DataLoader(
-        **MODES[mode](batches * _BATCH), batch_size=_BATCH, num_workers=_WORKERS, prefetch_factor=max(1, factor)
+class Run(NamedTuple):
+    """Of an epoch with saves and of one without."""
+
+    save_p50_us: float
+    save_p99_us: float
+    save_cpu_p99_us: float
+    batch_us: float
+    saved_batch_us: float
+    state_bytes: int
+    own_bytes: int
+
+
+def _begun(mode: str, window: int, batches: int) -> tuple[Any, Iterator[Any]]:
+    """A loader, and its epoch from the second batch on."""
+    loader: Any = DataLoader(
+        **MODES[mode](batches * _BATCH),
+        batch_size=_BATCH,
+        num_workers=_WORKERS,
+        prefetch_factor=max(1, window // _BATCH // _WORKERS),
     )
-
-
-def _unsaved_us(mode: str, window: int, batches: int) -> float:
-    """Microseconds for each batch of an epoch in which nobody saves, from the first batch on."""
-    iterator = iter(_loader(mode, window, batches))
+    iterator = iter(loader)
     next(iterator)
+    return loader, iterator
+
+
+def run(mode: str, window: int, batches: int) -> Run:
+    """Two epochs, each by a loader of its own."""
+    _, iterator = _begun(mode, window, batches)
     begin, count = perf_counter(), 0
     for _ in iterator:
         count += 1
-    return 1e6 * (perf_counter() - begin) / count
-
-
-def _saved(mode: str, window: int, batches: int) -> tuple[list[float], list[float], float, Any]:
-    """Microseconds of each save of an epoch, those on a core, those of each batch beside, and a state near the end."""
-    loader = _loader(mode, window, batches)
-    iterator = iter(loader)
-    next(iterator)
-    saves: list[float] = []
-    on_core: list[float] = []
-    begin, state = perf_counter(), None
+    batch_us = 1e6 * (perf_counter() - begin) / count
+    loader, iterator = _begun(mode, window, batches)
+    saves, on_core, state = list[float](), list[float](), {}
+    begin = perf_counter()
     for _ in range(batches - 2):
         spent, before = thread_time(), perf_counter()
         state = loader.state_dict()
         saves.append(1e6 * (perf_counter() - before))
         on_core.append(1e6 * (thread_time() - spent))
         next(iterator)
-    whole = 1e6 * (perf_counter() - begin)
-    return saves, on_core, (whole - sum(saves)) / len(saves), state
+    saved_batch_us = (1e6 * (perf_counter() - begin) - sum(saves)) / len(saves)
+    p50, p99 = (float(each) for each in np.percentile(saves, [50, 99]))
+    cpu_p99 = float(np.percentile(on_core, 99))
+    return Run(p50, p99, cpu_p99, batch_us, saved_batch_us, len(json.dumps(state)), own_bytes(state))
 
 
 def own_bytes(state: dict[str, Any]) -> int:
@@ -175,45 +150,14 @@ def own_bytes(state: dict[str, Any]) -> int:
     return len(json.dumps({**state, "generators": {}, "global": {}, "source": source}))
 
 
-def row(mode: str, window: int, batches: int, repetitions: int) -> dict[str, Any]:
-    """One row; see the head of this module."""
-    saves: list[float] = []
-    on_core: list[float] = []
-    unsaved, beside = [], []
-    state: Any = None
-    for _ in range(repetitions):
-        unsaved.append(_unsaved_us(mode, window, batches))
-        taken, spent, other, state = _saved(mode, window, batches)
-        saves += taken
-        on_core += spent
-        beside.append(other)
-    p50, p99 = np.percentile(saves, [50, 99])
-    return {
-        "mode": mode,
-        "window": window,
-        "save_p50_us": float(p50),
-        "save_p99_us": float(p99),
-        "save_cpu_p99_us": float(np.percentile(on_core, 99)),
-        "state_bytes": len(json.dumps(state)),
-        "own_bytes": own_bytes(state),
-        **report.summarise("batch", unsaved, "_us"),
-        "saved_batch_us": report.median(beside),
-        "saves": len(saves),
-        "repetitions": repetitions,
-    }
-
-
-@click.command(help=__doc__)
-@report.command
-def main(json_path: str | None, quick: bool, repetitions: int | None) -> None:
-    batches, repetitions = (24 if quick else 400), repetitions or (1 if quick else 3)
-    rows = []
+@report.benchmark("saves", 3, batch_size=_BATCH, workers=_WORKERS)
+def main(quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
+    batches = 24 if quick else 400
     for mode in MODES:
         for window in WINDOWS:
             report.progress(f"{mode}, window {window}")
-            rows.append(row(mode, window, batches, repetitions))
-    settings = {"batch_size": _BATCH, "workers": _WORKERS, "batches": batches, "quick": quick}
-    report.publish(report.document("saves", settings, rows), json_path, _COLUMNS)
+            runs = [run(mode, window, batches) for _ in range(repetitions)]
+            yield {"mode": mode, "window": window, **report.figures(runs), "repetitions": repetitions}
 
 
 if __name__ == "__main__":

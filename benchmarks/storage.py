@@ -19,9 +19,8 @@ import http.client
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,13 +30,13 @@ from numpy.typing import NDArray
 
 from benchmarks import report
 from benchmarks.isolate import isolated
-from benchmarks.peers import Job, Loader, choose, installed
+from benchmarks.peers import Job, Reader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlPool
 from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.throttle import Throttle, content, server
-from benchmarks.turns import in_turns
+from benchmarks.turns import cases_called, measured_rows, present
 from minato_gpu import Source, read_bytes
 
 NBYTES = 20_000
@@ -98,24 +97,12 @@ class Declared(Objects):
         return read_bytes(self.source(key))
 
 
-@dataclass(frozen=True)
-class Reader:
-    """A loader, and how its data set reads."""
-
-    loader: Loader
-    dataset: type[Objects] = Objects
-
-    @property
-    def name(self) -> str:
-        return self.loader.name
-
-
 READERS = (
-    Reader(PyTorch("pytorch")),
+    Reader(PyTorch("pytorch"), Objects),
     Reader(PyTorch("pytorch, 16 threads a worker", prefetch_factor=4), InThreads),
-    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS)),
-    Reader(SpdlPool("spdl processes", processes=True, concurrency=4)),
-    Reader(TorchdataNodes("torchdata threads", processes=False)),
+    Reader(SpdlPool("spdl threads", processes=False, concurrency=THREADS), Objects),
+    Reader(SpdlPool("spdl processes", processes=True, concurrency=4), Objects),
+    Reader(TorchdataNodes("torchdata threads", processes=False), Objects),
     Reader(Minato("minato_gpu in order"), Declared),
     Reader(Minato("minato_gpu bounded", in_order=False), Declared),
 )
@@ -143,7 +130,6 @@ class Run(NamedTuple):
     samples_per_s: float
     of_bound: float
     hedged_share: float
-    cpu_s: float
 
 
 def run(case: Case, reader: Reader, workers: int, seconds: float) -> Run:
@@ -151,13 +137,13 @@ def run(case: Case, reader: Reader, workers: int, seconds: float) -> Run:
     prepare_s = case.prepare_ms / 1e3
     with server(Throttle(case.latency_ms, 0.01), NBYTES) as address:
         job = Job(reader.dataset(address, prepare_s), BATCH, workers, sample_bytes=16)
-        loader = reader.loader.make(job)
+        loader: Any = reader.loader.make(job)
         rate = _rate(loader, case, address, seconds)
         stats = loader.stats() if hasattr(loader, "stats") else {}
         reads = stats.get("reads", {}) if isinstance(stats, dict) else {}
         share = reads["hedges"] / max(1, reads["reads"]) if reads else 0.0
         reader.loader.close(loader)
-    return Run(rate, rate * slept_s(prepare_s) / workers, share, time.process_time())
+    return Run(rate, rate * slept_s(prepare_s) / workers, share)
 
 
 def _rate(loader: Any, case: Case, address: str, seconds: float) -> float:
@@ -194,81 +180,23 @@ def slept_s(seconds: float) -> float:
     return (time.perf_counter() - begin) / 20
 
 
-def case_rows(
-    case: Case, readers: Sequence[Reader], workers: int, repetitions: int, seconds: float
-) -> list[dict[str, Any]]:
-    """A row for each loader."""
-
-    def measure(reader: Reader) -> Run:
-        return isolated(run, case, reader, workers, seconds, timeout_s=120 + 10 * seconds)
-
-    runs, errors = in_turns(case.name, readers, repetitions, measure, lambda one: f"{one.of_bound:.3f} of the bound")
-    rows = []
-    for reader in readers:
-        row: dict[str, Any] = {
-            "case": case.name,
-            "latency_ms": case.latency_ms,
-            "prepare_ms": case.prepare_ms,
-            "loader": reader.name,
-            "order": reader.loader.order,
-        }
-        if found := runs[reader.name]:
-            row |= report.summarise("of_bound", [each.of_bound for each in found])
-            row |= report.summarise("samples_per_s", [each.samples_per_s for each in found])
-            row["hedged_share"] = report.median([each.hedged_share for each in found])
-        if reader.name in errors:
-            row["error"] = errors[reader.name]
-        rows.append(row)
-    return rows
-
-
-@click.command(help=__doc__)
-@report.command
-@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
-@click.option("--case", "names", multiple=True, help="Only cases whose name contains this word; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), default=2, show_default=True)
+@report.benchmark("storage", 3, batch_size=BATCH, object_bytes=NBYTES, preparation="emulated: slept")
+@report.loader_option
+@report.case_option
+@report.workers_option
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=6.0, show_default=True, help="For each run.")
 def main(
-    json_path: str | None,
-    quick: bool,
-    repetitions: int | None,
-    wanted: tuple[str, ...],
-    names: tuple[str, ...],
-    workers: int,
-    seconds: float,
-) -> None:
-    cases = [case for case in CASES if not names or any(name in case.name for name in names)]
-    if not cases:
-        raise click.UsageError(f"no such case; there are: {'; '.join(case.name for case in CASES)}")
-    try:
-        chosen = choose([reader.loader for reader in READERS], wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    readers = [reader for reader in READERS if reader.loader in chosen]
-    present = [reader for reader in readers if installed(reader.loader)]
+    quick: bool, repetitions: int, wanted: Sequence[str], names: Sequence[str], workers: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    cases, readers = cases_called(CASES, names), present(READERS, wanted)
     if quick:
-        cases, seconds = [replace_latency(case) for case in cases[:1]], 0.5
-    repetitions = repetitions or (1 if quick else 3)
-    rows = [row for case in cases for row in case_rows(case, present, workers, repetitions, seconds)]
-    settings = {
-        "workers": workers,
-        "seconds": seconds,
-        "batch_size": BATCH,
-        "object_bytes": NBYTES,
-        "preparation": "emulated: slept",
-        "repetitions": repetitions,
-        "quick": quick,
-        "not_installed": sorted(each.name for each in readers if each not in present),
-    }
-    columns = ("loader", "of_bound", "of_bound_spread", "samples_per_s", "hedged_share", "error")
-    report.publish(report.document("storage", settings, rows), json_path, columns)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+        cases, seconds = [cases[0]._replace(latency_ms=5)], 0.5
+    for case in cases:
 
+        def measure(reader: Reader, case: Case = case) -> Run:
+            return isolated(run, case, reader, workers, seconds, timeout_s=120 + 10 * seconds)
 
-def replace_latency(case: Case) -> Case:
-    """The same, as short as a toy run is."""
-    return case._replace(latency_ms=5)
+        yield from measured_rows(case.name, readers, repetitions, measure, lambda one: f"{one.of_bound:.3f}")[0]
 
 
 if __name__ == "__main__":

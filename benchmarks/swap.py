@@ -1,4 +1,4 @@
-"""What changing the import brings where few samples are slow, on README's first screen: ``python -m benchmarks.swap``.
+"""What changing the import brings where few samples are slow, on README's first screen.
 
 1,600 samples in batches of 16, in the sampler's shuffled order. A sample takes 5 ms, every 50th of the data set 500 ms:
 they sleep, so that eight workers need no eight cores. The training step is emulated by a sleep of 40 ms: no loader can
@@ -10,12 +10,9 @@ known of any sample, stands beside it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import click
 import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -23,30 +20,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import minato_gpu
 from benchmarks import report
 from benchmarks.isolate import isolated
-from benchmarks.turns import in_turns
+from benchmarks.turns import measured_rows
+from benchmarks.work import Slept
 
 WORKERS, BATCH, STEP_S = 8, 16, 0.04
 SAMPLES, USUAL_S, SLOW_S, EVERY = 1600, 5e-3, 0.5, 50
 
-_COLUMNS = ("loader", "epoch_s", "epoch_spread_s", "wait_p99_ms", "first_epoch_s", "first_wait_p99_ms", "error")
 
-
-class FewAreSlow:
-    """A data set: an item is its number, after 5 ms, or of every 50th 500 ms."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(SLOW_S if index % EVERY == 0 else USUAL_S)
-        return index
-
-
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A loader class with its ``in_order``."""
 
     name: str
@@ -61,22 +42,21 @@ CONTENDERS = tuple(
 )
 
 
-class Epoch(NamedTuple):
-    """Seconds of an epoch, and what each ``next`` took."""
+class Run(NamedTuple):
+    """Seconds of the second epoch and the 99th percentile of the waits for its batches; the same of the first."""
 
-    seconds: float
-    waits_s: list[float]
-
-    @property
-    def p99_s(self) -> float:
-        """The longest wait but for one in a hundred."""
-        return float(np.percentile(self.waits_s, 99))
+    epoch_s: float
+    wait_p99_ms: float
+    first_epoch_s: float
+    first_wait_p99_ms: float
 
 
-def epochs(contender: Contender, samples: int) -> list[Epoch]:
+def run(contender: Contender, samples: int) -> Run:
     """Two epochs. Raises RuntimeError where a sample did not come exactly once."""
+    seconds = np.full(samples, USUAL_S)
+    seconds[::EVERY] = SLOW_S
     loader = contender.kind(
-        FewAreSlow(samples),
+        Slept(seconds, words=1),
         batch_size=BATCH,
         shuffle=True,
         num_workers=WORKERS,
@@ -84,10 +64,11 @@ def epochs(contender: Contender, samples: int) -> list[Epoch]:
         in_order=contender.in_order,
         generator=torch.Generator().manual_seed(0),
     )
-    return [_epoch(loader, samples) for _ in range(2)]
+    first, second = _epoch(loader, samples), _epoch(loader, samples)
+    return Run(*second, *first)
 
 
-def _epoch(loader: Any, samples: int) -> Epoch:
+def _epoch(loader: Any, samples: int) -> tuple[float, float]:
     begin, waits, came, batches = time.perf_counter(), list[float](), list[int](), iter(loader)
     while True:
         asked = time.perf_counter()
@@ -96,39 +77,22 @@ def _epoch(loader: Any, samples: int) -> Epoch:
         if batch is None:
             break
         time.sleep(STEP_S)
-        came += batch.tolist()
+        came += batch[:, 0].tolist()
     if sorted(came) != list(range(samples)):
         raise RuntimeError("not every sample came exactly once")
-    return Epoch(time.perf_counter() - begin, waits[:-1])
+    return time.perf_counter() - begin, 1e3 * float(np.percentile(waits[:-1], 99))
 
 
-def _row(contender: Contender, runs: Sequence[list[Epoch]], error: str | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"loader": contender.name, "repetitions": len(runs)}
-    if runs:
-        first, second = zip(*runs, strict=True)
-        row |= report.summarise("epoch", [each.seconds for each in second], "_s")
-        row["wait_p99_ms"] = 1e3 * report.median([each.p99_s for each in second])
-        row["first_epoch_s"] = report.median([each.seconds for each in first])
-        row["first_wait_p99_ms"] = 1e3 * report.median([each.p99_s for each in first])
-    return row if error is None else {**row, "error": error}
-
-
-@click.command(help=__doc__)
-@report.command
-def main(json_path: str | None, quick: bool, repetitions: int | None) -> None:
+@report.benchmark("swap", 5, workers=WORKERS, batch=BATCH, samples=SAMPLES, step_s=STEP_S, work="samples that sleep")
+def main(quick: bool, repetitions: int) -> Iterable[dict[str, Any]]:
     samples = 4 * BATCH if quick else SAMPLES
-    repetitions = repetitions or (1 if quick else 5)
-    measure = partial(_measured, samples)
-    runs, errors = in_turns("swap", CONTENDERS, repetitions, measure, lambda found: f"{found[1].seconds:.2f} s")
-    rows = [_row(each, runs[each.name], errors.get(each.name)) for each in CONTENDERS]
-    settings = {"workers": WORKERS, "batch": BATCH, "samples": samples, "step_s": STEP_S, "work": "samples that sleep"}
-    report.publish(report.document("swap", {**settings, "repetitions": repetitions}, rows), json_path, _COLUMNS)
-    if errors:
-        raise SystemExit(1)
-
-
-def _measured(samples: int, contender: Contender) -> list[Epoch]:
-    return isolated(epochs, contender, samples)
+    return measured_rows(
+        "swap",
+        CONTENDERS,
+        repetitions,
+        lambda contender: isolated(run, contender, samples),
+        lambda found: f"{found.epoch_s:.2f} s",
+    )[0]
 
 
 if __name__ == "__main__":

@@ -1,36 +1,109 @@
-"""One run of one loader on one case of the tail benchmark, and the bound that it is measured against."""
+"""The cases of the tail benchmark, and one run of one loader on one of them beside the bound."""
 
 from __future__ import annotations
 
 import math
 import multiprocessing
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bound import bound_s, first_batch_s
-from benchmarks.cases import Case
-from benchmarks.content import Consumer, Int64
-from benchmarks.datasets import Costly, WorkLog
+from benchmarks import work
 from benchmarks.isolate import tree_cpu_s, tree_peak_rss_bytes
 from benchmarks.peers import Job, Loader
+from benchmarks.work import Consumer, Costly, Int64, WorkLog, first_batch_s, step
 from minato_gpu.threads import usable_cores
 
 _SHARED_S = 2.0  # for so long at least bare processes share the work, so that their start does not count
 
+Costs = NDArray[np.float64]
+
+# Preprocessing time of a sample of KiTS19 (MinatoLoader, table of section 2): least, median, 75th and 90th
+# percentile, most, in milliseconds.
+_KITS19_QUANTILES = (0.0, 0.5, 0.75, 0.9, 1.0)
+_KITS19_MS = (10.0, 470.0, 630.0, 750.0, 2230.0)
+_KITS19_SCALE = 1 / 160
+
+
+@dataclass(frozen=True)
+class Case:
+    """``costs(samples, workers, rng)`` is each sample's cost in milliseconds of one core.
+
+    ``load`` is the consumer's demand: the work takes ``load`` times as long on all cores as the emulated steps do.
+    ``words`` 64-bit integers make one sample. ``epochs`` are timed, after one that is not. ``trivial``: most samples
+    cost so little that the peers are best off working batch by batch.
+    """
+
+    name: str
+    costs: Callable[[int, int, np.random.Generator], Costs]
+    samples: int
+    batch_size: int
+    load: float
+    words: int = 18_816  # 147 KiB: 224 x 224 pixels of three bytes
+    epochs: int = 1
+    trivial: bool = False
+    quick_samples: int = 48
+    quick_epochs: int = 1
+
+    def operations(self, samples: int, workers: int, per_ms: float) -> NDArray[np.int64]:
+        """Units of work of each sample; the same on every call. At least one each."""
+        costs = self.costs(samples, workers, np.random.default_rng(11))
+        return np.maximum(1, np.rint(costs * per_ms)).astype(np.int64)
+
+
+def scattered(samples: int, workers: int, rng: np.random.Generator) -> Costs:
+    """5 % of the samples, anywhere, take 120 ms; the others 3 ms."""
+    costs = np.full(samples, 3.0)
+    costs[rng.choice(samples, max(1, round(0.05 * samples)), replace=False)] = 120.0
+    return costs
+
+
+def bursts(samples: int, workers: int, rng: np.random.Generator) -> Costs:
+    """As many slow samples as ``scattered``, but in bursts of twice the worker count, evenly over the epoch."""
+    costs = np.full(samples, 3.0)
+    length = 2 * workers
+    count = max(1, round(0.05 * samples / length))
+    for start in np.linspace(0, samples - length, count + 2).astype(int)[1:-1]:
+        costs[start : start + length] = 120.0
+    return costs
+
+
+def kits19(samples: int, workers: int, rng: np.random.Generator) -> Costs:
+    """KiTS19's preprocessing times, a hundred and sixtieth of them: linear between the published percentiles."""
+    return np.interp(rng.random(samples), _KITS19_QUANTILES, _KITS19_MS) * _KITS19_SCALE
+
+
+def rare(samples: int, workers: int, rng: np.random.Generator) -> Costs:
+    """0.1 % of otherwise trivial samples (0.02 ms) take a thousand times as long, which nothing foretells."""
+    costs = np.full(samples, 0.02)
+    costs[rng.choice(samples, max(1, round(0.001 * samples)), replace=False)] = 20.0
+    return costs
+
+
+CASES = (
+    Case("scattered, 105 %", scattered, 1500, 16, load=1.05),
+    Case("scattered, 81 %", scattered, 1500, 16, load=0.81),
+    Case("bursts, 105 %", bursts, 1500, 16, load=1.05),
+    Case("bursts, 81 %", bursts, 1500, 16, load=0.81),
+    Case("short epochs, 105 %", kits19, 168, 3, load=1.05, epochs=40, quick_samples=12, quick_epochs=3),
+    Case("short epochs, 81 %", kits19, 168, 3, load=0.81, epochs=40, quick_samples=12, quick_epochs=3),
+    Case("rare, 81 %", rare, 24_000, 64, load=0.81, words=1536, trivial=True, quick_samples=1024),
+)
+
 
 @dataclass(frozen=True)
 class Run:
-    """What one run measured; times in seconds.
+    """What one run measured; times in seconds. ``efficiency``: the bound over the elapsed time.
 
     ``prepared_ahead_s``: work for the timed epochs done before the clock started; ``left_ahead_s``: work for later ones
     done by its end; ``cpu_s``: of all processes, in between.
     """
 
+    efficiency: float
     first_batch_s: float
     elapsed_s: float
     bound_s: float
@@ -39,10 +112,6 @@ class Run:
     cpu_s: float
     peak_bytes_in_flight: int
     peak_rss_bytes: int
-
-    @property
-    def efficiency(self) -> float:
-        return self.bound_s / self.elapsed_s
 
 
 @dataclass(frozen=True)
@@ -102,7 +171,7 @@ class Plan:
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0) -> float:
         """The least time for the timed epochs (see ``benchmarks.bound``)."""
         work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
-        return bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
+        return work.bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
 
     def overhead(self, cpu_s: float, ahead_s: float, left_s: float) -> float:
         """CPU seconds of a run over those of its work alone."""
@@ -128,10 +197,12 @@ def run(plan: Plan, loader: Loader) -> Run:
             step(consumer, batch, plan.step_s - plan.overshoot_s)
     elapsed_s, end, cpu_s = time.perf_counter() - clock, time.monotonic(), tree_cpu_s() - cpu_s
     ahead_s, left_s = log.done_before(moment, 1), log.done_before(end, 1 + plan.epochs)
+    bound_s = plan.bound_s(ahead_s, left_s)
     outcome = Run(
+        efficiency=bound_s / elapsed_s,
         first_batch_s=first_batch_s,
         elapsed_s=elapsed_s,
-        bound_s=plan.bound_s(ahead_s, left_s),
+        bound_s=bound_s,
         prepared_ahead_s=ahead_s,
         left_ahead_s=left_s,
         cpu_s=cpu_s,
@@ -165,15 +236,6 @@ def _warm_up(made: Iterable[Any], plan: Plan) -> float:
         consumer.read(batch)
     consumer.check(plan.expected)
     return first
-
-
-def step(consumer: Consumer, batch: Any, seconds: float) -> None:
-    """The emulated training step: read every byte, then sleep until the step is over."""
-    until = time.perf_counter() + seconds
-    consumer.read(batch)
-    rest = until - time.perf_counter()
-    if rest > 0:
-        time.sleep(rest)
 
 
 def _alone(dataset: Costly) -> tuple[Int64, float]:

@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ import click
 
 from benchmarks import report
 
-_COLUMNS = ("planted", "expected", "verdict", "right", "gain", "seconds", "sentence")
 HEAD = '''
 import os, sys, time, multiprocessing
 import numpy as np
@@ -200,45 +200,37 @@ def found_by_analysis(planted: Planted, data: Path, folder: Path, seconds: float
     return document
 
 
-def run(names: tuple[str, ...], seconds: float, count: int, nbytes: int = 20_000) -> list[dict[str, Any]]:
-    """A row for each of the named cases."""
-    rows = []
+def row(name: str, data: Path, folder: Path, seconds: float) -> dict[str, Any]:
+    """What the analysis says of one of the cases."""
+    begin = perf_counter()
+    document = found_by_analysis(PLANTED[name], data, folder, seconds)
+    verdict = document["verdict"]
+    report.progress(f"{name}: {verdict['case']}: {verdict['sentence']}")
+    return {
+        "planted": name,
+        "expected": PLANTED[name].case,
+        "verdict": verdict["case"],
+        "right": verdict["case"] == PLANTED[name].case,
+        "gain": verdict["gain"],
+        "seconds": perf_counter() - begin,
+        "sentence": verdict["sentence"],
+        "profile": document["profiles"][0],
+    }
+
+
+@report.benchmark("verdicts", 1, shown=("planted", "expected", "verdict", "right", "gain", "seconds", "sentence"))
+@click.option("--case", "names", multiple=True, type=click.Choice(list(PLANTED)), help="Only these.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=20.0, help="Of each analysis.")
+def main(quick: bool, repetitions: int, names: tuple[str, ...], seconds: float) -> Iterator[dict[str, Any]]:
+    seconds, names, count = (1.0, names[:1], 300) if quick else (seconds, names, 3000)
     runs = Path("runs")  # on a disk, which the folder of temporary files may not be
     runs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="verdicts_", dir=runs.resolve()) as place:
-        data = files(Path(place) / "data", count, nbytes)
-        for name in names:
-            begin = perf_counter()
-            document = found_by_analysis(PLANTED[name], data, Path(place), seconds)
-            verdict = document["verdict"]
-            report.progress(f"{name}: {verdict['case']}: {verdict['sentence']}")
-            rows.append(
-                {
-                    "planted": name,
-                    "expected": PLANTED[name].case,
-                    "verdict": verdict["case"],
-                    "right": verdict["case"] == PLANTED[name].case,
-                    "gain": verdict["gain"],
-                    "seconds": perf_counter() - begin,
-                    "sentence": verdict["sentence"],
-                    "profile": document["profiles"][0],
-                }
-            )
-    return rows
-
-
-@click.command()
-@report.command
-@click.option("--case", "names", multiple=True, type=click.Choice(list(PLANTED)), help="Only these.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=20.0, help="Of each analysis.")
-def main(names: tuple[str, ...], seconds: float, json_path: str | None, quick: bool, repetitions: int | None) -> None:
-    """Compare verdicts with what was planted; exits with 1 where one is wrong."""
-    seconds, chosen, count = (1.0, names[:1], 300) if quick else (seconds, names, 3000)
-    rows = [row for _ in range(repetitions or 1) for row in run(chosen or tuple(PLANTED), seconds, count)]
-    settings = {"seconds": seconds, "repetitions": repetitions or 1}
-    report.publish(report.document("verdicts", settings, rows), json_path, _COLUMNS)
-    if not quick and not all(row["right"] for row in rows):
-        raise click.ClickException("not every verdict is right")
+        data = files(Path(place) / "data", count, 20_000)
+        for name in repetitions * (names or tuple(PLANTED)):
+            found = row(name, data, Path(place), seconds)
+            wrong = {} if quick or found["right"] else {"error": "the verdict is wrong"}
+            yield found | wrong
 
 
 if __name__ == "__main__":

@@ -18,15 +18,14 @@ disturbs little. With ``--computed`` it is done, as long as there are as many co
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from time import perf_counter, thread_time
-from typing import Any
+from time import thread_time
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -36,19 +35,119 @@ from benchmarks.compare.workloads import INDEX
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, server
 from benchmarks.turns import in_turns
-from benchmarks.whatif_profile import Beyond, measured_storage, profile_of, profile_ways
-from benchmarks.whatif_run import Data, Measured, Stored, Way, measure, written
-from benchmarks.whatif_settings import QUESTIONS, Around, Point, asked, points
+from benchmarks.whatif_run import (
+    LATENCY_MS,
+    WARM,
+    Beyond,
+    Data,
+    Measured,
+    Stored,
+    Way,
+    measure,
+    measured_storage,
+    profile_of,
+    profile_ways,
+    written,
+)
 from minato_gpu.lab import report as plain_report
 from minato_gpu.lab.analysis.predict import Prediction, Predictor
-from minato_gpu.lab.analysis.profile import Profile
+from minato_gpu.lab.analysis.profile import Profile, Setting
 from minato_gpu.samples import sample_seed
 from minato_gpu.sampling.lookahead import DistributedOrders
 
 COUNTS = {"image_classification": 384, "object_detection": 256, "segmentation_3d": 160, "speech_recognition": 256}
 WORKERS = 2
-_COLUMNS = ("question", "setting", "predicted_s", "measured_s", "spread_s", "error", "within", "failed")
+_SHOWN = (
+    *("question", "setting", "predicted_s", "measured_s", "spread_s", "error", "within", "failed"),
+    *("points", "median_error", "p90_error", "within_share"),
+)
 _ALLOWED = 0.04
+
+
+# --- the settings: each as it is run, and as it is predicted --------------------------------------------------------
+
+
+QUESTIONS = ("cache", "workers", "step", "latency")
+POLICIES = ("minio", "next-use", "lru")
+_FILLING = 5  # of two shards: the epochs that are predicted, whose orders are known, are those after them
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting: as it is run, and as it is asked for."""
+
+    question: str
+    name: str
+    way: Way
+    setting: Setting
+
+
+class Around(NamedTuple):
+    """What settings are chosen around: a batch, seconds and bytes of a mean sample."""
+
+    batch: int
+    prepare_s: float
+    nbytes: float
+    base: Way
+    quick: bool
+
+
+def points(question: str, around: Around) -> Iterator[Point]:
+    """The settings of a question."""
+    base, quick = around.base, around.quick
+    if question == "cache":
+        yield from _caches(around)
+    elif question == "workers":
+        for workers in (1, 2) if quick or not base.slept else (1, 2, 4, 8, 16):
+            way = replace(base, workers=workers, cache=WARM, epochs=max(base.epochs, workers // 2))
+            yield Point(question, f"{workers} workers", way, Setting(workers=workers, cache=WARM))
+    elif question == "step":
+        balance = around.batch * around.prepare_s / base.workers
+        for part in (1.0,) if quick else (0.25, 0.5, 0.8, 1.0, 1.25, 2.0):
+            way = replace(base, cache=WARM, step_s=part * balance)
+            yield Point(question, f"{part:g} of balance", way, Setting(cache=WARM, step_s=part * balance))
+    else:
+        rate = _rate(around, 1.5)  # at once, the server would take the cores that it has in common with the loader
+        for latency in (20.0,) if quick else (0.0, 5.0, 20.0, 50.0, 100.0):
+            way = replace(base, shards=2, rate=rate, latency_ms=latency, filling=_FILLING, epochs=4)
+            yield Point(question, f"{latency:g} ms", way, Setting(latency_s=latency / 1e3, bytes_per_s=rate))
+
+
+def _caches(around: Around) -> Iterator[Point]:
+    """Storage that gives three fifths of what workers could prepare."""
+    rate = _rate(around, 0.6)
+    shared = replace(around.base, shards=2, rate=rate, latency_ms=LATENCY_MS, filling=_FILLING, epochs=4)
+    yield Point("cache", "no cache", shared, Setting(bytes_per_s=rate))
+    for policy in POLICIES:
+        for share in (0.5,) if around.quick else (0.25, 0.5, 0.75, 1.0):
+            way = replace(shared, cache=share, policy=policy)
+            yield Point("cache", f"{policy} {share:g}", way, Setting(cache=share, policy=policy, bytes_per_s=rate))
+
+
+def _rate(around: Around, times: float) -> float:
+    """Bytes a second: so many times what workers could prepare."""
+    return times * around.base.workers / around.prepare_s * around.nbytes
+
+
+def asked(profile: Profile, beyond: Beyond, point: Point) -> tuple[Profile, Setting]:
+    """The profile as this setting reads the data, and the setting with what a request and a sleep take beyond their
+    nominal time."""
+    way, setting = point.way, point.setting
+    storage = profile.storage
+    assert storage is not None
+    own = profile
+    if way.shards > 1:
+        samples = -(-profile.samples // way.shards)
+        own = replace(own, samples=samples, shards=way.shards, overlap=False, between_s=beyond.between_s)
+    nominal = LATENCY_MS / 1e3
+    if setting.latency_s is not None:
+        setting = replace(setting, latency_s=max(0.0, storage.latency_s - nominal) + setting.latency_s)
+    if setting.step_s:
+        setting = replace(setting, step_s=setting.step_s + beyond.sleep_s)
+    return own, setting
+
+
+# --- the runs -------------------------------------------------------------------------------------------------------
 
 
 def costs_alone(data: Data) -> tuple[float, ...]:
@@ -170,8 +269,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         }
 
 
-@click.command(help=__doc__)
-@report.command
+@report.benchmark("whatif", 3, shown=_SHOWN)
 @click.option("--workload", "names", multiple=True, type=click.Choice(list(COUNTS)), help="Only this; repeatable.")
 @click.option("--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this; repeatable.")
 @click.option("--seconds", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Of an epoch, about.")
@@ -179,39 +277,26 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @click.option("--profiles", "kept", type=click.Path(path_type=Path), help="Leave what was measured before there.")
 @click.option("--data", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the files there.")
 def main(
-    json_path: str | None,
     quick: bool,
-    repetitions: int | None,
+    repetitions: int,
     names: tuple[str, ...],
     questions: tuple[str, ...],
     seconds: float,
     computed: bool,
     kept: Path | None,
     folder: Path | None,
-) -> None:
-    repetitions = repetitions or (1 if quick else 3)
-    begin = perf_counter()
+) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
+    seconds = 0.1 if quick else seconds
     with ExitStack() as stack:
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for name in names or (tuple(COUNTS)[:1] if quick else tuple(COUNTS)):
-            data = isolated(written, name, where, 24 if quick else COUNTS[name], report.progress, timeout_s=600.0)
+        for name in names or tuple(COUNTS)[: 1 if quick else None]:
+            data = isolated(written, name, where, 24 if quick else COUNTS[name], timeout_s=600.0)
             wanted = questions or QUESTIONS
-            rows += workload_rows(
-                data, wanted, repetitions, 0.1 if quick else seconds, kept=kept, computed=computed, quick=quick
-            )
-    rows += summary(rows)
-    settings = {
-        "preparation": "computed" if computed else "emulated: slept",
-        "repetitions": repetitions,
-        "cores_busy_before": os.getloadavg()[0],
-        "elapsed_s": perf_counter() - begin,
-        "quick": quick,
-    }
-    columns = (*_COLUMNS, "points", "median_error", "p90_error", "within_share")
-    report.publish(report.document("whatif", settings, rows), json_path, columns)
-    if any("failed" in row for row in rows):
-        raise SystemExit(1)
+            for row in workload_rows(data, wanted, repetitions, seconds, kept=kept, computed=computed, quick=quick):
+                rows.append(row)
+                yield row
+    yield from summary(rows)
 
 
 if __name__ == "__main__":

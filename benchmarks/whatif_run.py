@@ -1,38 +1,56 @@
-"""One loader in one setting, as ``benchmarks.whatif`` measures it: real files of a workload behind a throttled server.
+"""One loader in one setting, and the profile that settings are predicted from, for ``benchmarks.whatif``.
 
-A run tells seconds and requests of each epoch, what each sample cost its worker, what steps and the loader took on the
-consumer's thread. Every sample must be delivered once.
+Real files of a workload lie behind a throttled server. A run tells seconds and requests of each epoch, what each sample
+cost its worker, what steps and the loader took on the consumer's thread. Every sample must be delivered once.
+
+The profile is measured by a few runs. Warm: all bytes kept in memory. Costs of samples and the rate with two workers,
+and with another count of them; steps that take twice as long as preparing, so that what ``next`` takes is the loader's
+own. Cold: nothing is prepared, so that an epoch takes what reading does. Apart: nothing is prepared and nothing read,
+and no epoch begins before the last one has ended, so that its first batch takes what beginning does. These runs take
+turns with the settings that are to be predicted, and those are predicted from nothing else: what happens to the machine
+meanwhile happens to all of them.
 """
 
 from __future__ import annotations
 
+import http.client
 import mmap
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep, thread_time
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler, RandomSampler
 
+from benchmarks import report
 from benchmarks.compare.workloads import INDEX, SETTINGS, with_index
 from benchmarks.data.__main__ import WORKLOADS
 from minato_gpu import DataLoader, Pipeline, Source, read_bytes
+from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources import process
 from minato_gpu.sources.blocks import space_of
+from minato_gpu.threads import usable_cores
 
 Floats = NDArray[np.float64]
 _PATHS = ("path", "label_path")
 PREFETCH = 2
+_BATCHES = 16  # of an epoch, at least
+_LARGEST = 16
+LATENCY_MS = 2.0
+_LONG_MS = 30.0
+_REQUESTS = 48
+_ENDLESS = 1e10  # bytes a second
 WARM = 1.3  # share: all of the set, whatever blocks take
 
 
@@ -219,11 +237,11 @@ def _epochs(loader: Any, dataset: Any, sampler: Any, way: Way) -> Measured:
     return Measured(seconds[way.filling :], reads / way.epochs, waits[0][0], *costs, steps, later, firsts)
 
 
-def written(name: str, folder: Path, count: int, say: Callable[[str], None]) -> Data:
+def written(name: str, folder: Path, count: int) -> Data:
     """The workload's files in the folder, made where they are not there."""
     where = folder / f"{name}-{count}"
     if not where.is_dir():
-        say(f"{name}: writing {count} samples")
+        report.progress(f"{name}: writing {count} samples")
         made = where.with_name(f".{where.name}-{os.getpid()}")
         made.mkdir(parents=True)
         for _ in WORKLOADS[name].write(made, count, 0):
@@ -233,5 +251,113 @@ def written(name: str, folder: Path, count: int, say: Callable[[str], None]) -> 
     return Data(name, where, min(SETTINGS[name].batch_size, _LARGEST, max(1, files // _BATCHES)))
 
 
-_BATCHES = 16  # of an epoch, at least
-_LARGEST = 16
+# --- the profile -----------------------------------------------------------------------------------------------------
+
+
+class Beyond(NamedTuple):
+    """What a profile does not tell, in seconds. ``sleep_s``: that a step's sleep takes too long; ``between_s``: that
+    an epoch takes to begin, where that waits for the end of the one before."""
+
+    sleep_s: float
+    between_s: float
+
+
+def profile_ways(data: Data, base: Way, costs_s: Sequence[float], *, quick: bool) -> dict[str, Way]:
+    """The runs that make a profile. ``costs_s``: of the samples, about."""
+    warm = replace(base, cache=WARM, epochs=1 if quick else 4)
+    nothing = (1e-6,) * len(costs_s)
+    other = 4 * base.workers if base.slept else 1
+    return {
+        "warm": warm,
+        "other": replace(warm, workers=other),
+        "stepping": replace(warm, step_s=2 * data.batch * float(np.mean(costs_s)) / base.workers),
+        "cold": Way(shards=2, epochs=warm.epochs, slept=nothing),
+        "apart": Way(shards=2, cache=WARM, filling=3, epochs=warm.epochs, slept=nothing),
+    }
+
+
+def profile_of(
+    data: Data, samples: int, ways: Mapping[str, Way], runs: Mapping[str, Sequence[Measured]], storage: Storage
+) -> tuple[Profile, Beyond]:
+    """The profile of the setting "warm", of each way the run in the middle: one alone may be disturbed, and all
+    predictions with it. ``samples``: of an epoch; costs may be known of fewer, as some were prepared ahead of it."""
+    names = "warm", "other", "stepping", "cold", "apart"
+    warm, other, stepping, cold, apart = (_middle(runs[name]) for name in names)
+    base = ways["warm"]
+    reading_s = float(np.median(cold.seconds)) / cold.reads
+    scaling = {ways[name].workers: _rate(samples, run) for name, run in (("warm", warm), ("other", other))}
+    profile = Profile(
+        loader="minato_gpu",
+        samples=samples,
+        batch_size=data.batch,
+        workers=base.workers,
+        prefetch=PREFETCH,
+        in_order=True,
+        max_lateness=0,
+        rank=0,
+        ranks=1,
+        cores=usable_cores(),
+        prepare_s=tuple(warm.costs_s),
+        prepare_cpu_share=min(1.0, float(np.sum(warm.computed_s) / np.sum(warm.costs_s))),
+        collate_s=0.0,
+        step_s=(0.0,),
+        transfer_s=0.0,
+        loader_s=float(np.median(stepping.waits_s)),
+        startup_s=warm.start_s,
+        storage=replace(storage, cpu_s=reading_s),
+        scaling=tuple(sorted(scaling.items())),
+        persistent=True,
+        overlap=True,
+        between_s=_between_s(stepping),
+    )
+    sleep_s = float(np.median(stepping.steps_s)) - ways["stepping"].step_s
+    return profile, Beyond(sleep_s, _between_s(apart))
+
+
+def _between_s(run: Measured) -> float:
+    return max(0.0, float(np.median(run.between_s) - np.median(run.waits_s)))
+
+
+def _middle(runs: Sequence[Measured]) -> Measured:
+    return sorted(runs, key=lambda run: float(np.median(run.seconds)))[(len(runs) - 1) // 2]
+
+
+def _rate(samples: int, run: Measured) -> float:
+    return samples / float(np.median(run.seconds))
+
+
+def measured_storage(data: Data, address: str) -> Storage:
+    """What the server does: the latency of requests, one after the other over one connection. How much it differs is
+    measured where it is long, beside what the machine's own work adds: that part does not change the order of answers.
+    """
+    dataset = Stored(data, address)
+    sizes = dataset.sizes()
+    paths = [urlsplit(source.path).path for index in range(len(sizes)) for source in dataset.source(index)]
+    waits = _first_bytes(address, paths[:_REQUESTS], LATENCY_MS)
+    long_waits = np.log(_first_bytes(address, paths[:_REQUESTS], _LONG_MS))
+    return Storage(
+        bytes_per_s=_ENDLESS,
+        latency_s=float(np.median(waits)),
+        requests=float(dataset.parts),
+        nbytes=float(np.mean(sizes)),
+        concurrency=1.0,
+        sizes=tuple(sizes),
+        spread=float(np.diff(np.quantile(long_waits, [0.16, 0.84]))[0]) / 2,
+        remote=True,
+        shares=dataset.shares(),
+    )
+
+
+def _first_bytes(address: str, paths: Sequence[str], latency_ms: float) -> list[float]:
+    """Seconds until each is there; the server has read them all before."""
+    urllib.request.urlopen(f"{address}/set?latency_ms={latency_ms}&rate=None").close()
+    at = urlsplit(address)
+    connection = http.client.HTTPConnection(str(at.hostname), at.port)
+    times = []
+    for path in (*paths, *paths):
+        begin = perf_counter()
+        connection.request("GET", path, headers={"Range": "bytes=0-0"})
+        connection.getresponse().read()
+        times.append(perf_counter() - begin)
+    connection.close()
+    return times[len(paths) :]

@@ -27,7 +27,10 @@ from minato_gpu.samples import Value
 
 
 class PreparedLoader(DataLoaderShard):
-    """One rank's share of a loader. What it does not have itself (``stats``, say) it asks ``base_dataloader`` for."""
+    """One rank's share of a loader, as Accelerate prepares it.
+
+    Unknown attributes (``stats``, say) are ``base_dataloader``'s.
+    """
 
     iteration: int
     _ahead = 0  # batches that have been read of the loader, and not been handed on
@@ -35,7 +38,7 @@ class PreparedLoader(DataLoaderShard):
 
     @classmethod
     def around(cls, shard: Any, loader: DataLoader[Any]) -> PreparedLoader:
-        """What Accelerate has made, with another loader in it."""
+        """Returns a copy of what Accelerate has made, with another loader in it."""
         prepared = cls.__new__(cls)
         prepared.__dict__.update(shard.__dict__)
         # saved with the model it would be one file for all ranks, where each has a state of its own
@@ -43,7 +46,7 @@ class PreparedLoader(DataLoaderShard):
         return prepared
 
     def _update_state_dict(self) -> None:
-        """Called when one batch more than is handed on has been read: a state is only made when it is asked for."""
+        """Does nothing: Accelerate calls it after each batch, but here a state is made only when it is asked for."""
         self._ahead = 0 if self.end_of_dataloader else 1
         self._counts = self.end_of_dataloader
 
@@ -54,7 +57,7 @@ class PreparedLoader(DataLoaderShard):
             self._counts = False
 
     def state_dict(self) -> dict[str, Value]:
-        """Where this rank stands: see ``DataLoader.state_dict``. To be kept for each rank."""
+        """Returns where this rank stands (see ``DataLoader.state_dict``). Save it for each rank."""
         loader: DataLoader[Any] = self.base_dataloader
         state = loader.state_dict(ahead=self._ahead)
         if self._ahead and loader.num_workers > 0 and state.get("global"):
@@ -63,7 +66,7 @@ class PreparedLoader(DataLoaderShard):
         return {**state, "iteration": self.iteration + self._counts}
 
     def load_state_dict(self, state_dict: dict[str, Value]) -> None:
-        """Let the next epoch go on from there: see ``DataLoader.load_state_dict``."""
+        """Lets the next epoch go on from a state of this rank (see ``DataLoader.load_state_dict``)."""
         # Accelerate's own count of epochs, by which it shuffles: one that is left early is not counted
         iteration = number(state_dict, "iteration") if "iteration" in state_dict else None
         self.base_dataloader.load_state_dict(state_dict)
@@ -100,7 +103,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 
 
 def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[Any]:
-    """A loader with the arguments of ``loader``, over the data set and the batches of another."""
+    """Returns a loader with the arguments of ``loader``, over another one's data set and batches."""
     if isinstance(other.dataset, IterableDataset):
         cutting: dict[str, Value] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
     elif other.batch_sampler is not None:

@@ -1,4 +1,4 @@
-"""A loader's arguments, as every room that needs some of them sees them: read, never set."""
+"""The arguments of a loader, read-only, for the rooms that need some of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnDeath = Literal["raise", "replace"]
 
 
 class Arguments(Protocol):
-    """What ``DataLoader`` was given; its docstring says what each means. PyTorch has checked its own."""
+    """The arguments of a ``DataLoader``; its docstring explains them. PyTorch has checked its own."""
 
     dataset: Value
     batch_size: int | None

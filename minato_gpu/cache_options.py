@@ -1,4 +1,4 @@
-"""What ``cache`` and ``cache_dir`` mean, checked at construction."""
+"""Checks the arguments ``cache`` and ``cache_dir``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Processes that this one has started: whether they have ended and with what code, whoever collects them.
+"""Child processes of this process: whether they have ended, and with which exit code, whoever collects that.
 
-A child's exit code is for whoever waits for it first, and that may be somebody else: the kernel where SIGCHLD is
-ignored (which a program inherits), a handler or a thread that waits for any child, multiprocessing itself as another
-thread starts a process. To multiprocessing such a child runs for ever. Here it has ended once the descriptor that
-stands for its end says so. A fork server, too, may be killed before the processes that it has started.
+A child's exit code goes to whoever waits for it first, which may be somebody else: the kernel where SIGCHLD is ignored
+(which a program inherits), a handler or thread that waits for any child, or multiprocessing itself as another thread
+starts a process. For multiprocessing such a child runs for ever; so ends are seen by descriptors (pidfd) here.
 """
 
 from __future__ import annotations
@@ -24,8 +23,11 @@ _SAID_S = 1.0  # until it is known that it has ended: a fork server says with wh
 
 
 def descriptor(pid: int) -> int | None:
-    """A descriptor that is readable once this process has ended. None where the system gives none: Linux before 5.3,
-    and sandboxes that do not know of pidfd_open, as containers of an older Docker. Raises what else is in the way."""
+    """Returns a descriptor that is readable once the process has ended.
+
+    None where the system has none: Linux before 5.3, and sandboxes that do not know pidfd_open, such as containers of
+    an older Docker. Raises any other OSError.
+    """
     try:
         return os.pidfd_open(pid)
     except AttributeError:
@@ -37,7 +39,10 @@ def descriptor(pid: int) -> int | None:
 
 
 def exit_code(process: BaseProcess, end: int) -> int | None:
-    """None while it runs. ``end``: a descriptor that is readable once it has ended."""
+    """Returns the process's exit code; None while it runs.
+
+    ``end`` is a descriptor that is readable once it has ended.
+    """
     if wait([end], 0.0):
         _settle(process)
     elif end != process.sentinel:
@@ -46,28 +51,30 @@ def exit_code(process: BaseProcess, end: int) -> int | None:
 
 
 def kill(process: BaseProcess) -> None:
-    """End one that runs, even where multiprocessing takes it for dead."""
+    """Kills a process that runs, even if multiprocessing believes that it has ended."""
     assert process.pid is not None
     with contextlib.suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
 
 
 def close(process: BaseProcess) -> None:
-    """Let go of a process that has ended."""
+    """Releases a process that has ended."""
     _settle(process)
     process.close()
 
 
 def in_words(code: int | None) -> str:
-    """An exit code, for a message."""
+    """Returns an exit code in words, for a message."""
     if code != UNKNOWN:
         return f"exit code {code}"
     return "an exit code that is not known, as something else has collected the process (is SIGCHLD ignored?)"
 
 
 def closed_at_exit(close: Callable[[], object]) -> Callable[[], None]:
-    """Have ``close`` called as Python ends, before multiprocessing waits for its children (what was registered last
-    runs first). Returns what makes it forget that."""
+    """Has ``close`` called as Python ends, before multiprocessing waits for its children.
+
+    Returns a function that undoes this.
+    """
     atexit.register(close)
     in_child = Finalize(None, close, exitpriority=0)  # what multiprocessing starts waits for its children first
 
@@ -79,8 +86,11 @@ def closed_at_exit(close: Callable[[], object]) -> Callable[[], None]:
 
 
 def _settle(process: BaseProcess) -> None:
-    """Have multiprocessing know that it has ended. It would not close it, and signal it as this process ends, by an id
-    that may be another's by then."""
+    """Tells multiprocessing that the process has ended.
+
+    Otherwise it would not close the process, and at its own end would signal an id that may be another process's by
+    then.
+    """
     if process.exitcode is None:
         process.join(_SAID_S)
     if process.exitcode is None:

@@ -1,6 +1,6 @@
-"""One epoch of a loader, as the training loop sees it: what becomes of each batch before the loop has it.
+"""One epoch of a loader as the training loop sees it: what happens to each batch before the loop gets it.
 
-The same with workers and without; only where batches come from differs, see window/contract.py.
+It is the same with workers and without; only where batches come from differs (window/contract.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 
 class EpochView(NamedTuple):
-    """What stays of an epoch for ``stats()`` when its iterator has gone. ``memory`` makes what ``in_memory`` does."""
+    """What stays of an epoch for ``stats()`` when its iterator is gone.
+
+    ``memory`` returns what ``in_memory`` does, and more.
+    """
 
     log: Telemetry
     failures: FailurePolicy
@@ -39,13 +42,13 @@ class EpochView(NamedTuple):
 
 
 def in_memory(nbytes: int = 0, peak: int = 0, prediction: dict[str, JSON] | None = None) -> dict[str, JSON]:
-    """Bytes in flight, and how good the predictions of costs were."""
+    """Returns the entries of ``stats()`` on bytes in flight and on predictions of costs."""
     nothing = {"samples": 0, "log_sigma": None, "rank_correlation": None}
     return {"prediction": prediction or nothing, "bytes_in_flight": nbytes, "bytes_in_flight_peak": peak}
 
 
-class Taken(NamedTuple):
-    """A batch that was taken from ``Batches``, and is not delivered yet."""
+class TakenBatch(NamedTuple):
+    """A batch taken from ``Batches`` that is not delivered yet."""
 
     data: Value
     positions: Sequence[Span]
@@ -54,14 +57,14 @@ class Taken(NamedTuple):
 
 
 class EpochIterator(_BaseDataLoaderIter):
-    """One epoch. ``ended``: it will deliver nothing more."""
+    """The iterator of one epoch. ``ended``: it will deliver nothing more."""
 
     _base_seed: int
     ended = False
     view: EpochView
 
     def __init__(self, loader: Arguments, seed: int | None) -> None:
-        """``seed``: the base seed, where it is known; then no generator moves."""
+        """``seed`` is the base seed where it is known; then no generator moves."""
         generator = torch.default_generator if loader.generator is None else loader.generator
         before = generator.get_state()
         super().__init__(cast("DataLoader[Value]", loader))
@@ -77,7 +80,7 @@ class EpochIterator(_BaseDataLoaderIter):
         cursor: Cursor,
         memory: Callable[[], dict[str, JSON]] = in_memory,
     ) -> None:
-        """Deliver these batches from now on; to be called by the constructor, last."""
+        """Delivers these batches from now on. Constructors call it last."""
         loader = self._loader
         self._number = cursor.epoch.number
         self._batches = batches
@@ -88,7 +91,7 @@ class EpochIterator(_BaseDataLoaderIter):
         self._failed: Sequence[Span] | None = None  # what raised: dealt with once the consumer asks for more
         self._options = options
         self._pads = pads_batches(loader, options)
-        self._held: deque[Taken] = deque()  # taken to find a good sample
+        self._held: deque[TakenBatch] = deque()  # taken to find a good sample
         self._good: Ticket | None = None  # a sample of the last batch that had one
         limits = loader.on_error, loader.max_failures, Sampling(loader).expected
         self._failures = FailurePolicy(*limits, batches.log, cursor.epoch.delivered)
@@ -96,7 +99,10 @@ class EpochIterator(_BaseDataLoaderIter):
         weakref.finalize(self, batches.log.left)
 
     def __len__(self) -> int:
-        """Batches of an epoch, as its loader has it. PyTorch asks the sampler, which knows of no rounds of devices."""
+        """Batches of an epoch, as the loader says:
+
+        PyTorch's own would ask the sampler, which does not know several devices.
+        """
         return len(cast("Sized", self._loader)) if self._dataset_kind == _DatasetKind.Map else int(super().__len__())
 
     def __next__(self) -> Value:
@@ -125,10 +131,10 @@ class EpochIterator(_BaseDataLoaderIter):
         return data
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
-        """The next batch of which anything is left, or which ranks must have all the same: where it is wanted, its
-        positions, and how many samples had been left out by then."""
+        """Returns the next batch that is not left out: its value in place, its positions, and how many samples of the
+        epoch had been left out by then."""
         batches = self._batches
-        if batches.log.facts.hearers:
+        if batches.log.facts.subscribers:
             batches.log.asked(perf_counter())
         if self._pads:
             return self._next_of_rank()
@@ -140,7 +146,10 @@ class EpochIterator(_BaseDataLoaderIter):
             self._cursor.delivered(batches.delivered, self._failures.count, returned=False)
 
     def _next_of_rank(self) -> tuple[Value, Sequence[Span], int]:
-        """The next batch, of one sample where it has lost its own."""
+        """Returns the next batch of a rank.
+
+        One that has lost all its samples comes as a batch of one repeated sample.
+        """
         taken = self._held.popleft() if self._held else self._take()
         self._batches.delivered = taken.positions
         if taken.data is NOTHING:
@@ -150,17 +159,18 @@ class EpochIterator(_BaseDataLoaderIter):
             data = self._placed(taken.data)
         return data, taken.positions, taken.failed
 
-    def _take(self) -> Taken:
-        """The next batch, or NOTHING in its place."""
+    def _take(self) -> TakenBatch:
+        """Takes the next batch, with NOTHING as its value if it has lost all its samples."""
         batches = self._batches
         data = batches.next(self._number, self._failures.take, self._cursor.asked)
         assert batches.delivered is not None
         good = None if data is NOTHING else batches.good
         good = None if good is None or isinstance(good.index, NoSample) else good
-        return Taken(data, batches.delivered, self._failures.count, good)
+        return TakenBatch(data, batches.delivered, self._failures.count, good)
 
-    def _padded(self, lost: Taken) -> Value:
-        """A batch of one sample for one that has lost all: of the last batch before it, else of the next to come."""
+    def _padded(self, lost: TakenBatch) -> Value:
+        """Returns a batch of one sample in place of a batch that has lost all: from the last good batch, else from the
+        next one."""
         began, log = perf_counter(), self._batches.log
         try:
             good = self._good or self._look_ahead()
@@ -181,7 +191,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return data
 
     def _look_ahead(self) -> Ticket | None:
-        """A good sample of the batches to come; these are taken up to the one that has it. None where none has."""
+        """Returns a good sample of the next batches, which are taken as far as needed; None if there is none."""
         while not self._held or self._held[-1].good is None:
             try:
                 self._held.append(self._take())
@@ -190,7 +200,7 @@ class EpochIterator(_BaseDataLoaderIter):
         return self._held[-1].good
 
     def _placed(self, data: Value) -> Value:
-        """The batch where the training loop wants it."""
+        """Returns the batch where the training loop wants it (pinned, or on its device)."""
         if self._stays:
             return data
         if self._pin_memory:
@@ -199,23 +209,24 @@ class EpochIterator(_BaseDataLoaderIter):
         return data if devices[0].type == "cpu" else to_device(data, devices[self._cursor.batches % len(devices)])
 
     def _go_on(self) -> None:
-        """The consumer asks for more: what raised last counts as dealt with, and a resume leaves it out."""
+        """Notes that the training loop asks for more: an error raised before counts as dealt with, and a resume leaves
+        it out."""
         if self._failed is not None:
             self._cursor.delivered(self._failed, failed=self._failures.count, returned=False)
             self._failed = None
 
     def _end(self) -> None:
-        """The consumer is told that the epoch is over."""
+        """Notes that the training loop has seen the end of the epoch."""
         self._cursor.over = True
 
 
 def _said_by(error: StopIteration) -> str:
-    """What raised it, in words: a worker's error says it, and others have a note."""
+    """Returns who raised an error, in words: a worker's error says it itself, others have a note."""
     notes = getattr(error, "__notes__", ())
     said = f"StopIteration ({notes[-1]}): {error}".removesuffix(": ") if notes else str(error)
     return said or "StopIteration was raised while a batch was handed over"
 
 
 def to_device(batch: Value, device: torch.device) -> Value:
-    """Tensors of a nested batch on ``device``; everything else as it is."""
+    """Returns a nested batch with its tensors on ``device`` and everything else as it is."""
     return mapped(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -1,4 +1,4 @@
-"""A package that is missing is told of by the extra of minato_gpu that brings it."""
+"""Errors for missing packages that name the extra of minato_gpu which brings them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def from_extra(*extras: str) -> Iterator[None]:
-    """Around imports of what any of ``extras`` brings: where it is missing, the error says what to install.
+    """Wraps imports of packages that one of ``extras`` brings: if one is missing, the error says what to install.
 
-    It stays a ModuleNotFoundError with the missing module's ``name``. What an import raises otherwise goes through.
+    It stays a ModuleNotFoundError with the missing module's ``name``. Other errors pass through.
     """
     try:
         yield

@@ -37,7 +37,7 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 
 class InlineIterator(EpochIterator):
-    """One epoch in the main process."""
+    """The iterator of one epoch in the main process (``num_workers=0``)."""
 
     def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
@@ -80,10 +80,14 @@ class InlineIterator(EpochIterator):
 
 
 class StreamHere(Batches):
-    """The batches of an iterable data set that is iterated here. See ``Batches``: nothing is left out of a stream."""
+    """Batches of an iterable data set that is iterated in the main process.
+
+    Implements ``Batches``; no sample is left out.
+    """
 
     def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams``: say where this only one begins, and are told where it stands; ``samples`` of a batch."""
+        """``streams`` says where this only stream begins, and is updated as it advances; ``samples`` are those of a
+        batch."""
         start = streams.starts[0] if streams.starts else None
         # where it has ended the next epoch has its state
         self._stream = stream = None if streams.left else Stream(job, start, samples)
@@ -101,7 +105,7 @@ class StreamHere(Batches):
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
-        """See Batches."""
+        """Returns the next batch, or raises what the stream raises (see ``Batches``)."""
         begin = perf_counter()
         self.delivered = None
         asked()
@@ -124,7 +128,7 @@ class StreamHere(Batches):
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
-        """What the batch took from the stream is gone from it."""
+        """Notes how far the stream has come with this batch."""
         ticket = self._streams.batches
         self.delivered = [(ticket, ticket + 1)]
         self._streams.told[ticket] = stream.told(exactly=exactly)
@@ -132,10 +136,10 @@ class StreamHere(Batches):
 
 
 class SamplesHere(Batches):
-    """The batches of a map-style data set, prepared here. See ``Batches``.
+    """Batches of a map-style data set, prepared in the main process. Implements ``Batches``.
 
-    An error keeps its type, text and traceback, as in PyTorch, and gets a note that says where it happened.
-    ``asks_once``: what ``__getitems__`` returns is collated as it is, and what it raises raised, as by PyTorch.
+    An error keeps its type, text and traceback, as in PyTorch, and gets a note that says where it happened. With
+    ``asks_once``, what ``__getitems__`` returns is collated as it is, and what it raises is raised, as by PyTorch.
     """
 
     def __init__(self, job: Job, epoch: EpochBatches, log: Telemetry, *, asks_once: bool) -> None:
@@ -151,7 +155,7 @@ class SamplesHere(Batches):
         self.log = log
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
-        """See Batches."""
+        """Returns the next batch without samples that are left out (see ``Batches``)."""
         begin = perf_counter()
         self.delivered, self._bad, self.good = None, [], None
         drawn = self._epoch.draw()
@@ -180,7 +184,7 @@ class SamplesHere(Batches):
         return batch
 
     def _item(self, drawn: Drawn) -> Value:
-        """The only sample of a batch."""
+        """Returns the only sample of a batch (``batch_size=None``)."""
         try:
             sample = self._job.dataset[drawn.keys[0]]
         except Exception as error:
@@ -193,8 +197,10 @@ class SamplesHere(Batches):
             raise
 
     def _samples(self, piece: Piece) -> Value:
-        """Those of a batch, or what there is in place of their list where the data set is asked once; what fails of
-        them goes to ``_bad`` where it may be left out."""
+        """Returns the samples of a batch, or what ``__getitems__`` returned.
+
+        Failures that may be left out are added to ``_bad``.
+        """
         if self._many is not None:
             return self._of_all("__getitems__", piece, self._many, list(piece.keys))
         produce, last = self._producer.of(self._task, piece, False), -1
@@ -215,7 +221,7 @@ class SamplesHere(Batches):
         return samples
 
     def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:
-        """A sample has failed after others were ``prepared``, and its batch with it."""
+        """Raises a sample's error, which ends its batch; ``prepared`` others were finished before it."""
         cause, origin = self._producer.explained(self._task, piece, at, error)
         self.log.in_vain(prepared)
         self._lost(len(piece.keys), cause, str(origin))
@@ -224,7 +230,7 @@ class SamplesHere(Batches):
         raise cause from cause.__cause__
 
     def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
-        """What a function of the user's makes of a whole batch."""
+        """Returns what a function of the user's makes of a whole batch."""
         try:
             return function(argument)
         except Exception as error:
@@ -236,13 +242,13 @@ class SamplesHere(Batches):
         self._lost(len(piece.keys) - len(self._bad), error, f"{what}, epoch {self._task.epoch}, {place}")
 
     def _lost(self, samples: int, error: BaseException, where: str) -> None:
-        """A batch raises, and takes all its samples along: those that are not left out."""
+        """Counts the samples that are lost with a batch that raises."""
         add_note(error, where)
         self.log.lost(1, max(0, samples - 1))
 
 
 def _piece(drawn: Drawn) -> Piece:
-    """The samples of a batch; none where the sampler yielded no keys at all."""
+    """Returns the samples of a batch; none if the sampler yielded an empty one."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
     return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
 

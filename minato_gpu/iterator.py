@@ -1,4 +1,4 @@
-"""One epoch of a loader with workers, as the training loop sees it: an iterator over an engine's batches."""
+"""The iterator of one epoch of a loader with workers, over an engine's batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from minato_gpu.spans import Span
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
-    """Tells of the engine's bytes in flight, its devices and its predictions, without keeping the engine."""
+    """Returns a function that reports the engine's bytes in flight, devices and predictions, and does not keep the
+    engine."""
     assembly, pump, epochs, estimates = engine.assembly, engine.pump, engine.epochs, engine.pump.estimates
     lanes = [lane for lane in pump.lanes.values() if lane.kind == DEVICE]
     nodes = [lane for lane in pump.lanes.values() if not lane.on_host]
@@ -55,7 +56,7 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
 
 
 class EngineIterator(EpochIterator):
-    """One epoch through an engine."""
+    """The iterator of one epoch through an engine."""
 
     def __init__(self, loader: Arguments, session: Session, number: int, resumption: Resumption | None) -> None:
         self._number, self._session = number, session
@@ -91,8 +92,7 @@ class EngineIterator(EpochIterator):
         self._deliver(session.options, self._engine, cursor, _memory_of(self._engine))
 
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
-        """With workers of its own, which end with the session if they are kept (so with the loader and the last of its
-        iterators), else with this iterator."""
+        """Builds an engine with workers of its own. It ends with the session if ``keeps``, else with this iterator."""
         loader, session = self._loader, self._session
         records = Records(session.next_event_log(), session.facts)
         engine = build_engine(loader, session.options, self._base_seed, records, session.readers)
@@ -105,8 +105,11 @@ class EngineIterator(EpochIterator):
     def _fresh(
         self, resumption: Resumption | None, workers: tuple[int, int] | None, *, keeps: bool, goes_on: bool
     ) -> Cursor:
-        """The epoch as it begins, or goes on. ``workers``: the seed of those that persist, and the epoch in which they
-        started; ``keeps``, ``goes_on``: workers stay, and have stayed."""
+        """Returns the cursor of an epoch that begins, or goes on from ``resumption``.
+
+        ``workers`` is the seed of persistent workers and the epoch in which they started. ``keeps``: the workers will
+        stay; ``goes_on``: they have stayed from an earlier epoch.
+        """
         loader, session, number, seed = self._loader, self._session, self._number, self._base_seed
         if workers is not None and session.first_epoch != number:
             seed = sample_seed(seed, number - session.first_epoch, "epoch")
@@ -119,7 +122,7 @@ class EngineIterator(EpochIterator):
 
     @property
     def _keeps(self) -> bool:
-        """Whether the workers are the session's, and stay for later epochs."""
+        """Whether the workers are the session's and stay for later epochs."""
         return self._session.engine is self._engine
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:
@@ -144,14 +147,14 @@ class EngineIterator(EpochIterator):
         self._raised.raise_kept()
 
     def _try_to_prepare_next(self) -> None:
-        """The batch at hand comes first: what the sampler raises is kept for when the consumer asks for more."""
+        """Begins the next epoch early, if it is time. A sampler's error is kept until the consumer asks for more."""
         try:
             self._prepare_next()
         except Exception as error:
             self._raised.keep(error)
 
     def _prepare_next(self) -> None:
-        """The sampler has ended and the window has room: go on with the next epoch, if there will be one."""
+        """Begins the next epoch early, once the sampler has ended and the window has room."""
         loader, session, number = self._loader, self._session, self._number + 1
         if loader.epochs is not None and number >= loader.epochs:
             return

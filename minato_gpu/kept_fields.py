@@ -1,8 +1,8 @@
-"""Fields of a pipeline that depend on no draw: which they are, and runs that make them, or begin with them.
+"""Which fields of a pipeline depend on no draw, and runs that make these fields or begin with them.
 
-Found by dataflow, field by field. A stage is *fixed* if it draws nothing and reads nothing that depends on a draw;
-what it writes is the same in every epoch. Of a stage that is not, a part may be (``Keepable``). Kept are those of
-these fields that other stages read, or that are outputs: with them a run needs no fixed stage at all.
+Found by dataflow, field by field. A stage is *fixed* if it draws nothing and reads nothing that depends on a draw; what
+it writes is the same in every epoch. Of a stage that is not, a part may be (``Keepable``). Kept are those of these
+fields that other stages read, or that are outputs: with them a run needs no fixed stage at all.
 
     read > decode > crop (drawn) > normalise        read and decode are fixed; kept is what decode writes
 
@@ -35,7 +35,7 @@ _DREW = "a stage without draw draws from a global generator"
 _COMPARED = 32  # samples for which a stage is run both ways, to know what its part would save
 
 
-class Made(NamedTuple):
+class PreparedSample(NamedTuple):
     """A sample that was prepared so that its fields can be kept."""
 
     outputs: Fields
@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 class KeepableFields:
-    """Of one pipeline. False where there is nothing to keep."""
+    """The fields of one pipeline that a cache may keep. False if there are none."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
@@ -92,7 +92,8 @@ class KeepableFields:
     # --- runs ------------------------------------------------------------------------------------------------
 
     def given(self, fields: Fields) -> bytes | None:
-        """What the data set has returned for fixed stages, as bytes; None where that is too much, or cannot be told."""
+        """Returns what the data set gave to fixed stages, as bytes to compare; None if that is too much or cannot be
+        pickled."""
         try:
             data = pickle.dumps([fields[name] for name in self._given], 5)
         except Exception:  # a field that is missing, or cannot be pickled: the run will say so, or nothing is kept
@@ -100,7 +101,7 @@ class KeepableFields:
         return data if len(data) <= _LARGEST_GIVEN else None
 
     def run(self, fields: Fields, kept: Kept, seed: int, before_stage: Callable[[int], None]) -> Fields:
-        """The sample's outputs, as ``Pipeline.run`` has them, without the work that is saved."""
+        """Returns the sample's outputs as ``Pipeline.run`` does, beginning with kept fields."""
         pipeline = self._pipeline
         known = dict(pipeline.check_given(fields))
         for number in range(len(pipeline.stages)):
@@ -121,9 +122,12 @@ class KeepableFields:
         seed: int,
         before_stage: Callable[[int], None],
         drew: Callable[[], bool] = lambda: False,
-    ) -> Made:
-        """The sample, prepared so that its fields can be kept, and these. ``drew``: whether anything has been drawn
-        from a global generator since ``before_stage``: what depends on that is not kept."""
+    ) -> PreparedSample:
+        """Prepares the sample and copies its fields that can be kept.
+
+        ``drew`` returns whether a global generator has been drawn from since ``before_stage``: what depends on that is
+        not kept.
+        """
         pipeline, kept = self._pipeline, dict[int, Copied]()
         begin, saved_s, more_s = perf_counter(), 0.0, 0.0
         known = dict(pipeline.check_given(fields))
@@ -146,9 +150,9 @@ class KeepableFields:
         prepare_s = perf_counter() - begin - more_s
         outputs = {name: known[name] for name in pipeline.outputs}
         if why_not := next((each for each in kept.values() if isinstance(each, str)), ""):
-            return Made(outputs, None, saved_s, prepare_s, why_not)
+            return PreparedSample(outputs, None, saved_s, prepare_s, why_not)
         whole = {number: each for number, each in kept.items() if each and not isinstance(each, str)}
-        return Made(outputs, whole, saved_s, prepare_s)
+        return PreparedSample(outputs, whole, saved_s, prepare_s)
 
     def _in_two(
         self,
@@ -158,8 +162,11 @@ class KeepableFields:
         before_stage: Callable[[int], None],
         drew: Callable[[], bool],
     ) -> tuple[dict[str, Value], Copied, float, float]:
-        """A stage whose part is kept: the fields then, the part, the seconds that it saves, and those that it took more
-        than the stage as it is."""
+        """Runs a stage of which a part is kept (``Stage.keep``) in two steps.
+
+        Returns the fields after it, the part, the seconds that the part saves, and the seconds that two steps take more
+        than one.
+        """
         run, part, began = self._pipeline.run_stage, self._parts[number], perf_counter()
         fused_s = _timed(lambda: run(number, known, seed))[1] if self._compared < _COMPARED else 0.0
         before_stage(number)
@@ -176,13 +183,13 @@ class KeepableFields:
 
 
 def _timed(run: Callable[[], Fields]) -> tuple[Fields, float]:
-    """What it returns, and the seconds that it took."""
+    """Returns what a function returns, and the seconds that it took."""
     began = perf_counter()
     return run(), perf_counter() - began
 
 
 def _copied(fields: Fields) -> Copied:
-    """Copies that a later stage that works in place does not change."""
+    """Returns copies that a later stage which works in place does not change."""
     copies: dict[str, Value] = {}
     for name, value in fields.items():
         try:
@@ -193,9 +200,9 @@ def _copied(fields: Fields) -> Copied:
 
 
 def _copy(value: Value) -> Value:
-    """A copy of which arrays and tensors have no gaps, can be written to, and have memory of their own.
+    """Returns a contiguous, writable copy of an array or a tensor with memory of its own.
 
-    Raises TypeError for those that are of another class, hold objects, lie on a device or require grad. Objects of
+    Raises TypeError for arrays and tensors of a subclass, of objects, on a device, or that require grad. Objects of
     other classes are copied as their own code does it, with the arrays in them.
     """
     kind = type(value)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class cached_property(Generic[T]):  # named as functools names it
-    """Decorates a method without arguments. The object must have a ``__dict__``, where the value stays."""
+    """Decorates a method without arguments. Its result is stored in the object's ``__dict__`` when it is first read."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:
         self._function = function

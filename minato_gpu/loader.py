@@ -21,9 +21,9 @@ from minato_gpu.iterator import EngineIterator
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory import shm_limits
 from minato_gpu.number_kinds import is_whole
-from minato_gpu.observe.listening import watch
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
+from minato_gpu.observe.stats_socket import watch
 from minato_gpu.options import Options, memory_budget
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON
@@ -49,84 +49,69 @@ class DataLoader(TorchDataLoader[T]):
     All arguments of ``torch.utils.data.DataLoader`` mean what they mean there. The others are below.
 
     Args:
-        pipeline: stages that prepare each sample; the data set then returns the first stage's fields (a mapping), and a
-            batch is a dict of stacked tensors of the pipeline's outputs.
-        device: where batches live (None: the CPU). Tensors are looked for in mappings and sequences of any class,
-            however nested; those in other objects (a dataclass, say) stay on the CPU. Of several CUDA devices, given in
-            a sequence, batch number k of the epoch lives on number k modulo theirs, so that each *round* of as many
-            batches has one for every device; device stages of a sample run where its batch will live (out of order, on
-            any). Without ``drop_last`` everything is delivered, and the last round may be short: the first devices then
-            get a batch more than the others. With ``drop_last`` a last round that is not whole is dropped, as a last
-            batch that is not full is: every device gets as many batches, and ``len()`` says so (of an iterable data
-            set, whose end nobody knows, no round is dropped). An epoch that ``load_state_dict`` goes on with ends after
-            the batches that had been delivered in part.
-        lanes: which lanes prepare samples, of "cpu" and "device" (None: the device lane too where there is a pipeline
-            that has device stages and ``device`` is a GPU).
-        max_lateness: with ``in_order=False``, how many batches a sample may come after its place in the sampler's order
-            (None: 8). ``in_order=True`` means 0.
-        prefetch_factor: batches for each worker that are drawn from the sampler and not delivered: the window. Without
-            it these are two, as in PyTorch, and up to sixteen while samples of very different cost leave workers idle
-            and the window holds less than 64 MiB (or ``host_memory_budget``); ``stats()["window"]`` tells. Streams, and
-            loaders with a device lane or several devices, keep two.
-        host_memory_budget: bytes in flight on the host, a number, or a text such as "1GB" (None: the window, of at
-            least three batches for each of several devices, is the only limit).
-        device_memory_budget: the same on each device (None: three batches or so of it, more where they are small beside
-            what is prepared there at once).
+        pipeline: How samples are prepared, stage by stage. The data set then returns the fields that the first stages
+            read (a mapping), and a batch is a dict of stacked tensors, one for each output.
+        device: The device that batches live on; None: the CPU. Tensors are found in mappings and sequences of any class
+            and depth; tensors in other objects (a dataclass) stay on the CPU. With a sequence of CUDA devices, batch k
+            of the epoch goes to device k modulo their number. Without ``drop_last`` the last round may be short; with
+            it, a last round that does not have a batch for every device is dropped, and ``len()`` says so (not for an
+            iterable data set, whose end is not known).
+        lanes: The lanes that prepare samples, of "cpu" (workers) and "device". None: both where the pipeline has device
+            stages and ``device`` is a GPU, else the CPU lane alone.
+        max_lateness: With ``in_order=False``: how many batches after its place in the sampler's order a sample may
+            come; None: 8. ``in_order=True`` means 0.
+        prefetch_factor: Batches for each worker that are drawn from the sampler and not delivered: the window. None: 2,
+            as in PyTorch, and up to 16 while samples of very different cost leave workers idle and the window holds
+            less than 64 MiB (or ``host_memory_budget``). Streams, and loaders with a device lane or several devices,
+            keep 2.
+        host_memory_budget: Limit of the bytes of samples that are prepared or being prepared and not delivered: a
+            number, or a text such as "1GB". None: the window is the only limit.
+        device_memory_budget: Limit of the bytes of batches and samples that wait on each device; None: about three
+            batches.
         worker_kind: "process", "thread", or "auto": threads on a free-threaded Python, else processes.
-        epochs: the number of epochs that will be run, if known; workers then stay, and epochs overlap, until the last:
-            the first samples of the next one are prepared while the last of this one are used. Leave it out where you
-            change between epochs what samples are made of (a counter in shared memory, files): those would come too
-            early for it.
-        on_error: what becomes of a sample that raises: "raise" (its own error, when its batch is due); "retry": the
-            same after a second try with the same draws; "skip": its batch comes without it; or a function that is given
-            a ``BadSample`` when its batch is due and returns "skip" or "raise". A batch that loses all its samples is
-            left out. In a distributed job (torch.distributed is initialised, or a DistributedSampler shares the data
-            out), and with several devices, every rank yields the number of batches that its sampler's positions fix:
-            such a batch comes as a batch of one, which repeats a sample of the last good batch (else of the next one),
-            with the same draws, and is counted in ``stats()["samples_padded"]``, not among the delivered. Raises where
-            the rank has no good sample.
-        max_failures: how many samples of an epoch may be left out, a count (int) or a share of all (float); None: any.
+        epochs: How many epochs there will be, if known. Workers then stay until the last one, and the next epoch's
+            first samples are prepared while the last batches of this one are used. Leave it out if you change between
+            epochs what samples are made of (a counter in shared memory, files).
+        on_error: What happens to a sample that raises. "raise": its error is raised when its batch is due. "retry": the
+            same after a second try with the same draws. "skip": its batch comes without it. A function gets a
+            ``BadSample`` and returns "skip" or "raise". A batch that loses all its samples is left out; in a
+            distributed job, and with several devices, it comes as a batch of one repeated sample instead
+            (``stats()["samples_padded"]``), so that every rank has as many batches as its sampler says.
+        max_failures: How many samples of an epoch may be left out: a count (int) or a share (float); None: any number.
             One more raises ``TooManyFailures``. Each rank counts its own; a resumed epoch counts on.
-        on_worker_death: what becomes of a worker process that ends (kill -9, a segmentation fault, out of memory):
-            "raise": PyTorch's RuntimeError; "replace": another starts, and other workers prepare the samples that it
-            had, with the same draws. A sample (or batch) at which two workers have died is a bad one, and ``on_error``
-            decides. The default is "raise", because PyTorch's arguments alone mean here what they mean there, and what
-            restarts jobs may wait for that error; because most such workers were killed for want of memory, which a
-            replacement needs as well; and because replacing takes a further process. An iterable data set's stream dies
-            with its worker: always an error.
-        hang_timeout: seconds after which a worker that is still at the same sample is taken to hang (None: never). It
-            is reported with its Python stack, on the logger ``minato_gpu``, killed, and replaced as ``on_worker_death``
-            says; where that is "raise", and for threads, which cannot be killed, ``WorkerHung`` is raised instead. The
-            device lane is such a thread; a DALI graph may take so long for each sample of its micro-batch.
-        snapshot_every_n_steps: batches between two states of a sampler that has ``state_dict`` and ``load_state_dict``;
-            at least 16 while nobody saves, or where a state takes more than 16 KB. A resume draws again what came
-            since, so that it goes on from any batch. Workers' streams are asked for their states as saves come.
-        max_workers: so many workers are started, and between ``num_workers`` and these are at work, as many as pay:
-            more while the consumer waits for samples to be prepared, fewer when some have nothing to do (None:
-            ``num_workers``). A worker's ``get_worker_info().num_workers`` is this. Not for iterable data sets. "host":
-            ranks that torchrun has started on this host share its cores. Each starts twice its share of workers; the
-            rank with fewest batches ready has most of them at work, and those that are ahead rest. Give ``num_workers``
-            a rank's share of the cores.
-        cache: how many bytes of what the data set's ``source(key)`` names are kept for later epochs: a number, or a
-            text such as "32GB" (10**9 bytes each) or "32GiB". In memory, or with ``cache_dir`` on disk; for both, a
-            mapping such as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
-        cache_dir: a directory on a local disk, which processes and runs may share. It is made where there is none.
-        share: a name. Loaders of this user on this host that have the same one share one process that reads ahead: what
-            several of them want at a time is read once, and ``cache`` is one budget in memory for all, the one that the
-            first loader gives. Each delivers what it would alone. True: the name of torchrun's job. The first loader
-            starts the process, which ends five seconds after the last one has left. If it is killed, workers read for
-            themselves, and those that are started next have another one. Needs ``source(key)``; not with ``cache_dir``.
-        trace: path; what becomes of every sample is written there in Perfetto's format, for ui.perfetto.dev to show:
-            256 MiB at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. Where another trace is being
-            written there (another rank's, say), the path gets a number.
-        metrics_port: serves Prometheus' metrics of this loader on that port of this machine alone, from construction on
-            (0: any that is free; ``stats()["metrics"]`` tells which). With a host, as in "0.0.0.0:9090", others may
-            ask, too. Loaders of a process may share a port; a copy of a loader, or a forked process, exports nothing.
-            Raises ValueError where it is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
-        cluster: workers of other machines, beside those of this one: ``minato_gpu.Lanes("host:port", ...)`` of agents
+        on_worker_death: What happens when a worker process ends (kill -9, a segmentation fault, out of memory).
+            "raise": PyTorch's RuntimeError. "replace": another worker starts, and its samples are prepared again with
+            the same draws; a sample or batch at which two workers have died counts as bad (``on_error``). With an
+            iterable data set it is always an error.
+        hang_timeout: Seconds at one sample after which a worker counts as hung; None: never. Its Python stack is logged
+            and it is killed, and replaced as ``on_worker_death`` says. Otherwise, and for threads and the device lane,
+            which cannot be killed, ``WorkerHung`` is raised. A DALI graph may take so long for each of its samples.
+        snapshot_every_n_steps: Batches between two copies of the state of a sampler that has ``state_dict`` and
+            ``load_state_dict`` (at least 16 while nobody saves, or if a copy takes more than 16 KB). Every batch can be
+            resumed from, whatever it is: the keys drawn since the copy are drawn again.
+        max_workers: So many workers are started, and between ``num_workers`` and this number are at work, as many as
+            pay; None: ``num_workers``. ``get_worker_info().num_workers`` is this number. Not for iterable data sets.
+            "host": the ranks that torchrun has started on this host share its cores; give ``num_workers`` a rank's
+            share of the cores.
+        cache: Bytes of what the data set's ``source(key)`` names that are kept for later epochs: a number, or a text
+            such as "32GB" (10**9 bytes each) or "32GiB". They are kept in memory, or with ``cache_dir`` on disk; for
+            both, a mapping such as ``{"memory": "8GB", "disk": "500GB"}``. Content is the same with and without.
+        cache_dir: A directory on a local disk, which processes and runs may share. It is made if it does not exist.
+        share: A name. Loaders of this user on this host that have the same one share one process that reads ahead: what
+            several of them want at a time is read once, and ``cache`` is one budget in memory for all, the first
+            loader's. Each delivers what it would deliver alone. True: the name of torchrun's job. Needs
+            ``source(key)``; not with ``cache_dir``.
+        trace: A path. What happens to every sample is written there in Perfetto's format, for ui.perfetto.dev: 256 MiB
+            at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. If another trace is being written to
+            that path (another rank's), a number is added to the name.
+        metrics_port: A port on which Prometheus finds this loader's metrics, on this machine alone and from
+            construction on; 0: any free port (``stats()["metrics"]`` says which). "0.0.0.0:9090" lets other machines
+            ask. Loaders of a process may share a port; copies of a loader and forked processes export nothing. Raises
+            ValueError if the port is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
+        cluster: Workers of other machines, beside those of this one: ``minato_gpu.Lanes("host:port", ...)`` of agents
             that run there, or ``minato_gpu.RayLanes(cores=...)``. Batches are what they are without. Data set,
             pipeline and ``collate_fn`` go there once, by pickle; files are read where a sample is prepared. A machine
-            that is silent for a second loses what it had to others. See the manual's "Several machines".
+            that is silent for a second loses what it had to others. See "Several machines" in the manual.
 
     Raises:
         ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
@@ -322,9 +307,70 @@ class DataLoader(TorchDataLoader[T]):
     # --- looking -------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, JSON]:
-        """Counters of the current or last epoch run, as plain data (times in seconds, sizes in bytes), for any thread.
+        """Counts of the current or last epoch, as plain data: seconds, bytes and numbers. Any thread may ask.
 
-        Raises RuntimeError before the first ``iter()``.
+        A star stands for a lane or a cause. Percentiles (``p50``, ``p95``, ``p99``) are of recent values.
+
+        Returns:
+            samples_expected: Samples of the epoch by the sampler's length; None if it has none.
+            samples_delivered: Samples that ``next`` has returned.
+            samples_failed: Samples that raised: left out, or their error was raised.
+            samples_skipped: Other samples of a batch whose error was raised.
+            samples_padded: Samples repeated so that a rank has as many batches as the others.
+            samples_repeated: Samples prepared again after a worker died.
+            batches_delivered: Batches that ``next`` has returned.
+            workers: Worker processes that ``died``, that ``hung`` and were killed, and that were ``replaced``. With
+                ``max_workers``, ``at_work``: how many are at work now.
+            elapsed_s: Seconds from ``iter()`` to the epoch's end, or to now.
+            first_batch_s: Seconds from ``iter()`` to the first batch; None before it.
+            lanes.*: ``samples`` prepared; ``handed_over``: begun there and finished on another lane; ``slots``:
+                workers, or samples at a time; ``busy_share``: the slots' share of time at work, 0 to 1; ``queue_s`` and
+                ``service_s``: seconds that a sample waited in the lane, and took (``p50``, ``p95``, ``p99``).
+            wait_s: Seconds that the training loop waited for a batch (``p50``, ``p95``, ``p99``), and their ``total``.
+            stalls.*: By cause of a wait: ``count`` of waits that had it as their main cause, and ``seconds``.
+            longest_waits: The ten longest waits, longest first: ``batch`` (its number), ``seconds``, ``causes``
+                (seconds by cause), and the ``key``, ``lane`` and ``worker`` of its sample that was ready last; None if
+                all were ready before.
+            lateness: Batches by which samples came after their place (``p50``, ``p95``, ``p99``, ``max``); 0 in order.
+            window: How many ``batches`` may be drawn and not delivered now; the ``longest`` and the ``most`` that it
+                may be; ``limit_bytes``: the window does not grow beyond them.
+            prediction: How well costs are predicted: ``samples`` predicted, ``log_sigma`` (standard deviation of the
+                logarithm of predicted over actual seconds), ``rank_correlation`` of both.
+            bytes_in_flight: Bytes of samples that are prepared or being prepared, and not delivered.
+            bytes_in_flight_peak: The most of them at a time.
+            failures: The last 100 samples that were left out: ``epoch``, ``position`` in the sampler's order,
+                ``index``, ``stage``, ``lane``, ``path``, ``error``, ``traceback``.
+            speculation: With ``epochs=``: next epochs that were begun early (``epochs_prepared``), and those whose
+                order turned out otherwise (``epochs_discarded``).
+            reads: Where the data set declares sources. ``process``: "runs", or "lost" once the process that reads ahead
+                has been killed. ``reads`` and ``bytes`` from storage, ``failed`` reads, ``shared``: sources that
+                several samples wanted at a time, ``bytes_ahead``: read and not used yet; ``hedges``: second requests,
+                ``hedges_won``: that answered first; ``retries`` after a failure, ``refused``: answers 429 and 503;
+                ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
+                ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
+            reads.files: Files: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
+            reads.urls: URLs: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
+            cache.memory: ``policy``: what is kept, and ``why``; ``budget_bytes``, ``bytes`` and ``copies`` kept;
+                ``fields``: samples whose fields are kept in place of what was read, ``kept``: why; ``hits``,
+                ``misses``, ``hit_bytes``, ``evicted`` since the workers were started.
+            cache.disk: ``hits``, ``misses``, ``bytes_read``, ``written``, ``bytes_written``; ``stale``: of another
+                version, ``corrupt``: damaged, both removed; ``refused``: no room; ``removed``: not needed soon,
+                ``evicted``: no run uses it; ``disk_full`` and ``failed`` writes; ``nbytes`` kept of ``budget_bytes``;
+                ``why`` they are kept; ``off``: why the directory is not used any more, or None.
+            device: Batches on their way to a GPU (a list with several): ``batches``, ``copies`` made for them,
+                ``gathered``: batches that were joined in pinned memory first, ``crossed``: micro-batches that came from
+                another GPU, ``short_of_memory``: times that memory ran out, ``unloaded``: batches sent back to the
+                host, ``pinned_bytes``, ``pinning_refused`` (why, or None), ``device_bytes`` and ``device_bytes_peak``
+                held, ``nvml``: ``utilisation``, ``memory_used_bytes``, ``memory_total_bytes``, or None.
+            nodes: Machines of ``cluster``, by lane: ``connected``, how often each was ``lost``, ``received_bytes``.
+            device_lane: The device lane (a list with several): ``micro_batch``: samples at a time at most,
+                ``short_of_memory``: times that memory ran out, ``spilled_to_host``: samples sent to the host,
+                ``retired``: it has given up, ``nvjpeg``: the version in use, ``step_s_per_work_s``: seconds that a
+                second of its work adds to the training step, ``spared``: the CPU lane keeps up alone.
+            metrics: The address that Prometheus asks, with ``metrics_port``.
+
+        Raises:
+            RuntimeError: ``iter()`` has not been called yet.
         """
         return self._session.stats()
 

@@ -1,4 +1,4 @@
-"""Which arguments are numbers: Python's own and NumPy's, and no bool."""
+"""Tells whether an argument is a number: Python's or NumPy's, and no bool."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TypeGuard
 
 
 def is_whole(given: object) -> TypeGuard[int]:
-    """Whether it is a whole number; ``int`` makes it Python's."""
+    """Whether an argument is a whole number, which ``int`` makes Python's."""
     return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def is_real(given: object) -> TypeGuard[float]:
-    """Whether it is a number, whole or not; ``float`` makes it Python's."""
+    """Whether an argument is a real number, which ``float`` makes Python's."""
     return isinstance(given, Real) and not isinstance(given, bool)

@@ -1,4 +1,4 @@
-"""The loader's own arguments, checked and resolved at construction."""
+"""Checks and resolves the loader's own arguments at construction."""
 
 from __future__ import annotations
 
@@ -37,38 +37,33 @@ _LONGEST_NAME = 64
 
 @dataclass(frozen=True)
 class Options:
-    """What the arguments mean together.
+    """The loader's own arguments, checked and resolved."""
 
-    ``lateness`` in batches; ``free``: batches may be composed from what is ready; ``threads``: workers are threads;
-    ``lanes``: the lanes to open, "cpu" first; ``devices``: where batches live, in turn; ``skips``: samples may be left
-    out; ``most_workers``: that are started, if more than ``num_workers``; ``host``: the cores that they share
-    with other ranks; ``cache``: what of the samples' sources is kept; ``share``: the name of the reader process that
-    loaders share, if they do; ``trace``: where it goes; ``metrics``: where they are to be had, if they are.
-    ``more_lanes``: those beside the loader's own workers and devices.
-    """
-
-    lateness: int
-    free: bool
-    threads: bool
-    lanes: tuple[str, ...]
-    devices: tuple[torch.device, ...]
-    skips: bool
-    most_workers: int
-    host: HostCores | None
+    lateness: int  # batches that a sample may come after its place
+    free: bool  # batches may be composed from what is ready
+    threads: bool  # workers are threads
+    lanes: tuple[str, ...]  # to open, "cpu" first
+    devices: tuple[torch.device, ...]  # that batches go to, in turn
+    skips: bool  # samples may be left out
+    most_workers: int  # that are started, if more than ``num_workers``
+    host: HostCores | None  # the cores that the workers share with other ranks
     cache: CacheOptions
-    share: str = ""
+    share: str = ""  # the name of the reader process that loaders share; "": none
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
-    more_lanes: tuple[LaneSource, ...] = ()
+    more_lanes: tuple[LaneSource, ...] = ()  # beside the loader's own workers and devices
 
     @property
     def device(self) -> torch.device:
-        """The only device, or the first; all are of its kind."""
+        """The first device; if there are several, all are CUDA devices."""
         return self.devices[0]
 
     @classmethod
     def check(cls, loader: Arguments) -> Options:
-        """Resolve the arguments of a loader. Raises ValueError naming the one that is wrong and what to do."""
+        """Resolves the arguments of a loader.
+
+        Raises ValueError or TypeError that names the wrong one and says what to do.
+        """
         if loader.pipeline is not None and not isinstance(loader.pipeline, Pipeline):
             raise TypeError(f"pipeline must be a minato_gpu.Pipeline or None, got {loader.pipeline!r}")
         if not isinstance(loader.generator, torch.Generator | None):
@@ -103,7 +98,7 @@ class Options:
 
 
 def memory_budget(name: str, value: Value) -> Value:
-    """The bytes of a budget given as a text such as "1GB" (see ``nbytes``); what is no text as it is."""
+    """Returns the bytes of a budget that is a text such as "1GB"; anything else unchanged."""
     return nbytes(name, value, "leave it out for no limit") if isinstance(value, str) else value
 
 
@@ -153,7 +148,7 @@ def _check_max_workers(loader: Arguments) -> None:
 
 
 def _share(loader: Arguments) -> str:
-    """The name of the reader process that loaders share; "" where the loader has its own."""
+    """Returns the name of the shared reader process; "" if the loader has its own."""
     name: object = loader.share
     if name is None or name is False:
         return ""
@@ -221,7 +216,8 @@ def _lateness(loader: Arguments) -> int:
 
 
 def _free(loader: Arguments) -> bool:
-    """Only batches that torch's own BatchSampler cut are taken apart; a user's keep their composition."""
+    """Whether batches may be composed from what is ready: only batches that torch's own BatchSampler cuts are taken
+    apart."""
     if loader.in_order or loader.max_lateness == 0 or isinstance(loader.dataset, IterableDataset):
         return False
     return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
@@ -274,7 +270,7 @@ def _current() -> int:
 
 
 def _why_cpu() -> tuple[str, int]:
-    """A pipeline could use a device, and no device was asked for. Returns what to say, and how loud."""
+    """Returns why a pipeline with device stages runs on the CPU alone, and the level to log that at."""
     if torch.cuda.is_available():
         return "the pipeline runs on the CPU alone: pass device='cuda' to use the GPU too", logging.WARNING
     return "the pipeline runs on the CPU alone: this PyTorch finds no CUDA device", logging.INFO

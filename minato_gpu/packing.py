@@ -1,7 +1,7 @@
-"""Bytes, and the states of torch's generators, as text.
+"""Converts bytes, and the states of torch's generators, to text and back.
 
-Decision: bytes are base64 strings, so that a saved state can be written as JSON, or by ``torch.save`` and read with
-``weights_only=True``; a third more than the bytes themselves.
+Decision: base64, so that a saved state can be written as JSON, or by ``torch.save`` and read with
+``weights_only=True``. It takes a third more than the bytes.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import torch
 
 
 def packed(data: bytes) -> str:
-    """Bytes as a string."""
+    """Returns bytes as text."""
     return base64.b64encode(data).decode("ascii")
 
 
 def packed_state(state: torch.Tensor) -> str:
-    """What ``Generator.get_state`` returned, as text."""
+    """Returns what ``Generator.get_state`` returned, as text."""
     return packed(state.numpy().tobytes())
 
 
 def unpacked_state(text: str) -> torch.Tensor:
-    """And back. Raises ValueError where the text is not base64."""
+    """Returns the state that ``packed_state`` made text of. Raises ValueError if the text is not base64."""
     return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
 
 
 def packed_states(generators: Mapping[str, torch.Generator]) -> dict[str, str]:
-    """The states of these generators now."""
+    """Returns the present states of generators, as text."""
     return {role: packed_state(generator.get_state()) for role, generator in generators.items()}

@@ -1,4 +1,4 @@
-"""A batch of one sample, for ranks that count on each other's batches.
+"""Makes a batch of one sample for a rank that has lost all samples of a batch, as the other ranks count on that batch.
 
 In a distributed job a batch that has lost all of its samples must come all the same, or the other ranks would wait for
 ever. A sample of another batch takes its place: it is prepared once more, and joined alone.
@@ -26,7 +26,7 @@ from minato_gpu.sampling.samplers import Sampling
 
 
 def pads_batches(loader: Arguments, options: Options) -> bool:
-    """Whether a batch that loses all its samples must come all the same: ranks, or devices, count on each other's."""
+    """Whether a batch that loses all its samples must come all the same, as other ranks or devices count on it."""
     if not options.skips:
         return False
     if len(options.devices) > 1:
@@ -38,7 +38,7 @@ def pads_batches(loader: Arguments, options: Options) -> bool:
 
 
 def batch_of(loader: Arguments, options: Options, epoch_seed: int, ticket: Ticket) -> Value:
-    """A batch of this sample alone, on the host, with the draws that the sample has in its own place.
+    """Returns a batch of one sample, on the host, with the draws that the sample has in its own place.
 
     Without workers, and in threads, that holds for the draws of a pipeline only.
     """
@@ -65,7 +65,7 @@ def batch_of(loader: Arguments, options: Options, epoch_seed: int, ticket: Ticke
 
 
 def _begin(init: Callable[[int], None] | None, seed: int, worker: int) -> None:
-    """In the worker, before it is asked for the sample."""
+    """Seeds the worker before it is asked for the sample."""
     gc.freeze()  # what the training process has dropped is that process's to collect
     if init is not None:
         init(worker)
@@ -73,7 +73,7 @@ def _begin(init: Callable[[int], None] | None, seed: int, worker: int) -> None:
 
 
 def _join(pipeline: Pipeline | None, seed: int, collate: Callable[[Value], Value], batched: bool, read: Value) -> Value:
-    """A batch of what the data set has returned."""
+    """Collates what the data set has returned."""
     samples = read if batched else [read]
     if pipeline is not None:
         samples = [pipeline.run(sample, seed) for sample in samples]

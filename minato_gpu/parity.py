@@ -45,29 +45,24 @@ _COMPARED = (str, bytes, Number)  # of objects
 
 @dataclass
 class StageParity:
-    """One compared stage, or, with ``stage`` "split K", everything from split point K on.
+    """The comparison of one stage, or of everything from a split point on."""
 
-    ``implementation``: such as "dali on cpu". ``max_deviation`` and ``mean_deviation`` (levels): of the worst
-    sample; infinite where dtypes, shapes or what is no number differ or the device implementation failed, and then
-    ``problem`` says how. ``note``: why no deviation could be above the limit, if none could.
-    """
-
-    stage: str
-    implementation: str
+    stage: str  # its name; "split K": everything from split point K on
+    implementation: str  # such as "dali on cpu"
     samples: int = 0
-    max_deviation: float = 0.0
+    max_deviation: float = 0.0  # of the worst sample, in levels; infinite where ``problem`` says why
     mean_deviation: float = 0.0
     limit_max: float = 0.0
     limit_mean: float = 0.0
-    problem: str = ""
-    note: str = ""
+    problem: str = ""  # dtypes, shapes or values that are no numbers differ, or the device implementation failed
+    note: str = ""  # why no deviation could be above the limit, if none could
 
     @property
     def passed(self) -> bool:
         return self.max_deviation <= self.limit_max and self.mean_deviation <= self.limit_mean
 
     def add(self, expected: Fields, got: Mapping[str, JSON] | StageError, declared: Mapping[str, Field]) -> None:
-        """Another sample: what the CPU and the device have made of it."""
+        """Adds a sample: what the CPU and the device have made of it."""
         self.samples += 1
         if isinstance(got, StageError):
             return self._fail(str(got))
@@ -104,14 +99,14 @@ class StageParity:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """``rows``: flat dicts, the fields of StageParity and ``passed``. ``skipped``: broken samples left out, as
-    the CPU reports them. ``passed``: whether something was compared and all of it passed."""
+    """The result of a comparison."""
 
-    rows: list[dict[str, JSON]]
-    skipped: list[str]
+    rows: list[dict[str, JSON]]  # flat: the fields of StageParity, and ``passed``
+    skipped: list[str]  # broken samples that were left out, as the CPU reports them
 
     @property
     def passed(self) -> bool:
+        """Whether something was compared, and all of it passed."""
         return bool(self.rows) and all(row["passed"] for row in self.rows)
 
 
@@ -163,7 +158,10 @@ def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityRe
 
 
 def _pipeline(module: ModuleType, data: Value) -> Pipeline:
-    """Raises ValueError, which shows what to declare, for stages that do not declare what they write."""
+    """Returns the module's pipeline.
+
+    Raises ValueError, which shows what to declare, if a stage does not declare what it writes.
+    """
     try:
         pipeline: Pipeline = _member(module, "pipeline")()
     except UndeclaredWrites as error:
@@ -211,7 +209,7 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
 
 
 def whole_tolerance(pipeline: Pipeline, device: str, split: int) -> Tolerance:
-    """How far samples may be from the CPU's whose stages from ``split`` on run on ``device``, in their outputs' levels.
+    """Returns how far outputs may be from the CPU's, in levels, if the stages from ``split`` on run on ``device``.
 
     That is what the pipeline declares, or the sum of its stages' limits.
     """
@@ -231,17 +229,18 @@ def _no_nan(value: float) -> float:
 
 
 def _plain(value: Value) -> Value:
-    """A NumPy scalar, or an array of shape (), as Python has it."""
+    """Returns a NumPy scalar, or an array of shape (), as a Python number."""
     return value.item() if isinstance(value, (np.ndarray, np.generic)) and not value.shape else value
 
 
 def _same(value: Value, reference: Value) -> Value:
-    """Where they are equal, or both not a number (not a time)."""
+    """Returns where two arrays are equal, or both NaN (or NaT)."""
     return (value == reference) | ((value != value) & (reference != reference))
 
 
 def _deviation(value: Value, reference: Value) -> Value:
-    """How far two arrays of one dtype are apart, by element: exactly 0 where they are the same, and nowhere else."""
+    """Returns the distance of two arrays of one dtype for each element: exactly 0 where they are equal, and nowhere
+    else."""
     kind = reference.dtype.kind
     if kind == "c":
         return np.hypot(_deviation(value.real, reference.real), _deviation(value.imag, reference.imag))
@@ -257,7 +256,10 @@ def _deviation(value: Value, reference: Value) -> Value:
 
 
 def _copied(fields: Fields) -> Fields:
-    """Copies of the fields, what is shared among them still shared; what cannot be copied as it is."""
+    """Returns copies of the fields that still share what they shared.
+
+    A value that cannot be copied is returned as it is.
+    """
     given: object = fields
     if not isinstance(given, Mapping):
         return fields  # the pipeline says so
@@ -292,7 +294,7 @@ def _compare(
 
 
 def _levels(value: Value, declared: Field) -> float:
-    """How many levels there are between the lowest and the highest of these floats; 0 for other values."""
+    """Returns the number of levels between the lowest and the highest of these floats; 0 for other values."""
     if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
         return 0.0
     with np.errstate(invalid="ignore"):
@@ -310,7 +312,7 @@ def _cannot_fail(spans: Mapping[str, float], declared: Mapping[str, Field], limi
 
 
 def _run(executor: DeviceExecutor, items: Sequence[tuple[Fields, int]]) -> list[Result]:
-    """The results, of fewer samples at once where the device has no memory for all."""
+    """Returns the results of all samples, in smaller parts if the device has no memory for all at once."""
     try:
         return executor.run(items)
     except Exception as error:

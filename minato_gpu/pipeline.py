@@ -1,8 +1,8 @@
-"""Pipeline: an ordered tuple of stages, validated when constructed, and its run on the CPU.
+"""Pipelines: ordered tuples of stages, checked when constructed, and their run on the CPU.
 
-A sample may be cut between any two stages: with split point k, the stages before k run on the CPU and the rest
-on the device. ``Pipeline.splits`` lists the legal ones. Pipelines pickle (spawned workers get them), and
-importing this module imports neither DALI nor CuPy nor torch.
+A sample may be cut between any two stages: with split point k, the stages before k run on the CPU and the rest on the
+device. ``Pipeline.splits`` lists the legal ones. Pipelines can be pickled (spawned workers get them), and importing
+this module imports neither DALI nor CuPy nor torch.
 """
 
 from __future__ import annotations
@@ -86,8 +86,11 @@ class Pipeline:
 
     @classmethod
     def from_torchvision(cls, transform: Value, **options: Value) -> Pipeline:
-        """A pipeline of a ``torchvision.transforms.v2`` transform or ``Compose``, a stage for each transform. For its
-        ``options`` see ``build`` of ``minato_gpu.pipelines.torchvision_compose``."""
+        """Makes a pipeline of a ``torchvision.transforms.v2`` transform or ``Compose``, with a stage for each
+        transform.
+
+        ``options`` are those of ``build`` in ``minato_gpu.pipelines.torchvision_compose``.
+        """
         made: Pipeline = import_module("minato_gpu.pipelines.torchvision_compose").build(transform, **options)
         return made
 
@@ -109,12 +112,12 @@ class Pipeline:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The split points with something to do on either side, after the host read; none where that is no split."""
+        """The split points after the host read with stages on either side; none where such samples cannot be split."""
         inner = tuple(split for split in self.splits if self.host_prefix < split < len(self.stages))
         return inner if self.host_prefix in self.splits else ()
 
     def bytes_at(self, split: int) -> int | None:
-        """The most bytes of what the stages from ``split`` on need, but for objects; None where that is not known."""
+        """Returns the most bytes that the stages from ``split`` on need, without objects; None if not known."""
         fields, wanted = self.fields_at(split), self.live(split)
         sizes = [one.max_bytes for name, one in fields.items() if name in wanted and one.dtype != object]
         return None if None in sizes else sum(size or 0 for size in sizes)
@@ -146,11 +149,11 @@ class Pipeline:
         return frozenset(needed)
 
     def written(self, stages: range) -> tuple[str, ...]:
-        """Names of the fields that these stages write."""
+        """Returns the names of the fields that these stages write."""
         return tuple(dict.fromkeys(name for number in stages for name in self.stages[number].writes))
 
     def taken(self, stages: range) -> tuple[str, ...]:
-        """Names of the fields that these stages read, and take from outside."""
+        """Returns the names of the fields that these stages read and none of them has written."""
         found: dict[str, None] = {}
         for number in stages:
             made = self.written(range(stages.start, number))
@@ -158,9 +161,9 @@ class Pipeline:
         return tuple(found)
 
     def draw(self, number: int, fields: Fields, seed: int) -> Params:
-        """The parameters of stage ``number`` for the sample with this seed: NumPy values by name, or empty.
+        """Returns the drawn parameters of stage ``number`` for the sample with this seed, by name.
 
-        A function of the seed, the stage's number and its ``meta`` fields alone.
+        They are NumPy values, and a function of the seed, the stage's number and its ``meta`` fields alone.
         """
         return _drawn(self.stages[number], number, fields, seed)
 
@@ -212,9 +215,13 @@ class Pipeline:
         cpu: CpuFunction | None = None,
         writes: Mapping[str, Field] | None = None,
     ) -> Fields:
-        """What one stage writes, on the CPU, from the fields that it declares to read: a device lane has no others.
-        ``cpu``, ``writes``: something else to be run in its place, and what that writes (see ``Keepable``). Raises as
-        ``run`` does."""
+        """Runs one stage on the CPU on the fields that it declares to read (a device lane has no others).
+
+        Returns what it writes.
+
+        ``cpu`` and ``writes``: a function to run in its place, and what that writes (see ``Keepable``). Raises as
+        ``run`` does.
+        """
         stage = self.stages[number]
         names = stage.reads if cpu is None or stage.keep is None else {*stage.reads, *stage.keep.writes}
         reads = {name: fields[name] for name in names if name in fields}
@@ -227,8 +234,10 @@ class Pipeline:
             raise stage_error(stage.name, "cpu", fields, error) from error
 
     def check_given(self, fields: Fields) -> Fields:
-        """What the data set has returned, Python numbers in the declared type. Raises TypeError, or a StageError of a
-        ValueError, unless it is what the stages need, as declared."""
+        """Returns what the data set has returned, with Python numbers in the declared types.
+
+        Raises TypeError, or a StageError of a ValueError, unless it is what the stages need.
+        """
         given: object = fields
         if not isinstance(given, Mapping):
             names = ", ".join(map(repr, self.input_fields))
@@ -268,7 +277,7 @@ class Pipeline:
 
 
 class UndeclaredWrites(ValueError):
-    """A stage does not declare what it writes. ``stages``: all of its pipeline."""
+    """A stage does not declare what it writes. ``stages`` are all stages of its pipeline."""
 
     def __init__(self, name: str, stages: Sequence[Stage]) -> None:
         super().__init__(
@@ -311,7 +320,7 @@ def suggest_writes(stages: Sequence[Stage], samples: Iterable[Fields]) -> str:
 
 
 def _declaration(values: Sequence[Value]) -> str:
-    """The Field, as it is written in Python, that all of these values fit."""
+    """Returns the Python text of a Field that fits all of these values."""
     if not all(isinstance(value, (np.ndarray, np.generic, bool, int, float)) for value in values):
         return "Field(object)"
     arrays = [np.asarray(value) for value in values]
@@ -332,7 +341,7 @@ def _drawn(stage: Stage, number: int, fields: Fields, seed: int) -> Params:
 
 
 def _numbers(found: object, names: Sequence[str]) -> list[float]:
-    """Raises TypeError or ValueError unless there is one for each name."""
+    """Returns features as floats. Raises TypeError or ValueError unless there is one for each name."""
     if not isinstance(found, Iterable):
         raise TypeError(f"returned a {type(found).__name__}, not a sequence of numbers for {tuple(names)}")
     numbers = [float(value) for value in found]
@@ -344,8 +353,10 @@ def _numbers(found: object, names: Sequence[str]) -> list[float]:
 def stage_error(
     stage: str | None, lane: str, fields: Fields, error: BaseException, where: str | None = None
 ) -> StageError:
-    """The StageError for ``error``; the caller raises it ``from error`` (or sets ``__cause__``). ``where``: not simply
-    the stage."""
+    """Returns the StageError for ``error``, which the caller raises ``from error``.
+
+    ``where`` is added to the stage's name.
+    """
     path = fields.get("path")
     where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")
     return StageError(
@@ -355,8 +366,10 @@ def stage_error(
 
 
 def check_written(declared: Mapping[str, Field], written: Fields) -> Fields:
-    """What a stage has written, Python numbers in the declared type. Raises ValueError unless ``written`` holds exactly
-    the declared fields, as declared."""
+    """Returns what a stage has written, with Python numbers in the declared types.
+
+    Raises ValueError unless ``written`` holds exactly the declared fields, as declared.
+    """
     found: object = written
     if not isinstance(found, Mapping):
         raise ValueError(f"returned a {type(found).__name__}, not a mapping of its written fields")

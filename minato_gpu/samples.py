@@ -1,11 +1,11 @@
-"""What a sample is to the loader: its ticket, its private random streams, and its errors.
+"""A sample's ticket, private random streams and errors.
 
-A prepared sample is a function of (seed, epoch, index, occurrence) and of nothing else (promise P2).
-``sample_seed`` turns those four into one 64-bit seed; every random value of the sample derives from it.
-Nothing here knows about lanes, time or processes, so every other room may import it.
+A prepared sample is a function of (seed, epoch, index, occurrence) and of nothing else (promise P2). ``sample_seed``
+turns those four into one 64-bit seed; every random value of the sample derives from it. Nothing here knows about lanes,
+time or processes, so every other room may import it.
 
-Decision: seeds are mixed with BLAKE2b rather than Python's ``hash``, which is salted per process for
-strings, so the same key gives the same stream in every worker and on every machine.
+Decision: seeds are mixed with BLAKE2b rather than Python's ``hash``, which is salted per process for strings, so the
+same key gives the same stream in every worker and on every machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ticket:
 
 
 def key_digest(key: Key) -> int:
-    """A 64-bit number for a data set key that is the same in every process.
+    """Returns a 64-bit number for a data set key that is the same in every process.
 
     Integers stand for themselves (modulo 2**64); strings and bytes are hashed with BLAKE2b, tuples and lists through
     the digests of their parts, and scalars of NumPy and PyTorch as Python's, their arrays and tensors by dtype, shape
@@ -83,8 +83,8 @@ def key_digest(key: Key) -> int:
 
 
 def plain_key(key: Key) -> Key:
-    """A scalar of NumPy or PyTorch as Python's; an array or a tensor as a tuple that tells it from those that are not
-    equal; any other key itself."""
+    """Returns a scalar of NumPy or PyTorch as Python's, an array or a tensor as a tuple that differs where they are not
+    equal, and any other key unchanged."""
     if hasattr(key, "untyped_storage"):  # a tensor, without an import of torch
         key = key.detach().numpy(force=True)
     if isinstance(key, np.ndarray) and key.ndim:
@@ -95,7 +95,10 @@ def plain_key(key: Key) -> Key:
 
 
 def name_of(key: Key) -> Key:
-    """What counts as the same key, as for its digest; keys that cannot be hashed go by what they look like."""
+    """Returns what counts as the same key (equal keys have equal digests).
+
+    Keys that cannot be hashed are compared by their repr.
+    """
     key = tuple(map(name_of, key)) if type(key) is tuple else plain_key(key)
     try:
         hash(key)
@@ -117,13 +120,12 @@ def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) 
 
 
 def stage_seed(seed: int, number: int) -> int:
-    """The 64-bit seed of what stage ``number`` of a pipeline draws from global generators for the sample with this
-    seed."""
+    """Returns the 64-bit seed of what stage ``number`` of a pipeline draws from global generators for a sample."""
     return _mix(_mix(seed) ^ (number & _MASK))
 
 
 def witness_of(keys: list[Key]) -> int:
-    """A number that tells one epoch's first keys from another's: for a check, so 0 where a key has no digest."""
+    """Returns a number that tells one epoch's first keys from another's. It is a check, so 0 if a key has no digest."""
     try:
         digests = [key_digest(key).to_bytes(8, "little") for key in keys[:16]]
     except Exception:
@@ -151,13 +153,14 @@ def stream(seed: int, number: int = 0) -> np.random.Generator:
 
 
 class _NoEntropy(ISeedSequence):
-    """What ``Philox(key=...)`` would ask the system for, and never use, in half of the time that a stream costs.
+    """Stands for the entropy that ``Philox(key=...)`` would ask the system for and never use, in half of a stream's
+    time.
 
-    It has no children: those of the system's entropy would be others each time.
+    It has no children: those of the system's entropy would differ each time.
     """
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        """Zeros."""
+        """Returns zeros."""
         return np.zeros(n_words, dtype)
 
 
@@ -168,7 +171,7 @@ _UNUSED = {"buffer": _ZEROS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
 def shown(key: Key) -> str:
-    """The key as errors and counts name it: a number of NumPy's as Python's."""
+    """Returns the key as errors and counts name it: NumPy's numbers as Python's."""
     return repr(key.item() if isinstance(key, np.generic) else key)
 
 
@@ -210,23 +213,23 @@ class StageError(Exception):
 
 
 def explain(error: Exception, place: Origin) -> tuple[BaseException, Origin]:
-    """What really went wrong with the sample at ``place``, and where as precisely as the error says."""
+    """Returns the error of the user's code behind ``error``, and where it happened, as precisely as the error says."""
     if isinstance(error, StageError) and error.__cause__ is not None:
         return error.__cause__, replace(place, stage=error.origin.stage, path=error.origin.path)
     return error, place
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """A note for whoever sees the error; one of a class that takes none (a frozen data class) stays as it is."""
+    """Adds a note to an error; does nothing for a class that takes none (a frozen data class)."""
     with suppress(Exception):
         error.add_note(text)
 
 
 def no_end(function: Callable[_P, _R], what: str) -> Callable[_P, _R]:
-    """The same function of the user's, but a ``StopIteration`` that it raises is an error.
+    """Wraps a function of the user's so that a ``StopIteration`` that it raises becomes the cause of a RuntimeError.
 
-    Whoever asks for the next item would take it for the end of the data, and lose the rest in silence. So it becomes
-    the cause of a RuntimeError, as in a generator (PEP 479).
+    Otherwise whoever asks for the next item would take it for the end of the data, and lose the rest silently (as PEP
+    479 does for generators).
     """
 
     def call(*arguments: _P.args, **more: _P.kwargs) -> _R:
@@ -239,7 +242,7 @@ def no_end(function: Callable[_P, _R], what: str) -> Callable[_P, _R]:
 
 
 def plain(value: object) -> JSON:
-    """``value`` in JSON's own types: what JSON cannot say (NaN, infinity) as None, all else as text."""
+    """Returns ``value`` in JSON's types: NaN and infinity as None, anything else that JSON has not as text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,6 +1,7 @@
-"""What outlives an epoch of a loader: workers that stay, seeds, the epoch that is prepared ahead, and where it stands.
+"""What outlives one epoch of a loader: workers that stay, seeds, the epoch that is prepared early, and the resume
+point.
 
-The loader is handed in with every call and never kept: who drops a loader drops its workers too.
+The loader is passed to every call and never kept: dropping the loader drops its workers.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from minato_gpu.delivery import EpochIterator, EpochView
 from minato_gpu.device.accelerator import ranges
 from minato_gpu.engine.engine import Engine
 from minato_gpu.lanes.streams import StreamState, told_of
-from minato_gpu.observe.counting import Counts, carried, counters
+from minato_gpu.observe.counters import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
 from minato_gpu.observe.ranges import Ranges
-from minato_gpu.observe.shared_service import Told
+from minato_gpu.observe.shared_service import LoaderSnapshot
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options import Options
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -37,46 +38,41 @@ _OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown")
 _Ahead = tuple[EpochBatches, Speculation]
 
 
-class Shown(NamedTuple):
-    """The epoch that is told of, its number, and what was counted before it where ``metrics_port`` wants that."""
+class ReportedEpoch(NamedTuple):
+    """The epoch that ``stats()`` describes."""
 
     view: EpochView
     number: int
-    ended: Counts
+    ended: Counts  # counted in earlier epochs, where Prometheus wants that
 
 
 class Session:
-    """The epochs of one loader, one after the other.
-
-    ``engine``: the one that is kept (persistent workers, or a declared number of epochs); ``base_seed`` and
-    ``first_epoch``: the seed of its workers, and the epoch in which they started. ``ahead``: the next epoch, where its
-    order is drawn already; ``speculates``: it may be. ``cursor``: where the last epoch stands. ``facts``: of all
-    epochs. ``kind``: a word for what is loaded.
-    """
+    """The epochs of one loader, one after the other."""
 
     def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
-        self.kind = type(loader.dataset).__name__
-        self.engine: Engine | None = None
-        self.base_seed = self.first_epoch = 0
-        self.ahead: _Ahead | None = None
-        self.speculates = loader.epochs is not None and Sampling(loader).never_repeats
-        self.prepared = self.discarded = 0  # epochs ahead
-        self.cursor: Cursor | None = None
+        self.kind = type(loader.dataset).__name__  # a word for what is loaded
+        self.engine: Engine | None = None  # that is kept: persistent workers, or a declared number of epochs
+        self.base_seed = 0  # of the engine's workers
+        self.first_epoch = 0  # in which these workers started
+        self.ahead: _Ahead | None = None  # the next epoch, if its order is drawn already
+        self.speculates = loader.epochs is not None and Sampling(loader).never_repeats  # whether it may be
+        self.prepared = self.discarded = 0  # epochs that were drawn ahead
+        self.cursor: Cursor | None = None  # where the last epoch stands
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
         self._user: weakref.ref[EpochIterator] | None = None
-        self._shown: Shown | None = None
+        self._shown: ReportedEpoch | None = None
         self._events: Path | None = None
         self._event_logs = 0
         self.readers = ReaderOwner()  # which stay when workers end with an epoch
-        self.facts = Facts()
+        self.facts = Facts()  # of all epochs
         self._is_observed = False
         self._process = os.getpid()
 
     def begin_here(self) -> None:
-        """Before an epoch: in a process that was forked, workers and all that is of theirs are its parent's."""
+        """Prepares for an epoch in this process: after a fork, all workers are the parent's."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self.engine = self.ahead = self._user = None
@@ -89,11 +85,14 @@ class Session:
         return {**self.__dict__, **dict.fromkeys(_OWN), **anew, "readers": ReaderOwner()}
 
     def number(self, resumption: Resumption | None) -> int:
-        """Of the epoch that begins."""
+        """Returns the number of the epoch that begins."""
         return self._next_epoch if resumption is None else resumption.number
 
     def observe(self, loader: Arguments) -> None:
-        """From the first epoch on, let those hear what happens whom the loader's arguments name."""
+        """Subscribes the observers that the arguments name (``trace``, profilers).
+
+        Only the first call does anything.
+        """
         if self._is_observed:
             return
         self._is_observed = True
@@ -105,7 +104,7 @@ class Session:
     # --- epochs --------------------------------------------------------------------------------------------
 
     def _waiting(self, loader: Arguments) -> Resumption | None:
-        """What the next epoch is to go on from."""
+        """Returns the loaded state that the next epoch is to go on from, if any."""
         if self._pending is not None and not self._pending.fits(loader):
             self._given = self._pending.given
         if self._given is not None:
@@ -113,7 +112,7 @@ class Session:
         return self._pending
 
     def take_pending(self, loader: Arguments) -> Resumption | None:
-        """What the epoch that begins is to go on from, with its loader prepared for it."""
+        """Returns the loaded state that this epoch is to go on from, and prepares sampler and generators for it."""
         resumption = self._waiting(loader)
         if resumption is None:
             return None
@@ -130,8 +129,11 @@ class Session:
         return resumption
 
     def may_keep(self, loader: Arguments, resumption: Resumption | None) -> bool:
-        """Whether the workers of the epoch that begins may stay, or be those that have stayed: not while another
-        iterator has them. One that takes up a state leaves them to that, and gets others."""
+        """Whether the epoch that begins may use workers that stay.
+
+        It may not while another iterator uses them; an epoch that resumes from a state leaves those to that iterator
+        and gets others.
+        """
         user = None if self._user is None else self._user()
         if resumption is not None and user is not None and not user.ended and self.engine is not None:
             weakref.finalize(user, self.engine.close)
@@ -139,13 +141,13 @@ class Session:
         return (loader.persistent_workers or loader.epochs is not None) and (user is None or user.ended)
 
     def keep(self, engine: Engine, user: EpochIterator) -> None:
-        """The engine stays for later epochs; ``user`` has it now."""
+        """Keeps the engine for later epochs; ``user`` has it now."""
         self.engine, self._user = engine, weakref.ref(user)
 
     def take_up(
         self, ahead: tuple[EpochBatches, Speculation] | None, prepared: tuple[EpochBatches, Speculation] | None
     ) -> None:
-        """The epoch that begins is the one that was ``prepared``; or what was drawn ``ahead`` is not."""
+        """Begins with the epoch that was ``prepared`` early, or discards the one that was drawn ``ahead``."""
         self.ahead = None
         if prepared is not None:
             prepared[1].adopt()
@@ -154,12 +156,12 @@ class Session:
             self.speculates = False  # the generators move between epochs: the next guess would be wrong too
 
     def begun(self, number: int, view: EpochView) -> None:
-        """Epoch ``number`` has begun, or goes on."""
-        self._shown = Shown(view, number, self._counted_until(view))
+        """Notes that epoch ``number`` has begun, or goes on."""
+        self._shown = ReportedEpoch(view, number, self._counted_until(view))
         self._next_epoch, self._pending = number + 1, None
 
     def _counted_until(self, view: EpochView) -> Counts:
-        """What epochs before this one have counted, where somebody is to be told."""
+        """Returns what earlier epochs have counted, if Prometheus wants that."""
         last = self._shown
         if last is None or self.options.metrics is None:
             return {}
@@ -168,7 +170,7 @@ class Session:
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state(self, loader: Arguments, ahead: int) -> State:
-        """See ``DataLoader.state_dict``."""
+        """Implements ``DataLoader.state_dict``."""
         if (waiting := self._waiting(loader)) is not None:
             if ahead:
                 raise ValueError(f"ahead={ahead}: nothing has been delivered since load_state_dict()")
@@ -181,13 +183,15 @@ class Session:
         return self.cursor.state(ahead)
 
     def load(self, loader: Arguments, state: dict[str, Any]) -> None:
-        """See ``DataLoader.load_state_dict``."""
+        """Implements ``DataLoader.load_state_dict``."""
         self._pending, self._given = Resumption(loader, state), None
 
     def streams_between(self, loader: Arguments, *, keeps: bool = True) -> list[StreamState]:
-        """Where the data sets that the next epoch iterates stand before it; empty where nobody knows. ``keeps``:
-        workers that have stayed are its own; where they do not, a thread has the data set of this process, as the
-        loader has."""
+        """Returns where the data sets of the next epoch stand before it begins; empty where nobody knows.
+
+        With ``keeps``, workers that have stayed iterate their own data sets. Otherwise a worker thread, or the loader
+        without workers, iterates the data set of this process.
+        """
         engine, last = self.engine if keeps else None, self.cursor
         streams = None if last is None else last.epoch.streams
         if streams is not None and engine is not None and not engine.closed:
@@ -200,8 +204,10 @@ class Session:
         return [StreamState(None) if last is None and told.error else told]  # it may be able to once it is iterated
 
     def left_here(self, loader: Arguments) -> list[StreamState]:
-        """Where the data set of this process begins the next epoch, if that has not been given the state which the last
-        one was resumed from: its stream had ended."""
+        """Returns where the data set of this process begins the next epoch, if the last one was resumed at its end.
+
+        The data set has then not been given that state, as its stream had nothing more to yield.
+        """
         streams = None if self.cursor is None else self.cursor.epoch.streams
         here = loader.num_workers == 0 or self.options.threads
         return streams.left if here and streams is not None else []
@@ -209,13 +215,13 @@ class Session:
     # --- looking -------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """See ``DataLoader.stats``."""
+        """Implements ``DataLoader.stats``."""
         return self._stats_of(self._view("stats()"))
 
-    def told(self) -> Told | None:
-        """See Teller."""
+    def snapshot(self) -> LoaderSnapshot | None:
+        """Returns the loader's present counts for other processes (see ``StatsProvider``)."""
         shown = self._shown
-        return None if shown is None else Told(shown.number, self._stats_of(shown.view), shown.ended)
+        return None if shown is None else LoaderSnapshot(shown.number, self._stats_of(shown.view), shown.ended)
 
     def _stats_of(self, view: EpochView) -> dict[str, Any]:
         asked = self.options.metrics
@@ -229,7 +235,7 @@ class Session:
         }
 
     def timeline(self) -> dict[str, Any]:
-        """See ``DataLoader.timeline``."""
+        """Implements ``DataLoader.timeline``."""
         return self._view("timeline()").log.timeline()
 
     def _view(self, asked: str) -> EpochView:
@@ -238,13 +244,13 @@ class Session:
         return self._shown.view
 
     def record_events(self, path: Path) -> None:
-        """See ``DataLoader.record_events``."""
+        """Implements ``DataLoader.record_events``."""
         if self.engine is not None:
             raise ValueError("record_events must be called before the first iter() of a loader that keeps its workers")
         self._events = path
 
     def next_event_log(self) -> Path | None:
-        """Where the next engine records its events: every one has a file of its own."""
+        """Returns the file in which the next engine records its events; each engine has its own."""
         path, number = self._events, self._event_logs
         if path is None:
             return None

@@ -14,10 +14,10 @@ _EXAMPLE = "pass a number of bytes, or a text such as '32GB' or '32GiB'"
 
 
 def nbytes(argument: str, size: Any, otherwise: str) -> int:
-    """The bytes that a number or a text means, at least one. ``argument``: its name, for errors; ``otherwise``: what to
-    do who wants none.
+    """Returns the bytes that a number or a text such as "1GB" means, at least one.
 
-    Raises ValueError, or TypeError for what is neither.
+    ``argument`` is the argument's name and ``otherwise`` what to do instead of giving one, for errors. Raises
+    ValueError, or TypeError for what is neither.
     """
     found = size
     if isinstance(size, str):

@@ -17,7 +17,7 @@ LENGTH_S = 1e-4
 
 
 class Slices:
-    """For one thread. ``clock``: seconds; ``let_go``: gives others the lock, and comes back with it."""
+    """Ends slices of one thread's work. ``clock`` returns seconds; ``let_go`` gives other threads the interpreter."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, let_go: Callable[[], None] = lambda: time.sleep(0)
@@ -28,11 +28,11 @@ class Slices:
         self._owed = 0.0  # seconds that were waited beyond those that were worked
 
     def begin(self) -> None:
-        """The thread has waited for something else: others have had the lock."""
+        """Begins a slice, as the thread has waited and others have had the interpreter."""
         self._begun = self._clock()
 
     def between(self) -> None:
-        """Called between two steps of the work: ends the slice if it has been long enough."""
+        """Ends the slice if it has been long enough. Called between two steps of the work."""
         now = self._clock()
         worked = now - self._begun
         if worked < LENGTH_S:

@@ -1,7 +1,7 @@
-"""Copies of states that samplers and data sets tell, taken often and looked at seldom.
+"""Copies of states of samplers and data sets, which are taken often and read seldom.
 
-They may return their own lists, which they go on changing. Decision: pickled, which takes a tenth of the time of
-``copy.deepcopy`` for large states, and a fifth for small ones. The pickle is in no saved state.
+They may return lists that they go on changing. Decision: copies are pickles, which take a tenth of the time of
+``copy.deepcopy`` for large states and a fifth for small ones. No saved state contains one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minato_gpu.samples import Value
 
 
 def _tensor(tensor: torch.Tensor) -> Value:
-    """Tensors by way of NumPy: their own way of being pickled takes as long as a batch."""
+    """Pickles a tensor by way of NumPy: torch's own way takes as long as a batch."""
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and not tensor.requires_grad
     if plain and tensor.dtype in _PLAIN:
         return torch.from_numpy, (tensor.numpy(),)
@@ -33,7 +33,7 @@ _TABLE: ChainMap[type[Any], Any] = ChainMap({torch.Tensor: _tensor}, copyreg.dis
 
 
 def dumps(value: Value) -> bytes:
-    """For ``pickle.loads``, in this process or in one that it started. Raises PicklingError for what it cannot take."""
+    """Pickles a value for this process or one that it started. Raises PicklingError for what cannot be pickled."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
     pickler.dispatch_table = _TABLE
@@ -45,7 +45,7 @@ def dumps(value: Value) -> bytes:
 
 
 class Snapshot:
-    """The value as it is now. Raises what copying it does."""
+    """A copy of a value as it is now. Raises what copying it raises."""
 
     def __init__(self, value: Value) -> None:
         try:
@@ -55,9 +55,9 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the copy, 0 where that is not known."""
+        """Bytes of the copy; 0 where that is not known."""
         return 0 if self._pickled is None else len(self._pickled)
 
     def copy(self) -> Value:
-        """A value of one's own."""
+        """Returns the value, as the caller's own."""
         return copy.deepcopy(self._value) if self._pickled is None else pickle.loads(self._pickled)

@@ -20,29 +20,29 @@ _N = TypeVar("_N", bound=int)
 if TYPE_CHECKING:
 
     def serials(lo: TicketId, hi: TicketId) -> Sequence[TicketId]:
-        """The serials of a span."""
+        """Returns the serials of a span."""
 
 else:  # to be counted through for each sample, so without a call of our own
     serials = range
 
 
 def tickets(spans: Iterable[TicketSpan]) -> Iterator[TicketId]:
-    """The serials of all these spans."""
+    """Yields the serials of spans."""
     return chain.from_iterable(starmap(serials, spans))
 
 
 def count(spans: Iterable[Span]) -> int:
-    """How many numbers they hold."""
+    """Returns how many numbers spans hold."""
     return sum(map(len, starmap(range, spans)))
 
 
 def singles(each: Iterable[TicketId]) -> list[TicketSpan]:
-    """Each of these serials as a span of its own."""
+    """Returns each serial as a span of its own."""
     return [(serial, TicketId(serial + 1)) for serial in each]
 
 
 def joined(spans: Iterable[tuple[_N, _N]]) -> list[tuple[_N, _N]]:
-    """The spans in their order, one that follows on the one before it as one with that."""
+    """Returns the spans in their order, with each that directly follows the one before it joined to that."""
     out: list[tuple[_N, _N]] = []
     for lo, hi in spans:
         if out and out[-1][1] == lo:
@@ -53,7 +53,7 @@ def joined(spans: Iterable[tuple[_N, _N]]) -> list[tuple[_N, _N]]:
 
 
 def add(spans: list[tuple[_N, _N]], span: tuple[_N, _N]) -> None:
-    """Put one more into spans that rise and do not touch each other, and that hold none of its numbers."""
+    """Inserts a span into spans that rise and do not touch each other, and that hold none of its numbers."""
     lo, hi = span
     at = bisect_left(spans, span)
     end = at
@@ -65,7 +65,7 @@ def add(spans: list[tuple[_N, _N]], span: tuple[_N, _N]) -> None:
 
 
 def cut(spans: Sequence[tuple[_N, _N]], start: int, stop: int) -> tuple[tuple[_N, _N], ...]:
-    """The spans of offsets ``start`` to ``stop``."""
+    """Returns the spans of offsets ``start`` to ``stop``."""
     out: list[tuple[_N, _N]] = []
     for lo, hi in spans:
         size = hi - lo
@@ -77,17 +77,17 @@ def cut(spans: Sequence[tuple[_N, _N]], start: int, stop: int) -> tuple[tuple[_N
 
 
 def number_at(spans: Sequence[tuple[_N, _N]], offset: int) -> _N:
-    """The number at this offset."""
+    """Returns the number at an offset."""
     return cut(spans, offset, offset + 1)[0][0]
 
 
 def shifted(spans: Iterable[Span], by: int) -> list[Span]:
-    """The spans of numbers that are greater by so much."""
+    """Returns the spans of numbers that are greater by ``by``."""
     return [(lo + by, hi + by) for lo, hi in spans]
 
 
 def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> Iterator[tuple[_N, _N]]:
-    """The spans less the holes: ``without([(0, 9)], [(2, 3), (5, 7)])`` yields (0, 2), (3, 5) and (7, 9).
+    """Yields the spans less the holes: ``without([(0, 9)], [(2, 3), (5, 7)])`` yields (0, 2), (3, 5) and (7, 9).
 
     The spans come in any order, the holes in rising order; every hole lies within one of the spans.
     """
@@ -102,34 +102,34 @@ def without(spans: Iterable[tuple[_N, _N]], holes: Sequence[tuple[_N, _N]]) -> I
             yield lo, hi
 
 
-class Place(Protocol):
+class HasSpan(Protocol):
     """Something that holds the tickets of one span."""
 
     first: TicketId
     end: TicketId
 
 
-_P = TypeVar("_P", bound=Place)
+_P = TypeVar("_P", bound=HasSpan)
 
 
 class BySerial(Generic[_P]):
-    """``places`` in rising order, found by the serials that they hold."""
+    """Finds places by the serials of the tickets that they hold."""
 
     def __init__(self) -> None:
         self.places: list[_P] = []
         self._firsts: list[TicketId] = []
 
     def admit(self, place: _P) -> None:
-        """Places come in rising order of serials."""
+        """Adds a place, in rising order of serials."""
         self.places.append(place)
         self._firsts.append(place.first)
 
     def at(self, serial: TicketId) -> _P:
-        """The place that holds the serial."""
+        """Returns the place that holds the serial."""
         return self.places[bisect_right(self._firsts, serial) - 1]
 
     def parts(self, spans: Iterable[TicketSpan]) -> Iterator[tuple[_P, TicketId, TicketId]]:
-        """The spans cut where places meet: each part with its place, which may be removed meanwhile."""
+        """Yields the spans, cut where places meet, each part with its place (which may be removed meanwhile)."""
         for lo, hi in spans:
             while lo < hi:
                 place = self.places[bisect_right(self._firsts, lo) - 1]
@@ -138,10 +138,10 @@ class BySerial(Generic[_P]):
                 lo = upto
 
     def remove(self, place: _P) -> None:
-        """A place leaves."""
+        """Removes a place."""
         at = bisect_right(self._firsts, place.first) - 1
         del self.places[at], self._firsts[at]
 
     def clear(self) -> None:
-        """All places leave."""
+        """Removes all places."""
         self.places, self._firsts = [], []

@@ -1,10 +1,9 @@
-"""What a stage of a pipeline is: its fields, its implementations, its tolerance. Definitions only, no work.
+"""Definitions of a pipeline's stages: fields, implementations, tolerances.
 
-Decision: drawn parameters and header fields are the only things a random stage may depend on. ``draw`` sees a
-random stream that belongs to (sample, stage) and the fields named by ``meta``, which the host knows before any
-lane is chosen; so the same values reach whichever implementation runs (promise P2). DALI's and CuPy's own
-generators are never used. Rejected: letting each implementation draw for itself from a shared seed, because no
-two generators agree.
+Decision: a random stage depends on drawn parameters and header fields alone. ``draw`` gets a random stream that belongs
+to (sample, stage) and the fields named by ``meta``, which the host knows before any lane is chosen; so whichever
+implementation runs gets the same values (promise P2). DALI's and CuPy's own generators are never used. Rejected:
+letting each implementation draw for itself from a shared seed, because no two generators agree.
 """
 
 from __future__ import annotations
@@ -93,8 +92,10 @@ class Field:
         return math.prod(n for n in sizes if n is not None) * np.dtype(self.dtype).itemsize
 
     def problem(self, value: Value) -> str | None:
-        """What is wrong with ``value`` as this field, or None. Python numbers are welcome where shape is () and the
-        dtype has them: 2.5 is no integer, and 256 no uint8."""
+        """Returns what is wrong with ``value`` as this field, or None.
+
+        Python numbers are allowed if the shape is () and the dtype has them: 2.5 is no integer, and 256 no uint8.
+        """
         if self.dtype == np.dtype(object):
             return None
         if not isinstance(value, (np.ndarray, np.generic)):
@@ -112,8 +113,7 @@ class Field:
         return None
 
     def typed(self, value: Value) -> Value:
-        """``value``, which has no problem: a Python number as a NumPy scalar, if batches are made of such; all else as
-        it is."""
+        """Returns ``value``, which has no problem; a Python number as a NumPy scalar, if batches are made of such."""
         if self.shape or not isinstance(value, (bool, int, float)) or self.dtype not in _STACKED:
             return value
         return self._scalar(value)
@@ -180,7 +180,7 @@ class CupyFunction:
     kind = "cupy"
 
     def on_cpu(self, fields: Fields, params: Params) -> Fields:
-        """The same over NumPy: for a stage's ``cpu``, where that needs nothing of its own."""
+        """Runs the function over NumPy: for a stage's ``cpu``, if that needs nothing of its own."""
         return self.function(np, fields, params)
 
 
@@ -201,12 +201,12 @@ DeviceImplementation = DaliFragment | CupyFunction | TorchFunction
 
 @dataclass(frozen=True)
 class Keepable:
-    """What a stage makes on the way that depends on no draw, so that a cache may keep it from epoch to epoch.
+    """The part of a stage that depends on no draw, so that a cache may keep it from epoch to epoch.
 
-    For a stage that does two things at once, such as decoding no more of a photograph than the crop that was drawn:
-    ``make(fields)`` returns the fields ``writes`` (all of the photograph), from the fields ``reads`` alone, which are
+    For a stage that does two things at once, such as decoding no more of a photograph than the drawn crop:
+    ``make(fields)`` returns the fields ``writes`` (the whole photograph) from the fields ``reads`` alone, which are
     some of the stage's. ``cpu(fields, params)`` makes of them, and of what else the stage reads, what the stage's own
-    ``cpu`` does: bit for bit. Neither is called for a sample of which nothing is to be kept.
+    ``cpu`` makes, bit for bit. Neither is called for a sample of which nothing is to be kept.
     """
 
     reads: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What ``trace`` means, checked at construction."""
+"""Checks the argument ``trace``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _LEAST = 4000  # some batches, beside what every trace begins with
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """Where the trace goes, and how many bytes it may take."""
+    """The path of the trace, and how many bytes it may take."""
 
     path: Path
     limit: int = _LIMIT
 
     @classmethod
     def check(cls, trace: Any) -> TraceOptions | None:
-        """Resolve the argument. Raises ValueError (or TypeError) naming what is wrong, and ModuleNotFoundError without
-        what the extra ``trace`` brings."""
+        """Resolves the argument.
+
+        Raises ValueError (or TypeError) that names what is wrong, and ModuleNotFoundError without what the extra
+        ``trace`` brings.
+        """
         if trace is None:
             return None
         given = dict(trace) if isinstance(trace, Mapping) else {"path": trace}

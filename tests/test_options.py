@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
-import re
 import sys
 from collections.abc import Iterator
 from fractions import Fraction
@@ -357,11 +356,3 @@ def test_the_public_face_is_shown_and_its_parameters_are_documented(name: str) -
         found = (inspect.getdoc(each) or "").partition("Args:\n")[2]
         missing = [one for one in arguments if one not in known | {"self"} and f"    {one}: " not in found]
         assert not missing, f"{each.__name__}: {missing}"
-
-
-def test_the_page_of_arguments_is_complete() -> None:
-    page = Path(minato_gpu.__file__).parent.joinpath("manual", "arguments.md").read_text(encoding="utf-8")
-    own = signature(DataLoader).parameters.keys() - signature(TorchDataLoader).parameters.keys()
-    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert told == own

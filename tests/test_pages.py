@@ -18,20 +18,20 @@ from tests.support.agents import AgentProcess, agents
 from tests.support.torchvision_operators import import_torchvision
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
+MANUAL = "minato_gpu/manual"
 DELIVERED: dict[str, Sequence[int | None]] = {
     "README.md": (100, 35),
-    "minato_gpu/faults/README.md": (99,),
-    "minato_gpu/memory/README.md": (100,),
-    "minato_gpu/observe/README.md": (100, 100, 100),
-    "minato_gpu/checkpoint/README.md": (36, 90),
-    "minato_gpu/sampling/README.md": (25,),
-    "minato_gpu/scheduling/README.md": (100,),
-    "minato_gpu/sources/README.md": (100, 100),
-    "pipelines/README.md": (35,),
-    "minato_gpu/manual/torchvision.md": (35,),
-    "minato_gpu/manual/several_machines.md": (100,),
+    f"{MANUAL}/failures.md": (99,),
+    f"{MANUAL}/pipelines.md": (35, 100),
+    f"{MANUAL}/resuming.md": (36, 90),
+    f"{MANUAL}/several_machines.md": (100,),
+    f"{MANUAL}/start.md": (100,),
+    f"{MANUAL}/storage.md": (100, 100, 25),
+    f"{MANUAL}/torchvision.md": (35,),
+    f"{MANUAL}/watching.md": (100, 100, 100, 100),
+    f"{MANUAL}/workers.md": (100,),
 }
-ELSEWHERE = {"minato_gpu/manual/migrating.md": 5}  # examples that run in tests/tools/test_migrating.py
+ELSEWHERE = {f"{MANUAL}/migrating.md": 5, f"{MANUAL}/other_libraries.md": 3}  # in tests/tools
 README_BYTES = 8192
 
 
@@ -64,20 +64,21 @@ def agent() -> Iterator[AgentProcess]:
 def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
-    names: dict[str, Any] = {"dataset": OneBad(signals) if "/faults/" in page else signals}
-    if page == "minato_gpu/manual/torchvision.md":
+    name = page.rpartition("/")[2]
+    names: dict[str, Any] = {"dataset": OneBad(signals) if name == "failures.md" else signals}
+    if name == "torchvision.md":
         import_torchvision()
-    if page in ("README.md", "minato_gpu/manual/torchvision.md") or page.startswith("pipelines/"):
+    if name in ("README.md", "torchvision.md", "pipelines.md"):
         image_classification.example_data(here / "photographs")
-    if page == "minato_gpu/manual/several_machines.md":
+    if name == "several_machines.md":
         names["agents"] = [request.getfixturevalue("agent").address]
-    if "/observe/" in page:
+    if name == "watching.md":
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
-    if "/checkpoint/" in page:
+    if name == "resuming.md":
         (here / "logs").mkdir()
-        for name in "abcd":
-            (here / "logs" / f"{name}.txt").write_text("a line\n" * 25)
-    if "/sources/" in page:
+        for shard in "abcd":
+            (here / "logs" / f"{shard}.txt").write_text("a line\n" * 25)
+    if name == "storage.md":
         names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
         for url in names["urls"]:
             Path(url).write_bytes(b"1234")
@@ -97,7 +98,7 @@ def test_examples_run(page: str, given: dict[str, Any], here: Path) -> None:
         if delivered is not None:
             loader = given.get("again", given.get("loader"))
             assert loader is not None and loader.stats()["samples_delivered"] == delivered
-    if "/observe/" in page:
+    if "writer" in given:
         drawn = {call.args[0]: call.args[1:] for call in given["writer"].add_scalar.call_args_list}
         assert drawn["loader/samples_delivered"] == (100.0, 1)
         assert given["wandb"].log.call_args.args[0]["samples_delivered"] == 100.0
@@ -119,7 +120,15 @@ def test_the_readme_is_short() -> None:
     assert len(pages.text("README.md").encode()) <= README_BYTES
 
 
-@pytest.mark.parametrize("room", [page for page in pages.PAGES if re.fullmatch(r"minato_gpu/\w+/README.md", page)])
+def test_the_manual_has_an_index() -> None:
+    found = {page.rpartition("/")[2] for page in pages.PAGES if page.startswith(f"{MANUAL}/")} - {"README.md"}
+    assert found == set(re.findall(r"\((\w+\.md)\)", pages.text(f"{MANUAL}/README.md")))
+
+
+ROOMS = [page for page in pages.PAGES if re.fullmatch(r"minato_gpu/(?!manual)\w+/README.md", page)]
+
+
+@pytest.mark.parametrize("room", ROOMS)
 def test_a_room_says_what_it_takes_gives_promises_and_must_not_import(room: str) -> None:
     rows = re.findall(r"^\| ([a-z][^|]*) \| \S.* \|$", pages.text(room), flags=re.MULTILINE)
     assert rows[:4] == ["comes in", "goes out", "promises", "may not import"]

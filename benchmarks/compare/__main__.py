@@ -15,8 +15,8 @@ Rates of this loader are also given over those of the best peer in the same orde
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import Loader, installed
-from benchmarks.turns import in_turns
+from benchmarks.turns import measured_rows
 from benchmarks.work import sleep_overshoot_s
 from minato_gpu.threads import usable_cores
 
@@ -44,46 +44,21 @@ _QUICK = (
     "minato_gpu in order",
     "minato_gpu bounded",
 )
-_COLUMNS = (
-    "loader",
-    "samples_per_s",
-    "samples_per_s_spread",
-    "efficiency",
-    "au",
-    "first_batch_s",
-    "epoch_gap_s",
-    "wait_p99_s",
-    "cpu_s_per_sample",
-    "peak_pss_bytes",
-    "lateness_max",
-    "ratio_to_peer",
-    "ratio_to_peer_low",
-    "ratio_to_peer_high",
-    "error",
+_SHOWN = (
+    *("loader", "samples_per_s", "samples_per_s_spread", "efficiency", "au", "first_batch_s", "epoch_gap_s"),
+    *("wait_p99_s", "cpu_s_per_sample", "peak_pss_bytes", "lateness_max", "ratio_to_peer", "ratio_to_peer_low"),
+    *("ratio_to_peer_high", "error"),
 )
 
 
 def rows_of(
-    name: str,
-    directory: Path,
-    loaders: Sequence[str],
-    workers: int,
-    loads: Sequence[float],
-    repetitions: int,
-    epochs: int,
-    warm_ups: int,
-    *,
-    quick: bool,
-) -> list[dict[str, Any]]:
+    base: Case, loaders: Sequence[str], loads: Sequence[float], repetitions: int, *, quick: bool
+) -> Iterator[dict[str, Any]]:
     """All rows of one workload and one number of workers: its peers tuned first (not if ``quick``), then every load."""
-    base = isolated(Case.measured, name, directory, workers, epochs, sleep_overshoot_s())
-    base = replace(base, warm_ups=warm_ups)
-    candidates = [CANDIDATES[loader] for loader in loaders if _can_run(CANDIDATES[loader][0], name, directory)]
+    candidates = [CANDIDATES[name] for name in loaders if _can_run(CANDIDATES[name][0], base.workload, base.directory)]
     chosen = [each[0] if quick else tuned(base, each) for each in candidates]
-    rows = []
     for load in loads:
-        rows += case_rows(base.with_step(load), chosen, repetitions, quick=quick)
-    return rows
+        yield from case_rows(base.with_step(load), chosen, repetitions, quick=quick)
 
 
 def tuned(case: Case, candidates: Sequence[Loader]) -> Loader:
@@ -104,7 +79,7 @@ def _rate(case: Case, loader: Loader) -> float:
         return 0.0
 
 
-def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick: bool) -> list[dict[str, Any]]:
+def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick: bool) -> Iterator[dict[str, Any]]:
     """A row for each loader; they take turns within each repetition.
 
     What the work costs is measured again in each repetition: the machine is not always equally fast. Memory is watched
@@ -125,51 +100,29 @@ def case_rows(case: Case, loaders: Sequence[Loader], repetitions: int, *, quick:
     def figures(one: Run) -> str:
         return f"{one.samples_per_s:.1f} samples/s, efficiency {one.efficiency:.3f}"
 
-    where = f"{case.workload}, {case.workers} workers, load {case.load:g}"
-    runs, errors = in_turns(where, loaders, repetitions, measure, figures)
-    if not quick:
-        for loader in loaders:
+    name = f"{case.workload}, {case.workers} workers, step {1e3 * case.step_s:.1f} ms"
+    rows, runs = measured_rows(name, loaders, repetitions, measure, figures)
+    for row, loader in zip(rows, loaders, strict=True):
+        if not quick:
+            shorter = replace(case, epochs=1, warm_ups=1)
             try:
-                _, peaks[loader.name] = isolated(
-                    watched, replace(case, epochs=1, warm_ups=1), loader, timeout_s=_limit_s(case)
-                )
+                _, peaks[loader.name] = isolated(watched, shorter, loader, timeout_s=_limit_s(case))
             except MeasurementError as error:
-                errors[loader.name] = str(error)
-    return [
-        _row(case, loader, runs[loader.name], peaks.get(loader.name), errors.get(loader.name))
-        | against_peers(loader, loaders, runs)
-        for loader in loaders
-    ]
-
-
-def _row(case: Case, loader: Loader, runs: Sequence[Run], peak: int | None, error: str | None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "case": f"{case.workload}, {case.workers} workers, step {1e3 * case.step_s:.1f} ms",
-        "workload": case.workload,
-        "loader": loader.name,
-        "order": loader.order,
-        "step": "emulated" if case.load else "none",
-        "step_ms": 1e3 * case.step_s,
-        "load": case.load,
-        "workers": case.workers,
-        "repetitions": len(runs),
-        "cpu_s": case.cpu_s,
-        "samples": case.samples * case.epochs,
-        "batch_size": case.batch_size,
-    }
-    if runs:
-        row["loader_settings"] = runs[0].settings
-        for field in fields(Run):
-            if field.name != "settings":
-                name, unit = (field.name[:-2], "_s") if field.name.endswith("_s") else (field.name, "")
-                if field.name == "samples_per_s":
-                    name, unit = field.name, ""
-                row |= report.summarise(name, [getattr(each, field.name) for each in runs], unit)
-    if peak is not None:
-        row["peak_pss_bytes"] = peak
-    if error is not None:
-        row["error"] = error
-    return row
+                row["error"] = str(error)
+        row |= {
+            "workload": case.workload,
+            "step": "emulated" if case.load else "none",
+            "step_ms": 1e3 * case.step_s,
+            "load": case.load,
+            "workers": case.workers,
+            "cpu_s": case.cpu_s,
+            "samples": case.samples * case.epochs,
+            "batch_size": case.batch_size,
+            "peak_pss_bytes": peaks.get(loader.name),
+        }
+        if runs[loader.name]:
+            row["loader_settings"] = runs[loader.name][0].settings
+        yield row | against_peers(loader, loaders, runs)
 
 
 def _limit_s(case: Case) -> float:
@@ -181,35 +134,30 @@ def _can_run(loader: Loader, name: str, directory: Path) -> bool:
     return installed(loader) and (possible is None or possible(job(name, directory, 1)))
 
 
-@click.command(help=__doc__)
-@report.command
+@report.benchmark("compare", 5, shown=_SHOWN)
 @click.argument("names", metavar="[WORKLOAD]...", nargs=-1, type=click.Choice(list(WORKLOADS)))
-@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
+@report.loader_option
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="DIR/WORKLOAD made by benchmarks.data.")
-@click.option("--workers", type=click.IntRange(min=1), multiple=True, help="Repeatable. Default: one for each core.")
+@click.option("--workers", "counts", type=click.IntRange(min=1), multiple=True, help="Default: one for each core.")
 @click.option("--load", "loads", type=float, multiple=True, help=f"Work over steps, 0: no step. Default: {LOADS}.")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="That are timed.")
 @click.option("--warm-ups", type=click.IntRange(min=1), default=1, show_default=True, help="Epochs before those.")
 def main(
-    json_path: str | None,
     quick: bool,
-    repetitions: int | None,
+    repetitions: int,
     names: tuple[str, ...],
     wanted: tuple[str, ...],
     data: Path | None,
-    workers: tuple[int, ...],
+    counts: tuple[int, ...],
     loads: tuple[float, ...],
     epochs: int,
     warm_ups: int,
-) -> None:
+) -> Iterator[dict[str, Any]]:
     wanted = wanted or (_QUICK if quick else ())
     loaders = [name for name in CANDIDATES if not wanted or any(word in name for word in wanted)]
     if not loaders:
         raise click.UsageError(f"no loader is called {wanted!r}; there are: {', '.join(CANDIDATES)}")
-    workers = workers or (usable_cores(),)
-    repetitions = repetitions or (1 if quick else 5)
     loads = loads or ((0.0,) if quick else LOADS)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in names or tuple(WORKLOADS):
             directory = (data or Path(scratch)) / name
@@ -218,12 +166,9 @@ def main(
                 directory.mkdir(parents=True)
                 for _ in WORKLOADS[name].write(directory, 24 if quick else 300, 0):
                     pass
-            for count in workers:
-                rows += rows_of(name, directory, loaders, count, loads, repetitions, epochs, warm_ups, quick=quick)
-    settings = {"workers": workers, "repetitions": repetitions, "epochs": epochs, "warm_ups": warm_ups, "quick": quick}
-    report.publish(report.document("compare", settings, rows), json_path, _COLUMNS)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+            for count in counts or (usable_cores(),):
+                base = isolated(Case.measured, name, directory, count, epochs, sleep_overshoot_s())
+                yield from rows_of(replace(base, warm_ups=warm_ups), loaders, loads, repetitions, quick=quick)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from benchmarks.bound import bound_s, first_batch_s
 from benchmarks.compare.content import Reader, leaves
 from benchmarks.compare.workloads import job
 from benchmarks.data.published import Array
 from benchmarks.peers import Job
+from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.shared import Handover
+from minato_gpu.memory.shared import WorkerBlocks
 from minato_gpu.threads import usable_cores
 
 
@@ -109,7 +109,7 @@ class Alone:
     def measured(cls, asked: Job, repeats: int = 2) -> Alone:
         torch.set_num_threads(1)
         keep_freed_memory()
-        Handover(0, Arena("alone")).serve()
+        WorkerBlocks(0, Arena("alone")).serve()
         passes = [cls._one(asked) for _ in range(1 + repeats)][1:]
         return min(passes, key=lambda each: each.cpu_s)
 

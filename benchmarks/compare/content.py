@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from benchmarks.compare.workloads import INDEX
-from benchmarks.content import ContentError
 from benchmarks.peers import Job
+from benchmarks.work import ContentError
 from minato_gpu.stages import Tolerance
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.peers.base import Job, Loader, choose, installed
+from benchmarks.peers.base import Chosen, Job, Loader, Reader, choose, installed
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.peers.spdl import SpdlPool, SpdlSharded, SpdlSubprocess
@@ -40,4 +40,4 @@ TRIVIAL: tuple[Loader, ...] = (
 )
 """For samples that cost next to nothing: every loader works batch by batch where it can."""
 
-__all__ = ["COSTLY", "TRIVIAL", "Job", "Loader", "choose", "installed"]
+__all__ = ["COSTLY", "TRIVIAL", "Chosen", "Job", "Loader", "Reader", "choose", "installed"]

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -91,18 +91,25 @@ class Order:
         return iter(self._job.cut(indices) if self._by_batch else indices)
 
 
-class Loader(Protocol):
-    """An adapter. ``name`` goes into the rows; ``package`` is the module that it needs.
-
-    ``order`` says how far a sample may be delivered from its place: ``in order``, ``bounded`` (at most eight batches
-    late) or ``completion`` (no limit). ``warm`` says whether workers live on between epochs of a job that keeps them.
-    """
+class Packaged(Protocol):
+    """``name`` goes into the rows; ``package`` is the module that is needed."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def package(self) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=Packaged)
+
+
+class Loader(Packaged, Protocol):
+    """An adapter.
+
+    ``order`` says how far a sample may be delivered from its place: ``in order``, ``bounded`` (at most eight batches
+    late) or ``completion`` (no limit). ``warm`` says whether workers live on between epochs of a job that keeps them.
+    """
 
     @property
     def order(self) -> str: ...
@@ -133,7 +140,7 @@ class Epochs:
         return iter(self.source)
 
 
-def installed(loader: Loader) -> bool:
+def installed(loader: Packaged) -> bool:
     """Whether the adapter's package is here. It is imported, so that no measurement pays for that."""
     root = loader.package.partition(".")[0]
     if importlib.util.find_spec(root) is None or importlib.util.find_spec(loader.package) is None:
@@ -142,9 +149,29 @@ def installed(loader: Loader) -> bool:
     return True
 
 
-def choose(loaders: Sequence[Loader], wanted: Sequence[str]) -> list[Loader]:
+def choose(loaders: Sequence[Chosen], wanted: Sequence[str]) -> list[Chosen]:
     """Those whose name contains one of the ``wanted`` words (all, if none); ValueError for a word that fits none."""
     for word in wanted:
         if not any(word in loader.name for loader in loaders):
             raise ValueError(f"no loader is called {word!r}; there are: {', '.join(each.name for each in loaders)}")
     return [each for each in loaders if not wanted or any(word in each.name for word in wanted)]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A loader, and the class of the data set that reads for it."""
+
+    loader: Loader
+    dataset: Any
+
+    @property
+    def name(self) -> str:
+        return self.loader.name
+
+    @property
+    def package(self) -> str:
+        return self.loader.package
+
+    @property
+    def order(self) -> str:
+        return self.loader.order

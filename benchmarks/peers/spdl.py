@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.content import Int64
 from benchmarks.peers.base import Epochs, Job, Order
+from benchmarks.work import Int64
 
 _SINK = 3  # SPDL's default
 _QUEUE = 2  # each stage's output queue, SPDL's default

@@ -25,12 +25,12 @@ Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader 
 any policy come, and how close its own comes under a virtual clock.
 
 What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say; with
-``--full`` those of the whole matrix. ``--named`` and ``--kinds`` are lists of cells. A file is written after each cell.
+``--full`` those of the whole matrix. ``--named`` and ``--kinds`` are lists of cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -38,7 +38,7 @@ import click
 from benchmarks import report
 from benchmarks.compare.ratios import OURS, against_peers
 from benchmarks.isolate import isolated
-from benchmarks.peers import Loader, choose, installed
+from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
     COSTS_MS,
@@ -55,28 +55,19 @@ from benchmarks.scaling.loaders import LOADERS, worth_trying
 from benchmarks.scaling.measure import Plan, Run, rehearse, run
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, fitting
-from benchmarks.turns import in_turns
-from minato_gpu.lab.report import write
+from benchmarks.turns import measured_rows, present
 
-_COLUMNS = (
-    "loader",
-    "of_bound",
-    "main_us_per_sample",
-    "workers_us_per_sample",
-    "window_allows",
-    "first_batch_s",
-    "next_us_p50",
-    "ratio_to_peer",
-    "ratio_to_peer_low",
-    "ratio_to_peer_high",
-    "error",
+_SHOWN = (
+    *("loader", "of_bound", "main_us_per_sample", "workers_us_per_sample", "window_allows", "first_batch_s"),
+    *("next_us_p50", "ratio_to_peer", "ratio_to_peer_low", "ratio_to_peer_high", "error"),
 )
+SAMPLES = "sleep: emulated cores, only what loaders themselves spend is real"
 _TRAINED_MS = 10.0
 _QUICK_BATCHES = 6
 _QUICK_BARE_S = 0.1
 
 
-def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> list[dict[str, Any]]:
+def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterator[dict[str, Any]]:
     """A row for each loader on one cell; the loaders take turns within each repetition."""
     timeout_s = 60 + 40 * plan.bound_s()
     rehearsed: set[str] = set()
@@ -93,62 +84,44 @@ def cell_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> list[d
             f"{1e6 * one.workers_s_per_sample:.0f} in workers"
         )
 
-    runs, errors = in_turns(plan.cell.name, loaders, repetitions, measure, figures)
-    return [
-        _row(plan, loader, runs[loader.name], errors.get(loader.name)) | against_peers(loader, loaders, runs)
-        for loader in loaders
-    ]
+    rows, runs = measured_rows(plan.cell.name, loaders, repetitions, measure, figures)
+    for row, loader in zip(rows, loaders, strict=True):
+        yield _with_cell(row, plan, loader) | against_peers(loader, loaders, runs)
 
 
-def _row(plan: Plan, loader: Loader, runs: Sequence[Run], error: str | None) -> dict[str, Any]:
+def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any]:
+    """The row with what is known of its cell, and CPU time in microseconds."""
     cell = plan.cell
-    row: dict[str, Any] = {
-        "case": cell.name,
+    row |= {
         "workers": cell.workers,
         "cost_ms": cell.cost_ms,
         "spread": cell.spread,
         "load": cell.load,
         "kind": cell.kind,
-        "loader": loader.name,
-        "order": loader.order,
         "samples": len(plan.costs_s),
         "bound_s": plan.bound_s(),
         "beyond_sleep_us": 1e6 * plan.alone.beyond_s,
         "bare_of_bound": plan.bare_of_bound,
         "bare_us_per_sample": 1e6 * plan.together.cpu_s_per_sample,
-        "repetitions": len(runs),
     }
-    if runs:
-        row |= report.summarise("of_bound", [each.of_bound for each in runs])
-        row |= report.summarise("samples_per_s", [each.samples_per_s for each in runs])
+    if row["repetitions"]:
+        main, workers = (1e6 * row[f"{name}_s_per_sample"] for name in ("main", "workers"))
         row |= {
-            "first_epoch_of_bound": _median(runs, "first_epoch_of_bound"),
-            "first_batch_s": _median(runs, "first_batch_s"),
-            "main_us_per_sample": 1e6 * _median(runs, "main_s_per_sample"),
-            "workers_us_per_sample": 1e6 * _median(runs, "workers_s_per_sample"),
-            "cores_at_bound": _median(runs, "cpu_s_per_sample") * len(plan.costs_s) / plan.bound_s(),
-            "next_us_p50": 1e6 * _median(runs, "next_p50_s"),
-            "next_us_p99": 1e6 * _median(runs, "next_p99_s"),
-            "nexts": _median(runs, "nexts"),
-            "ahead_s": _median(runs, "ahead_s"),
-            "left_s": _median(runs, "left_s"),
+            "main_us_per_sample": main,
+            "workers_us_per_sample": workers,
+            "workers_beyond_us_per_sample": workers - row["bare_us_per_sample"],
+            "cores_at_bound": (main + workers) / 1e6 * len(plan.costs_s) / plan.bound_s(),
+            "next_us_p50": 1e6 * row["next_p50_s"],
+            "next_us_p99": 1e6 * row["next_p99_s"],
         }
-        row["workers_beyond_us_per_sample"] = row["workers_us_per_sample"] - row["bare_us_per_sample"]
     if cell.spread in TAILED and loader.name.startswith(OURS):
         row |= reach(plan, in_order=loader.order == "in order")._asdict()
-    if error is not None:
-        row["error"] = error
     return row
 
 
-def _median(runs: Sequence[Run], name: str) -> float:
-    return report.median([getattr(each, name) for each in runs])
-
-
-@click.command(help=__doc__)
-@report.command
-@click.option("--loader", "wanted", multiple=True, help="Only loaders whose name contains this word; repeatable.")
-@click.option("--workers", type=click.IntRange(min=1), multiple=True, help="8 and 32, if not given.")
+@report.benchmark("scaling", 1, shown=_SHOWN, samples=SAMPLES, batch_size=BATCH_SIZE)
+@report.loader_option
+@click.option("--workers", "counts", type=click.IntRange(min=1), multiple=True, help="8 and 32, if not given.")
 @click.option("--cost", "costs_ms", type=float, multiple=True, help="Mean, ms; 3, if not given.")
 @click.option("--spread", "spreads", type=click.Choice(SPREADS), multiple=True, help="half, if not given.")
 @click.option(
@@ -156,15 +129,14 @@ def _median(runs: Sequence[Run], name: str) -> float:
 )
 @click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, help="arrays, if not given.")
 @click.option("--full", is_flag=True, help="Every number of workers, cost and spread that is not given.")
-@click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells, five times.")
-@click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers, three times.")
+@click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells.")
+@click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers.")
 @click.option("--batches", type=click.IntRange(min=1), help="Batches of an epoch, if not as many as fill some seconds.")
 def main(
-    json_path: str | None,
     quick: bool,
-    repetitions: int | None,
+    repetitions: int,
     wanted: tuple[str, ...],
-    workers: tuple[int, ...],
+    counts: tuple[int, ...],
     costs_ms: tuple[float, ...],
     spreads: tuple[str, ...],
     loads: tuple[float, ...],
@@ -173,34 +145,12 @@ def main(
     named: bool,
     others: bool,
     batches: int | None,
-) -> None:
-    cells = _cells(workers, costs_ms, spreads, loads, kinds, full=full)
-    if named:
-        cells, repetitions = list(NAMED), repetitions or 5
-    if others:
-        cells, repetitions = list(OTHER_KINDS), repetitions or 3
-    try:
-        chosen = choose(LOADERS, wanted)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    present = [loader for loader in chosen if installed(loader)]
-    settings = {
-        "samples": "sleep: emulated cores, only what loaders themselves spend is real",
-        "batch_size": BATCH_SIZE,
-        "repetitions": repetitions or 1,
-        "quick": quick,
-        "not_installed": sorted({loader.name for loader in chosen if loader not in present}),
-    }
-    rows: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    cells = NAMED if named else OTHER_KINDS if others else _cells(counts, costs_ms, spreads, loads, kinds, full=full)
+    loaders = present(LOADERS, wanted)
     for cell in cells:
         plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
-        loaders = present if wanted else worth_trying(cell, present)
-        rows += cell_rows(plan, fitting(cell, loaders), repetitions or 1)
-        if json_path is not None and json_path != "-":  # hours may be lost
-            write(report.document("scaling", settings, rows), json_path)
-    report.publish(report.document("scaling", settings, rows), json_path, _COLUMNS)
-    if any("error" in row for row in rows):
-        raise SystemExit(1)
+        yield from cell_rows(plan, fitting(cell, loaders if wanted else worth_trying(cell, loaders)), repetitions)
 
 
 def _cells(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cases import Costs, kits19
+from benchmarks.tail_run import Costs, kits19
 
 WORKERS = (2, 4, 8, 16, 32, 64)
 COSTS_MS = (1.0, 3.0, 10.0, 30.0)

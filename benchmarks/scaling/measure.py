@@ -11,14 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.content import Int64
-from benchmarks.datasets import WorkLog
 from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Loader
 from benchmarks.scaling import samples
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
-from benchmarks.tail_run import step
-from benchmarks.work import sleep_overshoot_s
+from benchmarks.work import Int64, WorkLog, sleep_overshoot_s, step
 
 _EPOCHS = 3  # the first, the one that is measured, and the one whose consumer's batches are ready
 _BARE_S = 1.0

@@ -1,6 +1,6 @@
 """What the cells prepare: samples that sleep for their cost and then are an array, a tensor, a dict.
 
-Sleeping takes no core, so that many workers fit on few: only what loaders themselves spend is real. Every kind of
+Slept takes no core, so that many workers fit on few: only what loaders themselves spend is real. Every kind of
 sample is integers that begin with the sample's index, so that one consumer reads and checks them all.
 """
 
@@ -16,12 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.content import Consumer, Int64
-from benchmarks.datasets import TRIVIAL_WORDS, WorkLog
 from benchmarks.peers import Job, Loader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
+from benchmarks.work import TRIVIAL_WORDS, Consumer, Int64, Slept, WorkLog
 
 _LARGE_WORDS = 75_000  # 600 KB
 _MOST_IN_FLIGHT = 4 << 30  # bytes: a loader that asks for more is left out
@@ -29,44 +28,14 @@ _TOKENS = 512
 _RAGGED = 5  # lengths, of which the longest is an array's
 
 
-class Sleeping:
-    """Sample ``i`` sleeps for ``costs_s[i]`` and is ``words`` 64-bit integers that depend on ``i``."""
-
-    def __init__(self, costs_s: NDArray[np.float64], words: int = TRIVIAL_WORDS, log: WorkLog | None = None) -> None:
-        self.costs_s = costs_s
-        self._base = np.arange(words, dtype=np.int64)
-        self._log = log
-
-    def __len__(self) -> int:
-        return len(self.costs_s)
-
-    def row(self, index: int) -> Int64:
-        """The numbers alone."""
-        row = self._base + index
-        row[0] = index
-        return row
-
-    def __getitem__(self, index: int) -> Any:
-        epoch = self._log.begin(index) if self._log is not None else 0
-        time.sleep(float(self.costs_s[index]))
-        sample = self.sample(index)
-        if self._log is not None:
-            self._log.end(index, epoch)
-        return sample
-
-    def sample(self, index: int) -> Any:
-        """What a loader gets."""
-        return self.row(index)
-
-
-class Tensors(Sleeping):
+class Tensors(Slept):
     """Tensors."""
 
     def sample(self, index: int) -> Any:
         return torch.from_numpy(self.row(index))
 
 
-class Ragged(Sleeping):
+class Ragged(Slept):
     """Tensors of several lengths."""
 
     def sample(self, index: int) -> Any:
@@ -77,7 +46,7 @@ class Ragged(Sleeping):
         return row[: len(row) * (1 + index % _RAGGED) // _RAGGED]
 
 
-class Tokens(Sleeping):
+class Tokens(Slept):
     """What a tokeniser gives: a dict of three tensors of one length."""
 
     def sample(self, index: int) -> Any:
@@ -85,7 +54,7 @@ class Tokens(Sleeping):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
-class Many(Sleeping):
+class Many(Slept):
     """A data set with ``__getitems__``: one call, one sleep of all their costs."""
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -106,7 +75,7 @@ def pad(samples: list[Any]) -> Any:
 class Kind:
     """A kind of data, or a way to start or guard workers. ``budget``: host memory for half of the usual window."""
 
-    dataset: type[Sleeping] = Sleeping
+    dataset: type[Slept] = Slept
     words: int = TRIVIAL_WORDS
     collate: Any = None
     context: str = "fork"
@@ -138,18 +107,18 @@ class Reader(Consumer):
         return super().read(batch["input_ids"])
 
 
-def dataset(cell: Cell, costs_s: NDArray[np.float64], log: WorkLog | None = None) -> Sleeping:
+def dataset(cell: Cell, costs_s: NDArray[np.float64], log: WorkLog | None = None) -> Slept:
     """The samples of a cell."""
     kind = KINDS[cell.kind]
     return kind.dataset(costs_s, kind.words, log)
 
 
-def expected(samples: Sleeping) -> Int64:
+def expected(samples: Slept) -> Int64:
     """The sum of each sample's numbers, without its sleep."""
     return np.array([samples.row(index).sum() for index in range(len(samples))], dtype=np.int64)
 
 
-def job(cell: Cell, samples: Sleeping) -> Job:
+def job(cell: Cell, samples: Slept) -> Job:
     """What a cell asks of a loader: several epochs, each in another order."""
     kind = KINDS[cell.kind]
     chosen: dict[str, Any] = {"keep_workers": True, "shuffle_seed": 5, "context": kind.context}

@@ -94,7 +94,7 @@ CHECKS = (
     Check(
         "a CUDA graph can be captured while the lane works",
         waits.capture_beside_the_lane,
-        "the advice in minato_gpu/memory/README.md is right",
+        "the advice in minato_gpu/manual/gpus.md is right",
         "it is wrong: see the error; the lane may have to stand still during a capture",
     ),
     Check(

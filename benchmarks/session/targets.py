@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compare.ratios import paired
+from benchmarks.turns import paired
 
 Row = Mapping[str, Any]
 

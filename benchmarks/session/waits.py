@@ -66,7 +66,7 @@ def release_is_asynchronous(settings: Settings) -> Answer:
 
 def capture_beside_the_lane(settings: Settings) -> Answer:
     """Whether the training thread can capture a CUDA graph with ``capture_error_mode="thread_local"``, as
-    minato_gpu/memory/README.md says, while the lane and the copies' thread are at work."""
+    minato_gpu/manual/gpus.md says, while the lane and the copies' thread are at work."""
     loader = loaders.ours(settings.workers)[1].make(job(settings, MIXED), settings.device)
     batches, graph, x = iter(loader), torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda")
     next(batches)

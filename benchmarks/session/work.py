@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 
 from benchmarks.compare.content import leaves
 from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_seed, with_index
-from benchmarks.content import ContentError
 from benchmarks.peers import Job
 from benchmarks.session.settings import Settings
+from benchmarks.work import ContentError
 from minato_gpu.stages import Tolerance
 from pipelines import image_classification
 

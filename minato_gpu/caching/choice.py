@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 
 _MOST = 4  # times the number of shards: 1 in 55 keys comes later than that
 _EPOCHS = 100
@@ -64,7 +64,7 @@ def choose(*, shards: float, share: float, known: bool, alike: bool, once: bool)
     return Choice("minio", 0, "minio: one reader of the whole set cannot have more hits than items are kept")
 
 
-def new_policy(name: str, budget: int, keys: int) -> Policy:
+def new_policy(name: str, budget: int, keys: int) -> CachePolicy:
     """The policy of this name, for keys 0 to ``keys`` - 1 and ``budget`` bytes. Raises ValueError for other names."""
     if name == "next-use":
         return NextUse(budget, keys)

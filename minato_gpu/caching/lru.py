@@ -10,12 +10,12 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 
 _SLACK = 1024  # entries of the heap that are out of date, beyond as many as there are items
 
 
-class Lru(Policy):
+class Lru(CachePolicy):
     """See the module's head; ``budget`` in bytes."""
 
     def __init__(self, budget: int) -> None:

@@ -7,8 +7,8 @@ was there when the epoch began, so no policy has more hits in an epoch than it h
 
 from __future__ import annotations
 
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 
 
-class Minio(Policy):
+class Minio(CachePolicy):
     """See the module's head; ``budget`` in bytes."""

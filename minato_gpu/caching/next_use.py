@@ -21,14 +21,14 @@ import numpy as np
 
 from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 
 _HALF = 0.5  # epoch, on average, to a use before the next boundary
 _TIE = 1e-9  # epochs for each access: orders the uses between two boundaries, and is lost in all else
 _SLACK = 1024  # entries of the heap that are out of date, beyond as many as there are items
 
 
-class NextUse(Policy):
+class NextUse(CachePolicy):
     """Of keys 0 to ``keys`` - 1, within ``budget`` bytes."""
 
     def __init__(self, budget: int, keys: int) -> None:
@@ -42,8 +42,11 @@ class NextUse(Policy):
         self._heap: list[tuple[float, int]] = []  # values and keys; also such as are out of date
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        """See ``Policy``. Each order is drawn once, as long as epoch follows epoch and ``orders`` equals those of the
-        epoch before; else the tables are made anew."""
+        """Takes the orders of this epoch and of ``look_ahead`` more.
+
+        Each order is drawn once, as long as epoch follows epoch and ``orders`` equals those of the epoch before; else
+        the tables are made anew.
+        """
         future = self._future
         if orders == self._orders and epoch == self._epoch + 1 and future.epochs:
             future.forget_epoch()

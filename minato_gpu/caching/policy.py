@@ -18,17 +18,17 @@ from typing import NamedTuple
 from minato_gpu.caching.orders import Orders
 
 
-class Verdict(NamedTuple):
+class Admission(NamedTuple):
     """``keep`` the item that was offered, and let go of ``evict`` before that."""
 
     keep: bool
     evict: tuple[int, ...] = ()
 
 
-KEEP, PASS = Verdict(True), Verdict(False)
+KEEP, PASS = Admission(True), Admission(False)
 
 
-class Policy:
+class CachePolicy:
     """The books of what is kept, at most ``budget`` bytes at any time, and what all policies have in common: what fits
     is kept. Which items go for others is each policy's own: ``_exchange``.
 
@@ -47,7 +47,7 @@ class Policy:
         """
         return 0  # unless positions make a difference
 
-    def offer(self, key: int, nbytes: int, cost_s: float, now: int) -> Verdict:
+    def offer(self, key: int, nbytes: int, cost_s: float, now: int) -> Admission:
         """The item, which is not kept, was missed at ``now``, has ``nbytes`` and took ``cost_s`` seconds: is it kept?
 
         Raises ValueError for a size or cost below 0.
@@ -66,7 +66,7 @@ class Policy:
         self._bytes[key] = nbytes
         self.used_bytes += nbytes
         self._entered(key, earns, now)
-        return Verdict(True, going) if going else KEEP
+        return Admission(True, going) if going else KEEP
 
     def used(self, key: int, now: int) -> None:
         """An item that is kept was hit at ``now``."""

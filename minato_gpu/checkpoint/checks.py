@@ -1,4 +1,4 @@
-"""What a state of an epoch must keep to, whatever file it came from: parts that fit together, and this loader.
+"""Checks of a state, whatever file it came from: its parts fit together, and it fits this loader.
 
 What only the sampler can tell is checked while it is drawn (sampling/epoch_batches.py).
 """
@@ -21,13 +21,16 @@ _MOST_PLANES = 255  # indices that come more often are counted in 'others'
 
 
 def most_drawn_again(loader: Arguments) -> int:
-    """So many keys are drawn again: those of a pass over the data set, whatever it takes, and else as many as samples
-    of a stream are read again. How many a sampler yields may be a number that nobody could wait for."""
+    """Returns how many keys a resume may draw again: those of a pass over the data set, or as many as samples of a
+    stream.
+
+    How many a sampler yields may be a number that nobody could wait for.
+    """
     return max(MOST_READ_AGAIN, length_of(loader.dataset) or 0)
 
 
 def check_drawn_again(position: int, below: int, most: int) -> None:
-    """Raises ValueError where a resume draws more keys again than this, from a position on."""
+    """Raises ValueError if a resume draws more than ``most`` keys again, from ``position`` to ``below``."""
     if below - position > most:
         raise ValueError(
             f"state: 'below' tells of {below} samples delivered. Their keys would have to be drawn again from position "
@@ -39,7 +42,7 @@ def check_drawn_again(position: int, below: int, most: int) -> None:
 def match_progress(
     loader: Arguments, delivered: DeliveredPositions, sampling: Sampling, source: Mapping[str, JSON]
 ) -> None:
-    """Batches and samples must fit together, and an order with gaps needs a loader that can fill them."""
+    """Checks that batches and samples fit together, and that a loader can fill an order with gaps."""
     if delivered.above and (loader.in_order or loader.max_lateness == 0):
         raise ValueError(
             "the state was saved with batches delivered out of order, which a loader in strict order cannot go on "
@@ -63,8 +66,11 @@ def match_progress(
 def stored(
     source: Mapping[str, JSON], delivered: DeliveredPositions, sampling: Sampling
 ) -> tuple[list[list[Key]], Counted]:
-    """Of an order that begins with a sampler's state or with stored keys: the keys that come before what the sampler
-    yields, and how often each had come before those. Raises ValueError where they do not fit."""
+    """Reads an order that begins with a sampler's state or with stored keys.
+
+    Returns the keys that come before what the sampler yields, and how often each had come before those. Raises
+    ValueError if they do not fit.
+    """
     place, position, size = s.number(source, "place"), s.number(source, "position"), sampling.size
     if place > delivered.batches or position > delivered.low:
         raise ValueError(f"state: place {place} at position {position} lies after what was delivered")
@@ -87,7 +93,8 @@ def stored(
 
 
 def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> None:
-    """Stored batches are as a sampler's keys are cut; ``short``: they may end with the epoch's last, a short one."""
+    """Checks that stored batches are as a sampler's keys are cut; with ``short`` they may end with the epoch's last,
+    short one."""
     for number, keys in enumerate(stored, 1):
         last = short and number == len(stored)
         if size is not None and len(keys) != size and not (last and len(keys) < size):
@@ -95,13 +102,13 @@ def _match_size(stored: list[list[Key]], size: int | None, *, short: bool) -> No
 
 
 def following(source: Mapping[str, JSON]) -> NextKeys:
-    """What came after the sampler's own state."""
+    """Returns the check of the keys that came after the sampler's own state."""
     plain = s.mapping(source, "next")
     return NextKeys(s.number(plain, "items", 1, ENOUGH), s.number(plain, "witness"))
 
 
 def _counts(source: Mapping[str, JSON]) -> Counted:
-    """How often each key had come before, from a state with the sampler's own."""
+    """Returns how often each key had come before, from a state with the sampler's own state."""
     others: dict[Key, int] = {}
     for pair in s.sequence(source, "others"):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
@@ -119,8 +126,10 @@ def _plane(plane: JSON) -> Plane:
 
 
 def _stored_counts(source: Mapping[str, JSON], stored: list[list[Key]]) -> dict[Key, int]:
-    """The same counts from a state with the remaining keys: the first of each that remains says how many came
-    before."""
+    """Returns how often each key had come before, from a state with the remaining keys.
+
+    The first of each key that remains says how many came before it.
+    """
     keys, counts = [key for batch in stored for key in batch], s.sequence(source, "occurrences")
     if counts and len(counts) != len(keys):
         raise ValueError(f"state: {len(counts)} occurrences for {len(keys)} keys")

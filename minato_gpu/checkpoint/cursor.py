@@ -26,7 +26,7 @@ from minato_gpu.snapshots import Snapshot
 
 
 class Cursor:
-    """Where one epoch of a loader stands, from its ``iter()`` on."""
+    """Follows where one epoch of a loader stands, from its ``iter()`` on."""
 
     def __init__(
         self,
@@ -35,8 +35,10 @@ class Cursor:
         workers: tuple[int, int] | None = None,
         gone: s.State | None = None,
     ) -> None:
-        """``workers``: the seed of those that persist and the epoch in which they started, else the epoch's own;
-        ``gone``: what was delivered of the whole order, before it was dealt out to these ranks."""
+        """``workers`` is the seed of persistent workers and the epoch in which they started, else the epoch's own.
+
+        ``gone`` is what was delivered of the whole order before it was dealt out to these ranks.
+        """
         self.epoch = epoch
         self.over = False  # the iterator has said so
         self.global_at_start: str | None = None  # torch's global generator, for a stream that draws here
@@ -53,13 +55,15 @@ class Cursor:
         self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered
 
     def asked(self) -> None:
-        """The next batch is about to be taken, or to be fetched here."""
+        """Notes that the next batch is about to be taken, or to be fetched here."""
         if self._global and (state := global_generator.now()) != self._asked:  # few of them, mostly
             self._asked = state
 
     def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
-        """The consumer has this batch: its positions, or the ticket of a stream. For the rest see
-        ``DeliveredPositions.add``."""
+        """Notes that the consumer has this batch: its positions, or the ticket of a stream.
+
+        For the other arguments see ``DeliveredPositions.add``.
+        """
         epoch = self.epoch
         with epoch.lock:
             if returned or epoch.streams is not None:
@@ -71,18 +75,20 @@ class Cursor:
 
     @property
     def batches(self) -> int:
-        """How many of the epoch the consumer has, or had in an earlier run; those that were left out count too."""
+        """How many batches of the epoch the consumer has, or had in an earlier run, with those that were left out."""
         return self.epoch.delivered.batches if self.epoch.streams is None else self.epoch.streams.batches
 
     @property
     def ended_with_batches(self) -> bool:
-        """Whether the epoch is over, and a stream has yielded any."""
+        """Whether the epoch is over and a stream has yielded any batch."""
         streams = self.epoch.streams
         return self.over and streams is not None and streams.batches > 0
 
     def state(self, ahead: int) -> s.State:
-        """The state of the epoch, as it was ``ahead`` batches ago, for whichever thread. Raises ValueError where that
-        cannot be told."""
+        """Returns the state of the epoch as it was ``ahead`` batches ago, to any thread.
+
+        Raises ValueError if it cannot be told.
+        """
         epoch = self.epoch
         with epoch.lock:
             if epoch.streams is None:
@@ -99,7 +105,7 @@ class Cursor:
             return out
 
     def _of_sampler(self, ahead: int) -> s.State:
-        """What was delivered, and the way back to what comes after that."""
+        """Returns what was delivered, and the way back to what comes after that."""
         epoch, order, sampling = self.epoch, self.epoch.order, self._sampling
         delivered = epoch.delivered.rewound(ahead)
         source = {**sampling.describe(), "way": order.way, "set_epoch": epoch.sampler_epoch}
@@ -130,8 +136,11 @@ class Cursor:
         return out
 
     def _snapshot(self, marks: list[Mark]) -> tuple[s.State, dict[str, str]]:
-        """The sampler's own state and the generators, the first that are known since these marks begin, and the keys
-        before and after it. Draws ahead where the sampler has been asked for less than two batches."""
+        """Returns the sampler's own state with the keys before and after it, and the generators.
+
+        It is the first snapshot since the beginning of ``marks``. If less than two batches have been drawn, it draws
+        ahead.
+        """
         epoch, order = self.epoch, self.epoch.order
         order.expect_saves()
         if not any(mark.snapshot for mark in marks) and not any(snapshot for snapshot, _ in order.coming):
@@ -159,7 +168,7 @@ class Cursor:
 
 
 def _following(batches: list[list[Key]]) -> s.State:
-    """The first keys after a snapshot, for a comparison after a resume."""
+    """Returns the first keys after a snapshot, for a comparison after a resume."""
     keys: list[Key] = []
     items = 0
     while items < len(batches) and len(keys) < ENOUGH:
@@ -168,7 +177,10 @@ def _following(batches: list[list[Key]]) -> s.State:
 
 
 def _plain_counts(occurrences: Occurrences) -> s.State:
-    """How often each key had come. Raises ValueError for keys that cannot be stored, where that counts."""
+    """Returns how often each key had come, as plain data.
+
+    Raises ValueError for keys that cannot be stored, if that matters.
+    """
     planes, others = occurrences.planes()
     try:
         plain = [[s.plain_key(key), count] for key, count in others.items()]
@@ -209,7 +221,7 @@ class _Remaining:
         self._nested = Snapshot({"nested": states_between(sampling, epoch.order)["nested"]})
 
     def since(self, marks: list[Mark]) -> s.State:
-        """What comes from these batches on, as the caller's own: nothing that is done to it changes a later state."""
+        """Returns what comes from these batches on. The result is the caller's own."""
         first: Mark | EpochBatches = marks[0] if marks else self._epoch
         batches = self._batches[first.place - self._place :]
         return {
@@ -226,10 +238,10 @@ class _Remaining:
 def before_epoch(
     loader: Arguments, number: int, workers: tuple[int, int], last: Cursor | None, streams: Sequence[StreamState]
 ) -> s.State:
-    """The state of a loader whose epoch ``number`` has not begun.
+    """Returns the state of a loader whose epoch ``number`` has not begun.
 
-    ``workers``: the seed of those that stay, and the epoch in which they started; ``last``: where the epoch before
-    stands, if there was one; ``streams``: where the data sets that the epoch iterates stand, where that is known.
+    ``workers`` is the seed of workers that stay, and the epoch in which they started; ``last`` is where the epoch
+    before stands, if there was one; ``streams`` is where the data sets that the epoch iterates stand, if that is known.
     """
     sampling = Sampling(loader)
     generators = {role: g for role, g in sampling.generators.items() if role != "default"}

@@ -18,7 +18,7 @@ from minato_gpu.sampling.samplers import Sampling
 
 
 def concerns(loader: Arguments, sampling: Sampling) -> bool:
-    """Whether the loader, or a data set or sampler of unknown kind that it calls here, may draw from it."""
+    """Whether the loader, or a data set or sampler of unknown kind that it calls in this process, may draw from it."""
     if loader.num_workers == 0 or not (sampling.replays or sampling.iterable):
         return True
     own = sampling.replays and (sampling.generator is not None or not sampling.uses_default_generator)
@@ -26,12 +26,12 @@ def concerns(loader: Arguments, sampling: Sampling) -> bool:
 
 
 def now() -> bytes:
-    """Its state; 2 microseconds."""
+    """Returns its state; takes 2 microseconds."""
     return torch.default_generator.get_state().numpy().tobytes()
 
 
 def plain() -> str:
-    """Its state as plain data."""
+    """Returns its state as plain data."""
     return packed(now())
 
 
@@ -45,8 +45,7 @@ def _checked(state: dict[str, JSON], name: str) -> bytes | None:
 
 
 class GlobalGenerator:
-    """Its states from a loaded one until the next ``iter()``: at the save (None: it is left alone), and as the epoch
-    began, for a stream that is read again here."""
+    """The states of torch's global generator between ``load_state_dict`` and the next ``iter()``."""
 
     def __init__(self, loader: Arguments, sampling: Sampling, state: s.State) -> None:
         saved, self._begun = _checked(state, "global"), _checked(state["source"], "global_at_start")
@@ -55,7 +54,8 @@ class GlobalGenerator:
         self._own: bytes | None = None  # the user's, while it is rewound
 
     def put(self) -> None:
-        """Set it to where it stood at the save, unless it has moved since ``load_state_dict``, which is said once."""
+        """Sets the generator to where it stood at the save, unless it has moved since ``load_state_dict``, which is
+        logged once."""
         there = now()
         if there == self._found:
             _set(self._saved)
@@ -68,15 +68,20 @@ class GlobalGenerator:
             )
 
     def rewind(self) -> bool:
-        """Set it to where it stood as the epoch began, until ``put_again``. Returns whether that is known."""
+        """Sets the generator to where it stood as the epoch began, until ``put_again``.
+
+        Returns whether that is known.
+        """
         self._own = now() if self._saved is None else None
         _set(self._begun)
         return self._begun is not None
 
     def put_again(self, *, drew: bool = False) -> None:
-        """Undo what was done to it meanwhile. ``drew``: a stream has drawn from it while it was read again. Raises
-        ValueError where that led elsewhere than to the save: others had drawn between the stream's batches, so that
-        what was dropped need not be what was delivered."""
+        """Undoes ``rewind``. ``drew``: a stream has drawn from the generator while it was read again.
+
+        Raises ValueError if it then stands elsewhere than at the save: others had drawn between the stream's batches,
+        so what was dropped need not be what was delivered.
+        """
         there = now()
         _set(self._own if self._saved is None else self._saved)
         if drew and self._begun is not None and self._at_save not in (None, there):

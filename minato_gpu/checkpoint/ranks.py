@@ -1,4 +1,4 @@
-"""States of all ranks of a distributed job as one, and one state for any number of ranks.
+"""Merges the states of all ranks of a distributed job, and splits a merged state for any number of ranks.
 
 ``DistributedSampler`` deals one order out to R ranks: position p of rank r is entry p * R + r of the whole. A merged
 state holds the states of all ranks. The same number of ranks goes on from its own each. After a change of their number
@@ -30,10 +30,10 @@ _SHARES = ("num_replicas", "rank"), ("num_processes", "process_index")
 
 
 def rank_of(sampling: Sampling) -> s.State | None:
-    """Which share of the order a sampler has; None where it has all, as far as is known.
+    """Returns which share of the order a sampler has; None if it has all, as far as is known.
 
-    All is known of torch's DistributedSampler; others say their share as its heirs do, or as Accelerate's batch
-    samplers do, or have a sampler in them that says it; or an iterable data set says it.
+    All is known of torch's DistributedSampler. Others have its attributes (``num_replicas`` and ``rank``), or those of
+    Accelerate's batch samplers, or contain a sampler that has them; or an iterable data set says it.
     """
     sampler = sampling.inner
     if type(sampler) is not DistributedSampler:
@@ -94,7 +94,10 @@ def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
 
 
 def _begun(states: list[s.State]) -> list[s.State]:
-    """In the order of their ranks. Raises ValueError where some are missing, or their samplers differ."""
+    """Returns the states in the order of their ranks.
+
+    Raises ValueError if some are missing, or their samplers differ.
+    """
     shares = [_share(state) for state in states]
     replicas, ranks = shares[0]["replicas"], [share["rank"] for share in shares]
     if sorted(ranks) != list(range(replicas)):
@@ -111,8 +114,10 @@ def _begun(states: list[s.State]) -> list[s.State]:
 
 
 def _between(states: list[s.State]) -> list[s.State]:
-    """In the order of their ranks, where these are known. Raises ValueError where one rank's own state, of its sampler
-    or its streams, is not the others', too."""
+    """Returns states between two epochs in the order of their ranks, if these are known.
+
+    Raises ValueError if one rank's own state, of its sampler or its streams, differs from the others'.
+    """
     if any(state["source"].get("streams") is not None for state in states):
         raise ValueError("merge_state_dicts(): with an iterable data set, every rank resumes from its own state")
     if not _all_alike([state["source"].get("state") for state in states]):
@@ -153,7 +158,7 @@ def _share(state: s.State) -> Mapping[str, JSON]:
 
 
 def for_rank(state: s.State, sampling: Sampling) -> s.State:
-    """What a (merged) state means for this loader's rank. Raises ValueError where it is another rank's."""
+    """Returns what a (merged) state means for this loader's rank. Raises ValueError if it belongs to another rank."""
     mine = rank_of(sampling)
     if state["kind"] == "merged":
         ranks = [s.check(s.mapping({"ranks": part}, "ranks")) for part in s.sequence(state, "ranks")]
@@ -182,7 +187,10 @@ def for_rank(state: s.State, sampling: Sampling) -> s.State:
 
 
 def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
-    """What the states of ranks mean for another number of them. Raises ValueError where they seeded differently."""
+    """Returns what the states of ranks mean for another number of ranks.
+
+    Raises ValueError if they seeded differently.
+    """
     first = ranks[0]
     if not _all_alike([_seeds(state) for state in ranks]):
         raise ValueError(
@@ -212,8 +220,11 @@ def _dealt_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) 
 
 
 def _streams_anew(ranks: list[s.State], mine: s.State | None, sampling: Sampling) -> s.State:
-    """What is left of the streams of all ranks, shared out among another number: one stream, which this rank's workers
-    share. Raises ValueError where no rank is known, and where the data set does not share out its states."""
+    """Returns what is left of the streams of all ranks, shared out among another number of ranks.
+
+    It is one stream, which this rank's workers share. Raises ValueError if no rank is known, or the data set does not
+    share out its states.
+    """
     if mine is None or not sampling.iterable:
         raise ValueError("a merged state of an iterable data set needs one that tells its rank: a ShardedDataset")
     every = [place for state in ranks for place in places_of(state["source"], sampling.stream)]
@@ -229,9 +240,12 @@ def _match(saved: Mapping[str, JSON], mine: Mapping[str, JSON], names: Iterable[
 
 
 def gone_of(source: Mapping[str, JSON], sampling: Sampling) -> s.State | None:
-    """What of the whole order was delivered before it was dealt out to these ranks: all ``below`` an entry, and a bit
-    for each that follows; None where it was dealt out once. It may have gaps of any length, which ranks leave that
-    stand apart. Raises ValueError where that is damaged, or no sampler deals it out."""
+    """Returns what of the whole order was delivered before it was dealt out to these ranks; None if it was dealt out
+    once.
+
+    All entries ``below`` a line, and a bit for each that follows; gaps may have any length. Raises ValueError if that
+    is damaged, or no sampler deals it out.
+    """
     if source.get("gone") is None:
         return None
     if type(sampling.inner) is not DistributedSampler:
@@ -252,7 +266,7 @@ def _said_of(share: JSON) -> str:
 
 
 def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[Key]:
-    """This rank's share of what is left of the sampler's order, in that order."""
+    """Returns this rank's share of what is left of the sampler's order, in that order."""
     whole: DistributedSampler[Value] = DistributedSampler(
         sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed, drop_last=sampler.drop_last
     )
@@ -264,7 +278,7 @@ def dealt(sampler: DistributedSampler[Value], gone: Mapping[str, JSON]) -> list[
 
 
 def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, JSON]], count: int) -> s.State:
-    """What is gone of a whole of ``count`` entries with what ranks have had of their shares of the rest."""
+    """Adds what ranks have delivered of their shares to what was gone of the whole order, of ``count`` entries."""
     mask = np.zeros(count, np.bool_) if gone is None else _mask(gone, count)
     left = np.flatnonzero(~mask)
     for rank, part in enumerate(parts):
@@ -275,7 +289,8 @@ def _with_shares(gone: Mapping[str, JSON] | None, parts: Sequence[Mapping[str, J
 
 
 def _mask(delivered: Mapping[str, JSON], count: int) -> NDArray[np.bool_]:
-    """Which of so many positions are: those ``below`` a line, and those whose bits ``above`` it are set."""
+    """Returns for each of ``count`` positions whether it was delivered: ``below`` a line, or its bit ``above`` it is
+    set."""
     mask, below = np.zeros(count, np.bool_), delivered["below"]
     above = np.frombuffer(s.unpacked(delivered, "above"), np.uint8)
     mask[:below] = True

@@ -1,4 +1,4 @@
-"""From a state to an epoch that goes on where another left off."""
+"""Turns a state into an epoch that goes on where another left off."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def begin_epoch(
     resumption: Resumption | None,
     workers: tuple[int, int] | None = None,
 ) -> Cursor:
-    """An epoch from its beginning, or from where a state says. ``seed``: its base seed where it begins; ``batches``:
-    the loader's batch sampler's iterator; ``workers``: seed and first epoch of workers that persist."""
+    """Begins an epoch, at its beginning or where a state says.
+
+    ``seed`` is its base seed if it begins; ``batches`` iterates the loader's batch sampler; ``workers`` are seed and
+    first epoch of persistent workers.
+    """
     sampling = Sampling(loader)
     if resumption is not None and resumption.begun:
         resumption.set_generators()
@@ -53,7 +56,7 @@ def begin_epoch(
 
 
 class Resumption:
-    """A checked state, on its way to the next iterator; a copy, which nobody changes."""
+    """A checked state on its way to the next iterator. It is a copy, which nobody changes."""
 
     @s.within_depth()
     def __init__(self, loader: Arguments, state: JSON) -> None:
@@ -78,7 +81,7 @@ class Resumption:
             self._sampling.inner.set_epoch(self._sampler_epoch)
 
     def _check(self, loader: Arguments) -> int | None:
-        """Whether the state fits this loader; returns the epoch that its sampler had been given, if it has one."""
+        """Checks that the state fits this loader. Returns the epoch that its sampler had been given, if it has one."""
         source = self.state["source"]
         if (self.state["kind"] == "iterable") != self._sampling.iterable:
             raise ValueError(
@@ -125,12 +128,12 @@ class Resumption:
 
     @property
     def moved_on(self) -> bool:
-        """Whether ``set_epoch`` has given the sampler another epoch since: then that one begins, at its start."""
+        """Whether ``set_epoch`` has given the sampler another epoch since: then that epoch begins, at its start."""
         given = self.begun and self._sampler_epoch is not None
         return given and self._sampling.sampler_epoch != self._sampler_epoch
 
     def move_on(self) -> None:
-        """Begin the epoch after that of the state, as if that had ended; say that what it had left is given up."""
+        """Begins the epoch after that of the state, as if that had ended, and warns that the rest of it is given up."""
         warnings.warn(
             f"load_state_dict() was given a state in the middle of the sampler's epoch {self._sampler_epoch}, and "
             f"set_epoch({self._sampling.sampler_epoch}) has been called since: that epoch begins at its start, and "
@@ -141,30 +144,30 @@ class Resumption:
 
     @property
     def knows_seed(self) -> bool:
-        """Whether the base seed of the epoch, or of the workers that go on, need not be drawn."""
+        """Whether the base seed of the epoch, or of the workers that go on, is known and need not be drawn."""
         return self.begun or (self._persistent and self.number != self.state["workers_epoch"])
 
     @property
     def workers(self) -> tuple[int, int]:
-        """The base seed of the workers, and the epoch in which those started."""
+        """The base seed of the workers, and the epoch in which they started."""
         return self.state["workers_seed"], self.state["workers_epoch"]
 
     def _generators(self) -> dict[str, torch.Tensor]:
         return s.generators(self.state["generators"])
 
     def set_generators(self) -> None:
-        """Put the generators that belong to loader and sampler to where they were."""
+        """Sets the generators that belong to loader and sampler to where they were."""
         self._sampling.set_generators(self._generators())
 
     def load_sampler(self) -> None:
-        """Give a stateful sampler the state that it had between two epochs."""
+        """Gives a stateful sampler the state that it had between two epochs."""
         if not self._between:
             return
         orders.load_ended(self._sampling, _own(s.mapping(self.state["source"], "state")), self._generators())
         self.globals.put_again()  # the sampler may have drawn as it was iterated
 
     def epoch(self, loader: Arguments) -> EpochBatches:
-        """The rest of the epoch. Raises ValueError where the loader's sampler yields another order."""
+        """Returns the rest of the epoch. Raises ValueError if the loader's sampler yields another order."""
         saved, number, seed = self.state["source"], self.number, self.state["seed"]
         if self.state["kind"] == "iterable":
             later = self._persistent and number != self.state["workers_epoch"]
@@ -205,7 +208,7 @@ class Resumption:
         return orders.replayed_order(self._sampling, default, begun_from, drawn=drawn)
 
     def _from_state(self, saved: Mapping[str, JSON]) -> Order:
-        """What is stored, and after that what the sampler yields from its state."""
+        """Returns the order of what is stored, and after that what the sampler yields from its state."""
         own = _own(saved["state"])
         if saved["ended"]:
             order = orders.order_at_end(self._sampling, own, saved["way"], self._generators())
@@ -218,5 +221,5 @@ class Resumption:
 
 @s.within_depth()
 def _own(saved: Mapping[str, JSON]) -> Snapshot:
-    """A copy of the states of the sampler, its iterator and the sampler in it."""
+    """Returns a copy of the states of the sampler, its iterator and the sampler in it."""
     return Snapshot({name: saved.get(name) for name in ("sampler", "iterator", "nested")})

@@ -42,13 +42,19 @@ State = dict[str, JSON]
 
 
 def header(kind: str, epoch: int, seeds: tuple[int, int, int], *, begun: bool) -> State:
-    """What every state begins with. ``seeds``: the epoch's, the workers' and the epoch in which those started."""
+    """Returns what every state begins with.
+
+    ``seeds``: the epoch's, the workers', and the epoch in which the workers started.
+    """
     names = ("format", "version", "kind", "epoch", "begun", "seed", "workers_seed", "workers_epoch")
     return dict(zip(names, (FORMAT, VERSION, kind, epoch, begun, *seeds), strict=True))
 
 
 def check(state: JSON) -> State:
-    """The state, if it is one of this version. Raises TypeError or ValueError that says what is wrong with it."""
+    """Returns the state, if it is one of this version.
+
+    Raises TypeError or ValueError that says what is wrong with it.
+    """
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes what state_dict() returned, a dict, not {type(state).__name__}")
     if state.get("format") != FORMAT:
@@ -75,7 +81,7 @@ def check(state: JSON) -> State:
 
 
 def generators(states: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
-    """The states of generators by role. Raises ValueError."""
+    """Returns the states of generators by role. Raises ValueError."""
     for name in states:
         if name not in ("loader", "sampler", "default"):
             raise ValueError(f"state: 'generators' names {quoted(name)}; it may name 'loader', 'sampler' and 'default'")
@@ -83,7 +89,7 @@ def generators(states: Mapping[str, JSON]) -> dict[str, torch.Tensor]:
 
 
 def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
-    """The state of a torch generator, tried on one. Raises ValueError where it is none."""
+    """Returns the state of a torch generator, tried on one. Raises ValueError if it is none."""
     data = torch.frombuffer(bytearray(unpacked(states, name) or b"\0"), dtype=torch.uint8)
     try:
         torch.Generator().set_state(data)
@@ -96,7 +102,7 @@ def generator_state(states: Mapping[str, JSON], name: str) -> torch.Tensor:
 
 
 class _Quoted(reprlib.Repr):
-    """Bounded in depth, width and length, whatever the value is."""
+    """A repr that is bounded in depth, width and length, whatever the value is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,13 +116,19 @@ class _Quoted(reprlib.Repr):
 
 
 def quoted(value: JSON) -> str:
-    """A value of an untrusted state, for a message: its ``repr`` may be as long as a file, or end in RecursionError."""
+    """Returns a value of an untrusted state for a message.
+
+    Its ``repr`` may be as long as a file, or end in RecursionError.
+    """
     return _Quoted().repr(value)[:_QUOTED]
 
 
 def alike(one: Value, other: Value) -> bool:
-    """Whether two parts of states are the same: what is the user's own may hold tensors and arrays, whose ``==`` is no
-    answer. What cannot be compared is not."""
+    """Whether two parts of states are equal.
+
+    A user's own part may hold tensors and arrays, whose ``==`` is no answer. What cannot be compared counts as
+    different.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(alike(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and type(one) is type(other):
@@ -133,7 +145,7 @@ def alike(one: Value, other: Value) -> bool:
 
 @contextmanager
 def within_depth() -> Iterator[None]:
-    """What is nested too deeply to be looked at is a damaged state: raises ValueError for RecursionError."""
+    """Raises ValueError in place of RecursionError: what is nested too deeply is a damaged state."""
     try:
         yield
     except RecursionError as error:
@@ -141,7 +153,7 @@ def within_depth() -> Iterator[None]:
 
 
 def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _LARGEST) -> int:
-    """A whole number within bounds. Raises ValueError."""
+    """Returns a whole number within bounds. Raises ValueError."""
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= largest:
         raise ValueError(f"state: {name!r} must be a whole number from {least} to {largest}, got {quoted(value)}")
@@ -149,7 +161,7 @@ def number(data: Mapping[str, JSON], name: str, least: int = 0, largest: int = _
 
 
 def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON:
-    """One of the values, of its very type. Raises ValueError."""
+    """Returns one of the allowed values, of exactly its type. Raises ValueError."""
     value, choices = data.get(name), list(choices)
     if not any(type(value) is type(each) and value == each for each in choices):
         raise ValueError(f"state: {name!r} must be one of {choices}, got {quoted(value)}")
@@ -157,7 +169,7 @@ def choice(data: Mapping[str, JSON], name: str, choices: Iterable[JSON]) -> JSON
 
 
 def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
-    """A dict. Raises ValueError."""
+    """Returns a dict. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, Mapping):
         raise ValueError(f"state: {name!r} must be a dict, got {quoted(value)}")
@@ -165,7 +177,7 @@ def mapping(data: Mapping[str, JSON], name: str) -> Mapping[str, JSON]:
 
 
 def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
-    """A list. Raises ValueError."""
+    """Returns a list. Raises ValueError."""
     value = data.get(name)
     if not isinstance(value, (list, tuple)):
         raise ValueError(f"state: {name!r} must be a list, got {quoted(value)}")
@@ -173,7 +185,7 @@ def sequence(data: Mapping[str, JSON], name: str) -> list[JSON]:
 
 
 def unpacked(data: Mapping[str, JSON], name: str) -> bytes:
-    """The bytes of a string. Raises ValueError."""
+    """Returns the bytes of a string. Raises ValueError."""
     return _bytes_of(data.get(name), name)
 
 
@@ -190,8 +202,11 @@ def _bytes_of(value: JSON, name: str) -> bytes:
 
 
 def plain_batches(batches: list[list[Key]]) -> State:
-    """``plain_key`` of the keys of each batch, as new lists, by the name 'drawn'. Where all are scalars of NumPy of one
-    dtype, their values: its name is said once, as 'dtype', for an order of many keys."""
+    """Returns ``plain_key`` of the keys of each batch, as new lists, under the name 'drawn'.
+
+    If all are scalars of one NumPy dtype, their values, with the dtype's name said once as 'dtype': an order may have
+    many keys.
+    """
     classes = set(map(type, chain.from_iterable(batches)))
     if len(classes) == 1 and (name := _NAMES.get(classes.pop())) is not None:
         return {"drawn": [[key.item() for key in keys] for keys in batches], "dtype": name}
@@ -199,7 +214,7 @@ def plain_batches(batches: list[list[Key]]) -> State:
 
 
 def batches_of(data: Mapping[str, JSON]) -> list[list[Key]]:
-    """What ``plain_batches`` made plain. Raises ValueError for anything else."""
+    """Returns what ``plain_batches`` made plain. Raises ValueError for anything else."""
     batches = [sequence({"batch": keys}, "batch") for keys in sequence(data, "drawn")]
     if not all(batches):
         raise ValueError("state: a batch of no keys")
@@ -216,7 +231,7 @@ def _plain_keys(keys: list[Key]) -> list[JSON]:
 
 
 def plain_key(key: Key) -> JSON:
-    """A data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
+    """Returns a data set's key as plain data: numbers and strings as they are, others as a list of a word and the rest.
 
     NumPy's numbers are stored with their dtype. Other numbers and strings of classes that are not Python's own become
     those, of the same ``key_digest``. Raises ValueError for a key that cannot be stored.
@@ -245,7 +260,7 @@ def plain_key(key: Key) -> JSON:
 
 
 def key_of(plain: JSON, depth: int = 0) -> Key:
-    """The key that ``plain_key`` made plain. Raises ValueError for anything else."""
+    """Returns the key that ``plain_key`` made plain. Raises ValueError for anything else."""
     if plain is None or isinstance(plain, (bool, int, float, str)):
         return plain
     if isinstance(plain, (list, tuple)) and plain and depth < _DEPTH:
@@ -264,7 +279,7 @@ def key_of(plain: JSON, depth: int = 0) -> Key:
 
 
 def _numpys(name: str, values: list[JSON]) -> list[Key]:
-    """The scalars of that dtype with these values. Raises ValueError where it has none."""
+    """Returns the scalars of that dtype with these values. Raises ValueError if it has none."""
     kind = _NUMPYS[name]
     if {type(kind().item())}.issuperset(map(type, values)):
         with suppress(OverflowError), np.errstate(over="ignore"):
@@ -276,13 +291,13 @@ def _numpys(name: str, values: list[JSON]) -> list[Key]:
 
 
 def plain_positions(delivered: DeliveredPositions) -> State:
-    """A record as plain data."""
+    """Returns a record of delivered positions as plain data."""
     out: State = {"batches": delivered.batches, "below": delivered.low, "above": packed(delivered.bits())}
     return {**out, "failed": delivered.failed} if delivered.failed else out
 
 
 def positions_of(progress: Mapping[str, JSON]) -> DeliveredPositions:
-    """The record that ``plain_positions`` made plain. Raises ValueError for anything else."""
+    """Returns the record that ``plain_positions`` made plain. Raises ValueError for anything else."""
     if len(above := unpacked(progress, "above")) > MOST_ABOVE:
         raise ValueError("state: 'above' is longer than any window")
     delivered = DeliveredPositions.of_bits(number(progress, "batches"), number(progress, "below"), above)

@@ -22,11 +22,10 @@ _MANY = 1 << 20  # a wait that should be explained
 
 
 def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
-    """Where the streams stood ``ahead`` batches ago: plain data but for the data set's own states. ``samples``: of a
-    batch.
+    """Returns where the streams stood ``ahead`` batches ago, as plain data (except the data set's own states).
 
-    Raises ValueError for an ``ahead`` that goes too far back, where a data set could not tell its state, and where it
-    has none and is too far on to be read again.
+    ``samples`` are those of a batch. Raises ValueError for an ``ahead`` that goes too far back, if a data set could not
+    tell its state, and if it has none and is too far on to be read again.
     """
     turn, places = streams.before(ahead)
     plain = plain_places(places)
@@ -36,7 +35,7 @@ def plain_streams(streams: WorkerStreams, ahead: int, samples: int) -> s.State:
 
 
 def plain_places(places: Sequence[StreamState]) -> list[s.State]:
-    """What a state says of streams. Raises ValueError where a data set could not tell."""
+    """Returns what a state says of streams. Raises ValueError if a data set could not tell its state."""
     plain: list[s.State] = []
     for number, at in enumerate(places):
         if at.error is not None:
@@ -57,14 +56,16 @@ def _pickled(given: Mapping[str, JSON] | None) -> bytes | None:
 
 
 def plain_between(places: Sequence[StreamState]) -> s.State:
-    """What the state of a loader between two epochs says of its streams: nothing where no data set has a state."""
+    """Returns what a state between two epochs says of streams; nothing if no data set has a state."""
     plain = plain_places(places)
     return {"streams": plain} if any(own["state"] is not None for own in plain) else {}
 
 
 def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> WorkerStreams:
-    """The streams of a checked state, each to be taken up at its place; where they were shared out anew, the first
-    worker's comes first."""
+    """Returns the streams of a checked state, each to go on at its place.
+
+    If they were shared out again, the first worker's comes first.
+    """
     turn = saved["turn"] if len(places) == len(saved["streams"]) else 0
     streams = WorkerStreams(len(places), sum(at.batches for at in places), turn)
     streams.shared_seed = saved.get("shared_seed")
@@ -73,9 +74,11 @@ def resumed_streams(saved: Mapping[str, JSON], places: list[StreamState]) -> Wor
 
 
 def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, samples: int) -> list[StreamState]:
-    """Where the streams of a state stand, for so many workers. Raises ValueError where they are damaged, those of
-    another data set, or of another number of workers among which they cannot be shared out, or too far on to be read
-    again. ``samples``: of a batch."""
+    """Returns where the streams of a state stand, for this number of workers; ``samples`` are those of a batch.
+
+    Raises ValueError if they are damaged, another data set's, of another number of workers among which they cannot be
+    shared out, or too far on to be read again.
+    """
     places = places_of(saved, dataset)
     s.number(saved, "turn", 0, len(places) - 1)
     places = _for_workers(places, dataset, max(1, workers))
@@ -86,8 +89,10 @@ def check_streams(saved: Mapping[str, JSON], dataset: Value, workers: int, sampl
 
 
 def starts_between(saved: Mapping[str, JSON], dataset: Value, workers: int) -> list[StreamState]:
-    """Where the epoch after a state between two begins; empty where it says nothing. Raises ValueError as for a state
-    of an epoch."""
+    """Returns where the epoch after a state between two epochs begins; empty if the state does not say.
+
+    Raises ValueError as ``check_streams`` does.
+    """
     places = [] if saved.get("streams") is None else places_of(saved, dataset)
     for at in places:
         s.number({"batches": at.batches}, "batches", largest=0)
@@ -99,8 +104,10 @@ def _for_workers(places: list[StreamState], dataset: Value, workers: int) -> lis
 
 
 def shared_out(places: list[StreamState], dataset: Value, workers: int, among: str) -> list[StreamState]:
-    """The streams of so many workers, or ranks, among which the data set shares out what these have left. ``among``:
-    says in an error who they are. Raises ValueError where the data set does not do that, or cannot from these states.
+    """Returns the streams of ``workers`` workers (or ranks), among which the data set shares out what these have left.
+
+    ``among`` says in an error who they are. Raises ValueError if the data set does not do that, or cannot from these
+    states.
     """
     going = [at for at in places if not at.ended] or places
     if why := _why_not_shared_out(going, dataset):
@@ -124,7 +131,7 @@ def shared_out(places: list[StreamState], dataset: Value, workers: int, among: s
 
 
 def _why_not_shared_out(going: Sequence[StreamState], dataset: Value) -> str | None:
-    """Why the data set cannot share out what these streams have left."""
+    """Returns why the data set cannot share out what these streams have left; None if it can."""
     if not (is_stateful(dataset) and callable(getattr(dataset, "split_states", None))):
         return (
             "an iterable data set is shared out among its workers, so their number must stay the same. It may differ "
@@ -145,7 +152,7 @@ def _why_not_shared_out(going: Sequence[StreamState], dataset: Value) -> str | N
 
 
 def places_of(saved: Mapping[str, JSON], dataset: Value) -> list[StreamState]:
-    """The streams of a state, checked. Raises ValueError where they are damaged, or another data set's."""
+    """Returns the streams of a state, checked. Raises ValueError if they are damaged, or another data set's."""
     if not (streams := s.sequence(saved, "streams")):
         raise ValueError("state: 'streams' is empty")
     for own in streams:
@@ -176,7 +183,7 @@ def _check_owner(given: Mapping[str, JSON], dataset: Value) -> None:
 
 
 def check_read_again(places: Sequence[StreamState], samples: int) -> int:
-    """How many samples will be read again and dropped, of all streams. Raises ValueError for too many of one."""
+    """Returns how many samples of all streams will be read again and dropped. Raises ValueError for too many of one."""
     counts = [samples * at.again for at in places]
     most = max(counts, default=0)
     if most > MOST_READ_AGAIN:
@@ -189,7 +196,10 @@ def check_read_again(places: Sequence[StreamState], samples: int) -> int:
 
 
 def explain_reading(places: Sequence[StreamState], samples: int, *, draws_anew: bool) -> None:
-    """Log why the first batch will take its time. ``draws_anew``: what streams draw is not what they drew."""
+    """Logs why the first batch will take its time.
+
+    ``draws_anew``: what streams draw will differ from what they drew.
+    """
     count = check_read_again(places, samples)
     if draws_anew and any(at.again and at.state is None for at in places):
         say_once(

@@ -1,4 +1,4 @@
-"""What the device lane's thread is at: written by that thread alone, read by whoever watches it, without a lock."""
+"""The device lane's current step, for its watchdog: written by the lane's thread, read by others without a lock."""
 
 from __future__ import annotations
 
@@ -9,60 +9,57 @@ from typing import NamedTuple, TypeVar
 from minato_gpu.samples import Value
 
 Item = TypeVar("Item")
-_TOGETHER = 8
+_TOGETHER = 8  # items between two pauses
 
 
 class StepState(NamedTuple):
-    """Since when, in which stage (-1: none), with which sample (its number, or its drawn parameters; None: not one),
-    and how many samples at once."""
+    """One step of the lane's thread."""
 
-    since: float
-    stage: int
-    sample: Value
-    samples: int
+    since: float  # time of the monotonic clock, in seconds
+    stage: int  # -1: none
+    sample: Value  # its number or its drawn parameters; None: not one sample
+    samples: int  # how many at once
 
 
 class CurrentStep:
-    """The step under way. One tuple takes the place of another, so a reader sees one or the other.
+    """The step in progress. It is replaced as one tuple, so that a reader in another thread sees a consistent one.
 
-    ``between``: called by the thread before each step, for what must not wait until the step is over; ``scheduled``:
-    once the device has been asked for a micro-batch, for what can be done before it is waited for.
-
-    Decision: a function knows a sample by its parameters, an object of the sample's own, and which number that is is
-    only looked up when somebody asks. Rejected: numbers handed down through every segment, for what happens never.
+    Decision: a function segment identifies a sample by its parameters, an object of the sample's own; its number is
+    looked up only when somebody asks. Rejected: handing numbers down through every segment, for a question that is
+    almost never asked.
     """
 
     def __init__(self) -> None:
         self.step = StepState(0.0, -1, None, 1)
-        self.between: Callable[[], None] = lambda: None
-        self.scheduled: Callable[[], None] = lambda: None
-        self._drawn: Sequence[object] = ()
-        self._first = 0
+        self.between: Callable[[], None] = lambda: None  # called by the thread before each step
+        self.scheduled: Callable[[], None] = lambda: None  # called once DALI has a micro-batch, before waiting for it
+        self._drawn: Sequence[object] = ()  # parameters of the running samples
+        self._first = 0  # number of the first of them
 
     def enter(self, stage: int = -1, sample: Value = None, samples: int = 1) -> None:
-        """The thread goes on to this."""
+        """Begins a step; calls ``between`` first."""
         self.between()
         self.step = StepState(perf_counter(), stage, sample, samples)
 
     def pause(self) -> None:
-        """The step goes on after this; there is time for other things."""
+        """Calls ``between`` in the middle of a step, which goes on afterwards with its old begin."""
         step = self.step
         self.between()
         self.step = step
 
     def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, of which each takes a few microseconds, with a pause for every few of them."""
+        """Yields ``items``, with a pause before every eighth: for work of a few microseconds an item."""
         for number, item in enumerate(items):
             if number % _TOGETHER == 0:
                 self.pause()
             yield item
 
     def prepared(self, drawn: Sequence[object], first: int) -> None:
-        """The parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""
+        """Sets the parameters of the micro-batch that runs now; its samples are numbered from ``first`` on."""
         self._drawn, self._first = drawn, first
 
     def number(self, step: StepState) -> int | None:
-        """The number of the step's sample, where it is at one."""
+        """Returns the number of a step's sample in its task; None where the step is not at one sample."""
         if isinstance(step.sample, int):
             return step.sample
         drawn, first = self._drawn, self._first

@@ -1,10 +1,10 @@
-"""What DALI's errors say, in words alone: which operator failed, and which sample.
+"""Reads DALI's error texts: which operator failed, and which sample of the micro-batch.
 
 Decision: a graph is used again after an error of one of its operators, although DALI then calls it "no longer valid".
-With ``exec_dynamic`` an error belongs to one run: it reaches the outputs after every operator before them has ended, so
-all inputs of that run are gone, and the next run meets its own (``executor2/exec_node_task.cc``, ``OpTask::Run``; the
-tests run some hundred broken batches between whole ones). Where the inputs themselves failed that is not so: one of
-them may lie in its queue still, and would come to the next run's samples.
+With ``exec_dynamic`` an error belongs to one run: it reaches the outputs after all operators before them have ended, so
+that run's inputs are consumed and the next run gets its own (``executor2/exec_node_task.cc``, ``OpTask::Run``; the
+tests run some hundred broken batches between whole ones). An error of an input operator is different: an input may
+still be queued, and would be given to the next run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ _SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 
 
 def leaves_graph_usable(error: BaseException) -> bool:
-    """Whether one of the graph's operators failed, none of those that take its inputs."""
+    """Returns True when the error is that of an operator other than the graph's inputs."""
     found = _OPERATOR.search(str(error)) if isinstance(error, RuntimeError) else None
     return found is not None and "external" not in found[1].lower()
 
 
 def sample_of(error: BaseException) -> int | None:
-    """The number, in its micro-batch, of the sample that a decoder could not decode; None where none is named."""
+    """Returns the number, in its micro-batch, of the sample that a decoder rejected; None where the error names
+    none."""
     found = _SAMPLE.search(str(error)) if isinstance(error, RuntimeError) else None
     return None if found is None else int(found[1])

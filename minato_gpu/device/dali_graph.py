@@ -35,7 +35,7 @@ import numpy.typing as npt
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Stream, await_stream, gpu_name
 from minato_gpu.device.dali_errors import leaves_graph_usable
-from minato_gpu.device.dali_outputs import Kept, Output, on_device, on_host
+from minato_gpu.device.dali_outputs import HeldUntilRead, Output, on_device, on_host
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import Batch, Drawn, as_tensor, device_number, plain
 from minato_gpu.pipeline import Pipeline
@@ -113,7 +113,7 @@ class DaliGraph(Segment):
         self._graph: Graph | None = None
         self._ahead: Scheduled | None = None  # the next micro-batch's
         self._waits = False  # for the stream, before each run of this graph
-        self._kept = Kept()
+        self._held = HeldUntilRead()
         self._failed = 0  # runs, since one did not
         self._suspect = _SUSPECT  # so many of them cost the next graph
 
@@ -199,7 +199,7 @@ class DaliGraph(Segment):
         """A run has failed: whether the graph is to be trusted further. Raises the error."""
         self._failed += 1
         if self.stream is not None:
-            self._kept.keep(None, fed)
+            self._held.hold(None, fed)
         suspect = self._failed >= self._suspect
         if suspect:
             self._suspect += self._failed
@@ -211,11 +211,11 @@ class DaliGraph(Segment):
     def _keep(self, *things: object) -> None:
         """What the device is still at, unless that has been waited for."""
         if self.stream is not None:
-            self._kept.keep(self.stream.record_event(), *things)
+            self._held.hold(self.stream.record_event(), *things)
 
     def sweep(self) -> None:
         """Let go of what the device is through with; never waits."""
-        self._kept.sweep()
+        self._held.sweep()
 
     @property
     def built(self) -> bool:
@@ -250,7 +250,7 @@ class DaliGraph(Segment):
         """See Segment."""
         self.forget()
         self._graph = None
-        self._kept.close()
+        self._held.close()
 
     def _feed(self, batch: Batch, drawn: Drawn) -> dict[str, Sequence[object]]:
         feed: dict[str, Sequence[object]] = {}

@@ -1,14 +1,16 @@
-"""A DALI graph's outputs, as arrays that belong to whoever gets them, and what must not be let go of before that is so.
+"""Turns a DALI graph's outputs into arrays that their receiver owns, and holds DALI's memory until that is done.
 
-On a GPU an output is copied, on the lane's stream and without waiting, from DALI's memory into one block of PyTorch's:
-one copy for a micro-batch, whether its samples are of one shape or of many. DALI's own tensors are held until an event
-behind the copies has come to pass, and are let go of by the lane's thread. Rejected: DLPack, which copies nothing. Its
-deleter runs in whichever thread drops the last batch that has such a row, the training loop say, and may wait for the
-whole device there, which also breaks a CUDA graph that is being captured; and rows that are kept keep DALI's memory.
+On a GPU an output is copied asynchronously on the lane's stream from DALI's memory into one block of PyTorch's: one
+copy for a micro-batch, whatever the samples' shapes. DALI's tensors are held until an event after the copies has
+passed, and freed by the lane's thread.
 
-On the CPU outputs are views, which keep their own memory alive. It is never that of a sample's field, although inputs
-are fed without a copy and an operator may hand its input through: inputs are lists of separate arrays, or were stacked,
-and an output is one block, so DALI copies (the tests hold that).
+Rejected: DLPack, which would copy nothing. Its deleter runs in the thread that drops the last batch with such a row,
+for instance the training loop, where it may wait for the whole device and break the capture of a CUDA graph; and a row
+that is kept keeps DALI's memory.
+
+On the CPU outputs are views, which keep their memory alive. That memory is never an input's, although inputs are fed
+without a copy and an operator may pass its input through: inputs are separate arrays or were stacked, an output is one
+block, so DALI copies (a test holds this).
 """
 
 from __future__ import annotations
@@ -32,31 +34,34 @@ from minato_gpu.samples import Value
 
 
 class Output(Protocol):
-    """One output of a run, ``TensorListCPU`` or ``TensorListGPU``: a micro-batch of one field."""
+    """One output of a run, ``TensorListCPU`` or ``TensorListGPU``: one field of a micro-batch."""
 
     @property
     def dtype(self) -> object:
         """One of DALI's types."""
 
     def shape(self) -> Iterable[Sequence[int]]:
-        """Of each sample."""
+        """Returns the shape of each sample."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> object: ...
 
     def copy_to_external(self, into: object, stream: object = None, *, non_blocking: bool = False) -> None:
-        """Copy all samples, one behind the other."""
+        """Copies all samples one after the other to the address ``into``."""
 
 
 def on_host(output: Output) -> Iterator[npt.NDArray[Value]]:
-    """The samples of an output on the CPU."""
+    """Yields the samples of an output on the CPU."""
     return (np.asarray(output[n]) for n in range(len(output)))
 
 
 def on_device(output: Output, device: str, stream: Stream | None) -> Sequence[Value]:
-    """The samples of an output as torch tensors on ``device`` ("cpu" in tests). With ``stream``, the calling thread's
-    current one, they are ready there, and ``output`` must stay until then; without one they are ready."""
+    """Returns the samples of an output as torch tensors on ``device`` ("cpu" in tests).
+
+    With ``stream``, which must be the current one, they are ready on that stream and ``output`` must live until then.
+    Without a stream they are ready on return.
+    """
     shapes = list(output.shape())
     alike = shapes.count(shapes[0]) == len(shapes)
     sizes = [math.prod(shape) for shape in shapes[: 1 if alike else None]]
@@ -78,11 +83,9 @@ def _dtype(of_dali: object) -> torch.dtype:
     return torch_dtype(np.dtype(types.to_numpy_type(of_dali)))
 
 
-class Kept:
-    """What a device still reads: inputs, and outputs that are being copied. For one thread, which also lets them go.
-
-    ``len``: of how many runs there is something.
-    """
+class HeldUntilRead:
+    """References to what a device still reads: inputs, and outputs that are being copied. For one thread, which also
+    drops them. ``len`` counts the runs."""
 
     def __init__(self) -> None:
         self._runs: deque[tuple[Event | None, tuple[object, ...]]] = deque()
@@ -90,33 +93,34 @@ class Kept:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def keep(self, event: Event | None, *things: object) -> None:
-        """Until ``event`` has come to pass; where it is None (the run has failed), until that of a later run has."""
+    def hold(self, event: Event | None, *things: object) -> None:
+        """Holds ``things`` until ``event`` has passed; if it is None (the run failed), until the event of a later run
+        has."""
         self._runs.append((event, things))
 
     def sweep(self) -> None:
-        """Let go of what the device is through with; never waits."""
-        through = 0
+        """Drops what the device has finished reading; never waits."""
+        passed = 0
         for number, (event, _) in enumerate(self._runs, 1):
             if event is not None:
-                if not _passed(event):
+                if not _has_passed(event):
                     break
-                through = number
-        for _ in range(through):
+                passed = number
+        for _ in range(passed):
             self._runs.popleft()
 
     def close(self) -> None:
-        """Wait for the device, and let go of everything. Idempotent."""
+        """Waits for the device and drops everything. Idempotent."""
         while self._runs:
             event, _ = self._runs[0]
             if event is not None:
-                with contextlib.suppress(Exception):  # as below
+                with contextlib.suppress(Exception):  # a failed device reads nothing
                     event.synchronize()
             self._runs.popleft()
 
 
-def _passed(event: Event) -> bool:
-    """Whether the device has come to it. A device that has failed comes to nothing, and reads nothing any more."""
+def _has_passed(event: Event) -> bool:
+    """Returns True when the event has passed or the device has failed: then it reads nothing any more."""
     try:
         return bool(event.query())
     except Exception:

@@ -1,8 +1,8 @@
-"""Graphs built before they are needed: all that a lane may need, while it opens, so that no batch waits for one.
+"""Builds DALI graphs while the lane opens, so that no batch waits for one.
 
-DALI holds the interpreter lock while it builds, and with it the training loop. So a graph is built before there is a
-sample. One whose fragments want to know all names of what is drawn waits for the first sample that comes: its draws
-tell.
+DALI holds the interpreter lock while it builds, which stops the training loop, so graphs are built before the first
+sample. A graph whose fragments need the names of all drawn parameters is built at the first sample, whose draws tell
+them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from minato_gpu.notices import LOGGER
 
 
 class BuildAhead:
-    """Builds the graphs of ``executors``, by split point. For one thread: that which runs them."""
+    """Builds the graphs of ``executors`` (by split point). For the thread that runs them."""
 
     def __init__(self, executors: Mapping[int, DeviceExecutor]) -> None:
         self._missing = dict(executors)
 
     def open(self) -> None:
-        """Build what can be built without a sample. Raises what a fragment raises that no sample would change."""
+        """Builds what needs no sample. Raises a fragment's error that a sample would not change."""
         for split, executor in list(self._missing.items()):
             try:
                 executor.build({})
@@ -35,12 +35,12 @@ class BuildAhead:
                 del self._missing[split]
 
     def start(self, samples: Sequence[Given]) -> None:
-        """Build the others, with the draws of the first of these samples for which nothing raises, if there is one.
-        Raises what a fragment raises."""
+        """Builds the remaining graphs from the draws of the first sample whose draws raise nothing. Raises a fragment's
+        error."""
         for sample in samples if self._missing else ():
             try:
                 draws = {split: executor.draws(sample) for split, executor in self._missing.items()}
-            except Exception:  # noqa: S112 - its own business: it fails by itself where it is prepared
+            except Exception:  # noqa: S112 - the sample fails by itself when it is prepared
                 continue
             for split, params in draws.items():
                 self._missing.pop(split).build(params)

@@ -1,20 +1,19 @@
-"""The device lane: one executor in a thread of the training process, fed with what CPU workers have read.
+"""The device lane: one thread of the training process that runs device stages on samples that CPU workers have read.
 
-It takes every task that waits, one micro-batch at a time (``device_work``), and writes finished samples into their rows
-of the batch. Where they stay on a device, the next micro-batch is issued before the thread waits for the one before, so
-that the device is at work while the host prepares; the stand-in on the CPU has no such two sides. What the device is
-through with is reported before the next one is issued.
+``DeviceLane`` takes the tasks in its queue one micro-batch at a time (``device/work.py``), and stores finished samples
+in their rows of the batch. Where batches live on a device, samples stay there, and the next micro-batch is issued
+before the thread waits for the previous one, so that the device works while the host prepares. The stand-in on the CPU
+has no such overlap. Finished tasks are reported before the next one is issued.
 
-Where not even one sample fits into the device's memory, though the loader has no more than a batch there, the lane says
-so and retires, if there is a CPU lane to go on: what it was sent goes back to the scheduler. So it does where it cannot
-be opened, or breaks down; the only lane there is says that it is ``Broken`` instead. Its thread never ends by itself:
-who waits for a report would wait in vain.
+The lane retires, and the scheduler gets its tasks back, when it cannot be opened, breaks down, or has no memory for one
+sample although the loader holds no more than a batch on the device. Without a CPU lane it posts ``Broken`` instead. Its
+thread ends only with ``close``, so that a reader of messages never waits in vain.
 
-A function that does not return holds the lane for good: a thread cannot be ended from outside. ``Progress`` tells what
-the thread is at, so that such a lane is noticed.
+A function that never returns blocks the lane for good, since a thread cannot be ended from outside; ``Progress`` shows
+its current step, so that the watchdog notices.
 
-Of what ``Lane`` asks for it leaves out: to resize (it is one thread), to revoke (a micro-batch is not cut), to hand
-over (it is here that samples are handed to), to sleep (it wakes by each task that is through).
+Optional commands of ``Lane`` that it does not implement: resize (it is one thread), revoke (a micro-batch is not cut),
+hand_over (it is the lane that takes over), sleep (it signals each finished task).
 """
 
 from __future__ import annotations
@@ -56,18 +55,25 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
 from minato_gpu.threads import OwnThread
 
-IN_FLIGHT = 2  # tasks of a device: one that it works on, one that is issued behind it
+IN_FLIGHT = 2  # tasks of a device: one at work and one issued behind it
 
 
 class DeviceLane(Lane):
-    """One executor and its thread. ``threads``: DALI's threads on the CPU; ``transfers``: where batches live on a
-    device, the way there; ``may_retire``: the CPU lane prepares samples too; ``name``: "device", or of several devices
-    "device:n"."""
+    """Runs the executors of one device on a thread of its own. Its methods are for whoever holds the engine's lock,
+    except those below "the thread".
+
+    Args:
+        micro_batch: most samples that run at once.
+        threads: DALI's threads on the CPU.
+        transfers: copies to the device on which batches live; None where they live on the host.
+        may_retire: whether a CPU lane prepares samples, too.
+        name: "device", or "device:n" for one of several devices.
+    """
 
     kind = DEVICE
     slots = 1
     can_kill = False
-    shows_progress = False  # a micro-batch is neither looked into nor cut
+    shows_progress = False  # samples of a micro-batch are not seen one by one
     advice = "It was not ended: a thread cannot be from outside."
 
     def __init__(
@@ -84,7 +90,7 @@ class DeviceLane(Lane):
         self.name = name
         self._device = device
         self._cuts = pipeline.cuts
-        self._takes_parts = bool(pipeline.cuts) and may_retire  # another lane may begin with samples
+        self._takes_parts = bool(pipeline.cuts) and may_retire  # samples may come cut from the CPU lane
         at = CurrentStep()
         self._executors = {
             split: DeviceExecutor(pipeline, split, device=device, max_batch=micro_batch, threads=threads, at=at)
@@ -104,41 +110,40 @@ class DeviceLane(Lane):
             depth=1 if transfers is None else IN_FLIGHT,
             counts_cores=device == "cpu",  # a GPU's time is not that of cores
             ahead=self._ahead,
-            no_memory=self._retire,
+            no_memory=self._retire_without_memory,
             useless=self._retire_useless,
             trim=None if transfers is None else transfers.accelerator.trim,
             report=self._report,
             next_task=self._next_task,
         )
-        self._peeked: deque[Task | None] = deque()  # taken from there by the thread, and not begun
+        self._peeked: deque[Task | None] = deque()  # taken from the queue and not begun
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._told: deque[Message] = deque()
-        self._looks = False  # somebody wants to know what the thread is at
+        self._messages: deque[Message] = deque()
+        self._progress_wanted = False  # ``look`` was called: answer with Progress
         self._offered = Offers(frozenset())
-        self._begun: dict[tuple[int, int], Task] = {}  # by run and chunk, those that are not reported
+        self._unreported: dict[tuple[int, int], Task] = {}  # tasks that are not reported, by run and chunk
         self._arrived = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._hung = False
         self._may_retire = may_retire
         self.retired = False
-        self._loaded_before = "nvidia.dali.fn" in sys.modules
-        self._built = threading.Event()  # or never to be
+        self._dali_imported = "nvidia.dali.fn" in sys.modules
+        self._built = threading.Event()  # set when graphs are built, or will not be
         self._thread: OwnThread | None = OwnThread(target=self._main, name=f"minato-{name}", daemon=True)
         self._thread.start()
 
     def await_graphs(self) -> None:
-        """Wait until graphs are built, for a second at most, where DALI has been imported before. It holds the
-        interpreter lock while it builds, so nobody loses by that, and no batch is delivered between two graphs. Where
-        it has to be imported first, that takes half a second, in which the CPU lane has batches to give: those are
-        worth more than that the training loop does not stop once, for as long as the graphs take."""
-        if self._loaded_before:
+        """Waits until graphs are built, for a second at most, if DALI was imported before the lane was made.
+
+        Building holds the interpreter lock, so nothing is lost by waiting, and no delivery is interrupted. Importing
+        DALI takes another half second, during which the CPU lane delivers batches: then the lane does not wait.
+        """
+        if self._dali_imported:
             self._built.wait(1.0)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """See Lane."""
         self._tasks.put(task)
 
     def recall(self) -> None:
-        """See Lane."""
         out = []
         try:
             while (task := self._tasks.get_nowait()) is not None:
@@ -146,47 +151,43 @@ class DeviceLane(Lane):
         except queue.Empty:
             pass
         if out:
-            self._tell(Recalled(tuple(out)))
+            self._post(Recalled(tuple(out)))
 
     def look(self) -> None:
-        """See Lane."""
-        self._looks = True
+        self._progress_wanted = True
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane. What is finished is told without being asked for."""
+        """Returns the messages posted since the last call, and ``Progress`` after a ``look``. Finished tasks are posted
+        at once, so ``only`` is ignored."""
         if self._thread is None:
             return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._arrived)
         if self._takes_parts:
-            self._tell_offers()
-        told = [self._told.popleft() for _ in range(len(self._told))]
-        if self._looks:
-            self._looks = False
-            told.append(Progress(self._work.at_work()))
-        return told
+            self._post_offers()
+        messages: list[Message] = [self._messages.popleft() for _ in range(len(self._messages))]
+        if self._progress_wanted:
+            self._progress_wanted = False
+            messages.append(Progress(self._work.at_work()))
+        return messages
 
-    def _tell_offers(self) -> None:
+    def _post_offers(self) -> None:
         offers = Offers(frozenset(split for split in self._cuts if self.offers(split)))
         if offers != self._offered:
             self._offered = offers
-            self._told.append(offers)
+            self._messages.append(offers)
 
     def fds(self) -> list[int]:
-        """See Lane."""
         return [self._arrived]
 
     def who(self, worker: int) -> str:
-        """See Lane."""
         return f"{self.name} lane (a thread of the training process)"
 
     def stack_of_hung(self, worker: int) -> str:
-        """See Lane."""
         self._hung = True
         return self._stack()
 
     def stacks_at_work(self) -> str:
-        """See Lane."""
         return f"\n{self.who(0)} is at work.{self._stack()}" if self._work.at_work() else ""
 
     def _stack(self) -> str:
@@ -194,9 +195,9 @@ class DeviceLane(Lane):
         return "" if thread is None else f"\nIts thread is at:\n{stacks.of_thread(thread)}"
 
     def close(self, timeout: float) -> bool:
-        """Wait for the micro-batches under way, then let go of graphs and memory; idempotent.
+        """Waits for the micro-batches in flight, then frees graphs and memory. Idempotent.
 
-        False where it has been seen to hang and still does after ``timeout``: then all of that stays.
+        Returns False when the lane has hung and still does after ``timeout`` seconds: its thread and memory then stay.
         """
         if self._thread is None:
             return True
@@ -213,8 +214,8 @@ class DeviceLane(Lane):
             )
             return False
         self._thread = None
-        self._told.clear()  # who has a loader that has ended keeps no device memory
-        self._begun.clear()
+        self._messages.clear()  # messages hold device memory
+        self._unreported.clear()
         for executor in self._executors.values():
             executor.close()
         os.close(self._arrived)
@@ -231,14 +232,14 @@ class DeviceLane(Lane):
         self._built.set()
         while work.under_way or not closing:
             try:
-                closing = self._go_on() or closing
+                closing = self._step() or closing
             except BaseException as error:
                 self._break_down(error)
         work.close()
 
     def _open(self) -> None:
-        """Import what stages need, and build graphs. Without that the CPU's implementations prepare the samples, in the
-        lane there is."""
+        """Imports what the stages need and builds graphs. Without these libraries the lane retires; as the only lane it
+        runs the CPU implementations."""
         if self._transfers is not None:
             self._transfers.accelerator.enter()
         try:
@@ -250,29 +251,30 @@ class DeviceLane(Lane):
             how = "pip install 'minato-gpu[cuda13]' (or cuda12)"
             say_once(f"the pipeline runs on the CPU alone: the device lane needs {error.name}; {how}")
             if self._may_retire:
-                self._give_up()
+                self._retire()
                 return
         except Exception as error:
-            self._end_for(error, "cannot be opened")
+            self._fail(error, "cannot be opened")
             return
-        self._tell(Opened(self.slots))
+        self._post(Opened(self.slots))
 
-    def _go_on(self) -> bool:
-        """Begin the next task, or end the one that has been under way for longest; whether no other will come."""
+    def _step(self) -> bool:
+        """Begins the next task, or ends the oldest in flight when none waits. Returns True when the lane is to
+        close."""
         try:
             task = self._peeked.popleft() if self._peeked else self._tasks.get(block=not self._work.under_way)
         except queue.Empty:
             self._work.end()
             return False
         if task is not None and self.retired:
-            self._report(_refused(task))
+            self._report(_untouched(task))
         elif task is not None:
-            self._begun[task.run, task.chunk] = task
+            self._unreported[task.run, task.chunk] = task
             self._work.begin(task)
         return task is None
 
     def _next_task(self) -> Task | None:
-        """The task that comes after the one that is at work, if there is one and it was not asked for before."""
+        """Returns the task after the current one, once; None where no other has been sent."""
         if self._peeked:
             return None
         try:
@@ -281,78 +283,80 @@ class DeviceLane(Lane):
             return None
         task = self._peeked[-1]
         if task is not None:
-            self._begun[task.run, task.chunk] = task
+            self._unreported[task.run, task.chunk] = task
         return task
 
     def _report(self, report: Report) -> None:
-        self._begun.pop((report.run, report.chunk), None)
-        self._tell(report)
+        self._unreported.pop((report.run, report.chunk), None)
+        self._post(report)
 
     def _break_down(self, error: BaseException) -> None:
-        """Something that is nobody's fault but the lane's own: others do what it has begun."""
+        """Handles an error of the lane itself: drops the tasks in flight and reports them as untouched."""
         traceback.clear_frames(error.__traceback__)  # they hold samples
         if isinstance(error, BrokenDown):
             error = error.why
             traceback.clear_frames(error.__traceback__)
         self._work.abandon()
         self._peeked = deque(task for task in self._peeked if task is None)
-        self._end_for(error, "has broken down")
-        for task in list(self._begun.values()) if self._may_retire else ():
-            self._report(_refused(task))
+        self._fail(error, "has broken down")
+        for task in list(self._unreported.values()) if self._may_retire else ():
+            self._report(_untouched(task))
 
-    def _end_for(self, error: BaseException, what: str) -> None:
-        """Others do what is left, and what is still sent; where there are none, whoever waits is told."""
+    def _fail(self, error: BaseException, what: str) -> None:
+        """Retires the lane with a warning, or posts ``Broken`` when there is no CPU lane. ``what`` completes "the lane
+        ..."."""
         if self._may_retire:
-            LOGGER.warning("the %s lane %s; %s (%r)", self.name, what, self._others(), error)
-            self._give_up()
+            LOGGER.warning("the %s lane %s; %s (%r)", self.name, what, self._who_continues(), error)
+            self._retire()
         else:
             self.retired = True
-            self._tell(Broken(error))
+            self._post(Broken(error))
 
-    def _give_up(self) -> None:
+    def _retire(self) -> None:
         if not self.retired:
             self.retired = True
-            self._tell(Retired())
+            self._post(Retired())
 
-    def _tell(self, message: Message) -> None:
-        self._told.append(message)
+    def _post(self, message: Message) -> None:
+        self._messages.append(message)
         os.eventfd_write(self._arrived, 1)
 
     def offers(self, split: int) -> bool:
-        """Whether samples that come cut at ``split`` find everything built."""
+        """Returns True when samples that were cut at ``split`` would find their graph built."""
         return self._executors[split].built and not self.retired
 
-    def _retire(self, error: Exception) -> None:
-        """The device has no memory for even one sample. Where batches and samples that came before fill it, less of
-        them is to be there, and the lane goes on."""
+    def _retire_without_memory(self, error: Exception) -> None:
+        """Called when the device has no memory for one sample: lowers the budget if batches or other samples fill the
+        device, else retires the lane."""
         room = self._outlet.room
         if self._transfers is not None and room is not None and self._transfers.make_way(room.held):
             for executor in self._executors.values():
                 executor.batches.size.set(executor.batches.size.most)
             return
         if self._may_retire and not self.retired:
-            self._give_up()
+            self._retire()
             what = f"the {self.name.replace(':', ' number ')} has no memory left to prepare samples"
-            LOGGER.warning("%s; %s (%s)", what, self._others(), error)
+            LOGGER.warning("%s; %s (%s)", what, self._who_continues(), error)
 
     def _retire_useless(self, why: str) -> None:
-        """The device has failed every sample for long, and the CPU could prepare them all. The only lane stays: its
-        thread prepares them, which is slow and right."""
+        """Called when the device has failed every sample for long and the CPU prepared them. Retires the lane; the only
+        lane stays and prepares them on its thread."""
         if self.retired:
             return
         alone = "without a CPU lane, this one prepares all samples on one core: leave lanes out"
         what = f"the {self.name} lane fails every sample that it is given, and the CPU prepares them"
-        LOGGER.warning("%s; %s (%s)", what, self._others() if self._may_retire else alone, why)
+        LOGGER.warning("%s; %s (%s)", what, self._who_continues() if self._may_retire else alone, why)
         if self._may_retire:
-            self._give_up()
+            self._retire()
 
-    def _others(self) -> str:
-        """Who goes on."""
+    def _who_continues(self) -> str:
+        """Names the lanes that go on, for a warning."""
         alone = self.name == "device"
         return "the CPU lane goes on alone" if alone else "the CPU lane and other devices go on without it"
 
     def stats(self) -> dict[str, bool | int | float]:
-        """See Lane."""
+        """Returns the micro-batch size, out-of-memory events, samples copied to the host for lack of room, and whether
+        it retired."""
         executors = self._executors.values()
         return {
             "micro_batch": min(executor.batches.size.limit for executor in executors),
@@ -362,7 +366,7 @@ class DeviceLane(Lane):
         }
 
 
-def _refused(task: Task) -> Report:
-    """Nothing of the task has been done, nor will be."""
+def _untouched(task: Task) -> Report:
+    """Returns a final report of a task of which nothing was done, so that the scheduler sends it elsewhere."""
     now = perf_counter()
     return Report(task.run, task.chunk, worker=0, first=0, done=0, seconds=0.0, begin=now, end=now, final=True)

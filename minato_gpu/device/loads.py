@@ -1,9 +1,9 @@
-"""What is to be loaded onto the device for one batch, and how it becomes the consumer's.
+"""Loads: the copies that bring one batch to the device, and its hand-over to the consumer.
 
-A *load* is issued on the copy stream by the thread of ``transfers`` and handed to the consumer by the consumer's own
-thread, which waits for nothing: its stream does, for the load's event. The batch's memory belongs to the copy stream in
-torch's allocator, so the consumer's stream is recorded as its user: dropped while the consumer's kernels still read it,
-it is not given to the next batch before they are through.
+A ``Load`` is issued on the copy stream by the thread of ``Transfers``, and handed over by the consumer's thread. That
+thread does not wait: its stream waits for the load's event. In torch's allocator the batch's memory belongs to the copy
+stream, so the consumer's stream is recorded as a user: memory that the consumer drops while its kernels still read is
+not reused before they end.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from minato_gpu.samples import OutputBatch, Value
 from minato_gpu.slices import Slices
 
 
-class Made:
-    """What one micro-batch left on the device of ``accelerator``: ``event`` comes after it was made."""
+class MicroBatchOutput:
+    """The samples of one micro-batch on a device: ``event`` comes after they were made on ``accelerator``."""
 
     def __init__(self, event: Event | None, accelerator: Accelerator) -> None:
         self.event = event
@@ -37,25 +37,22 @@ class Made:
 
 
 class DeviceRow(NamedTuple):
-    """Row ``number`` of leaf ``leaf`` is this tensor, on the batch's device or on another.
+    """One leaf of one sample that is on a device already, to be copied into its row of the batch."""
 
-    ``run``: how it would come by way of its row in the arena. ``made`` stands before ``tensor``, so that it dies after
-    it: the bytes are in the account until they are free.
-    """
-
-    made: Made
-    leaf: int
-    number: int
-    tensor: torch.Tensor
-    run: CopyRange
+    made: MicroBatchOutput  # before ``tensor``, so that it dies after it: its bytes are in the budget until then
+    leaf: int  # number of the leaf
+    number: int  # row of the batch
+    tensor: torch.Tensor  # on the batch's device or another
+    run: CopyRange  # the copy from its row in the arena, if it has to leave the device
 
 
-class Port:
-    """What issuing a load needs: the device, the host, slices of time of the thread that issues, and counters.
+class LoadContext:
+    """What loads of one device share: the device, the host arena, time slices of the issuing thread, counters, copies
+    in flight.
 
-    What copies read is kept until the device is through with them. Of a load that had to be put back, those of the
-    first attempt may be under way when it is issued anew or given up: so each attempt is kept by itself. ``sweep`` and
-    ``wait`` may be called by any thread.
+    Memory that copies read is kept until the device has finished them. Each attempt to issue a load is kept by itself,
+    since a repeated load may have copies of its first attempt in flight. ``sweep`` and ``wait`` may be called by any
+    thread.
     """
 
     def __init__(self, accelerator: Accelerator, host: Host) -> None:
@@ -63,12 +60,13 @@ class Port:
         self.host = host
         self.slices = Slices()
         self.copies = self.gathered = 0
-        self.crossed = 0  # micro-batches of other devices that a batch has taken of
-        self._under_way: deque[tuple[Event | None, list[object]]] = deque()  # oldest first
-        self._sweeping = threading.Lock()
+        self.crossed = 0  # micro-batches of other devices from which batches took rows
+        self._in_flight: deque[tuple[Event | None, list[object]]] = deque()  # oldest first
+        self._sweep_lock = threading.Lock()
 
     def copy(self, into: torch.Tensor, runs: Sequence[CopyRange], most: int = MOST) -> bool:
-        """Fill ``into`` from the arena; False, with nothing done, when that would take more than ``most`` copies."""
+        """Copies ranges of the arena into ``into``; returns False, with nothing done, when that takes more than
+        ``most`` copies."""
         self.host.cover(max((run.source + run.nbytes for run in runs), default=0))
         planned = plan(runs, self.host.ends, most)
         if planned:
@@ -78,42 +76,41 @@ class Port:
             self.copies += len(planned)
         return planned is not None
 
-    def lay_down(self, fetched: NDArray[Value], offset: int) -> None:
-        """Write what came from a device into the arena."""
+    def store(self, fetched: NDArray[Value], offset: int) -> None:
+        """Writes an array that was fetched from a device into the arena at ``offset``."""
         into = np.frombuffer(self.host.arena.buffer, np.uint8, fetched.nbytes, offset)
         np.copyto(into, np.ascontiguousarray(fetched).reshape(-1).view(np.uint8))
 
-    def attempted(self, load: Load) -> None:
-        """All or a part of a load has been issued. Where it has no event, nobody uses what was copied."""
-        self._under_way.append((load.event, load.keep))
+    def keep_until_passed(self, load: Load) -> None:
+        """Keeps what a load reads until its event has passed. Without an event nothing was issued that uses it."""
+        self._in_flight.append((load.event, load.keep))
         load.keep = []
 
     def sweep(self) -> None:
-        """Let go of what copies that are through have read; never waits."""
-        over: list[object] = []  # dropped without the lock: that may run code of others
-        with self._sweeping:
-            while self._under_way and _through(self._under_way[0][0]):
-                over.append(self._under_way.popleft())
+        """Frees what finished copies have read; never waits."""
+        passed: list[object] = []  # dropped outside the lock: destructors may run
+        with self._sweep_lock:
+            while self._in_flight and _has_passed(self._in_flight[0][0]):
+                passed.append(self._in_flight.popleft())
 
     def wait(self) -> None:
-        """Until the device is through with all of them, or says what is wrong with it: it reads no more then, and who
-        issues or takes the next batch is told."""
-        for event, _ in list(self._under_way):
+        """Waits until the device has finished all copies. Errors are ignored: a failed device reads nothing, and the
+        next load reports them."""
+        for event, _ in list(self._in_flight):
             if event is not None:
                 with contextlib.suppress(Exception):
                     event.synchronize()
 
     def close(self) -> None:
-        """Wait, then let go of everything."""
+        """Waits for the copies, then frees what they read."""
         self.wait()
-        with self._sweeping:
-            over, self._under_way = self._under_way, deque()
-        over.clear()
+        with self._sweep_lock:
+            passed, self._in_flight = self._in_flight, deque()
+        passed.clear()
 
 
-def _through(event: Event | None) -> bool:
-    """Whether the event has come to pass. Where it cannot be asked, what the copies read is kept: the device's error
-    may be another's, and who issues or takes the next batch is told of it."""
+def _has_passed(event: Event | None) -> bool:
+    """Returns whether the event has passed; False when the device fails to answer, so that memory is kept."""
     try:
         return event is None or event.query()
     except Exception:
@@ -121,53 +118,58 @@ def _through(event: Event | None) -> bool:
 
 
 class Load:
-    """One batch. ``nbytes``: of the batch on the device, ``measured``: the same, where that is only known once it is
-    issued.
+    """The load of one batch; see the module. Subclasses say what is copied."""
 
-    ``issued``: it can be handed over, or ``error`` says why not; ``counted``: its bytes are in the account. ``keep``:
-    what must live until the event of the latest attempt to issue it. ``order``: the batch's, among all of the run, set
-    by who submits it.
-    """
-
-    order = OutputBatch(0)
+    order = OutputBatch(0)  # set by the submitter
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.measured: int | None = None
-        self.issued = self.counted = self.cancelled = False
+        self.nbytes = nbytes  # bytes of the batch on the device, perhaps estimated
+        self.measured: int | None = None  # the exact bytes, where they are only known after ``issue``
+        self.issued = False  # it can be handed over, or ``error`` says why not
+        self.counted = False  # its bytes are in the budget
+        self.cancelled = False
         self.error: ExceptionWrapper | None = None
-        self.event: Event | None = None
-        self.keep: list[object] = []
+        self.event: Event | None = None  # after the copies of the last attempt
+        self.keep: list[object] = []  # what those copies read
 
-    def issue(self, port: Port) -> None:
-        """Issue everything on the current stream, which is the copy stream; anew where that, or its event, raised."""
+    def issue(self, context: LoadContext) -> None:
+        """Issues all copies on the current stream, which is the copy stream. Called again after an attempt that
+        raised."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Let go of what ``issue`` reads: there will be no other attempt."""
+        """Drops what ``issue`` reads, since there will be no other attempt."""
 
-    def make_room(self, port: Port) -> None:
-        """Let go of the device's memory before ``issue``, if that is possible. Waits on the host."""
+    def make_room(self, context: LoadContext) -> None:
+        """Copies what the load holds on the device to the host before ``issue``, if possible. Waits for the device."""
 
-    def unload(self, port: Port) -> None:
-        """What was issued goes to the host, from where it is issued anew. Waits on the host; nobody has the batch."""
+    def unload(self, context: LoadContext) -> None:
+        """Copies an issued load back to the host, from where it is issued again. Waits for the device; nobody has the
+        batch."""
         raise NotImplementedError
 
     def hand_over(self, accelerator: Accelerator) -> Value:
-        """The batch, for the current stream. Called once, by the consumer's thread."""
+        """Returns the batch for the current stream. Called once, by the consumer's thread."""
         raise NotImplementedError
 
 
 def rows_bytes(layout: Layout, rows: int) -> int:
-    """What a stacked batch takes on the device: its rows, and its small parts once more (see ``RowsLoad``)."""
+    """Returns the bytes of a stacked batch on the device: its rows, and its small leaves once more (see
+    ``RowsLoad``)."""
     whole = layout.offsets(rows)[1]
     return whole + sum(leaf.nbytes * rows for leaf in layout.leaves if is_small(leaf.nbytes * rows, whole))
 
 
 class RowsLoad(Load):
-    """A stacked batch of ``rows`` rows, from rows of slabs and from what the device has made.
+    """Loads a stacked batch of ``rows`` rows from slabs in the arena and from rows that are on devices already.
 
-    ``runs`` lead from the arena, blocks that ``slabs`` own, into the batch.
+    Small leaves get memory of their own, so that keeping the labels of a batch does not keep its images.
+
+    Args:
+        objects: columns of Python objects, which stay on the host.
+        runs: copies from the arena into the batch.
+        on_device: rows that are on a device.
+        slabs: owners of the memory that ``runs`` read.
     """
 
     def __init__(
@@ -189,64 +191,64 @@ class RowsLoad(Load):
         self._slabs = slabs
         self._blocks: list[torch.Tensor] = []
 
-    def issue(self, port: Port) -> None:
-        """See Load. What is copied from the host comes in at most ``copies.worth`` copies."""
-        accelerator = port.accelerator
+    def issue(self, context: LoadContext) -> None:
+        """Issues at most ``copies.worth`` copies from the host; more ranges are gathered on the host first."""
+        accelerator = context.accelerator
         self._blocks, self.keep = [], [self._on_device, self._slabs]
         slab = accelerator.empty(self._whole)
-        if not port.copy(slab, self._runs, worth(sum(run.nbytes for run in self._runs))):
-            self._gather(port, slab)
+        if not context.copy(slab, self._runs, worth(sum(run.nbytes for run in self._runs))):
+            self._gather(context, slab)
         for made in {row.made for row in self._on_device}:
             assert made.event is not None
             accelerator.wait(made.event)
-            port.crossed += made.accelerator is not accelerator
-        blocks = [slab[at : at + nbytes] for at, nbytes in self._places()]
+            context.crossed += made.accelerator is not accelerator
+        blocks = [slab[at : at + nbytes] for at, nbytes in self._extents()]
         for leaf in {row.leaf for row in self._on_device}:
             into = self._layout.rows_of(blocks[leaf], leaf, self._rows).unbind(0)
             there = [row for row in self._on_device if row.leaf == leaf]
-            port.slices.between()
+            context.slices.between()
             accelerator.scatter([into[row.number] for row in there], [row.tensor for row in there])
-        self._blocks = [self._apart(accelerator, block) for block in blocks]
+        self._blocks = [self._own_if_small(accelerator, block) for block in blocks]
 
     def forget(self) -> None:
-        """See Load."""
         self._on_device, self._slabs = [], []
 
-    def make_room(self, port: Port) -> None:
-        """See Load. What the device has made goes to its rows in the arena."""
+    def make_room(self, context: LoadContext) -> None:
+        """Copies the rows on devices into their rows in the arena."""
         for row in self._on_device:
             assert row.made.event is not None
-            port.lay_down(row.made.accelerator.fetch(row.tensor, row.made.event), row.run.source)
+            context.store(row.made.accelerator.fetch(row.tensor, row.made.event), row.run.source)
             self._runs.append(row.run)
         self._runs.sort(key=lambda run: run.target)
         self._on_device = []
 
-    def unload(self, port: Port) -> None:
-        """See Load. It lies in the arena as it is on the device, in a block that only it reads."""
+    def unload(self, context: LoadContext) -> None:
+        """Copies the batch into a block of the arena, in the layout that it has on the device."""
         assert self.event is not None
-        block, slab = port.host.allocate(self._whole)
-        for (at, nbytes), part in zip(self._places(), self._blocks, strict=True):
+        block, slab = context.host.allocate(self._whole)
+        for (at, nbytes), part in zip(self._extents(), self._blocks, strict=True):
             if nbytes:
-                port.lay_down(port.accelerator.fetch(part, self.event), block + at)
+                context.store(context.accelerator.fetch(part, self.event), block + at)
         self._blocks, self._runs, self._slabs = [], [CopyRange(block, 0, self._whole)], [slab]
 
-    def _places(self) -> list[tuple[int, int]]:
+    def _extents(self) -> list[tuple[int, int]]:
+        """Returns offset and bytes of each leaf in the batch."""
         offsets, _ = self._layout.offsets(self._rows)
         return [(at, leaf.nbytes * self._rows) for at, leaf in zip(offsets, self._layout.leaves, strict=True)]
 
-    def _gather(self, port: Port, slab: torch.Tensor) -> None:
-        """Many small runs, from many slabs: joined on the host first, in a slab of their own."""
-        offset, staging = port.host.allocate(self._whole)
+    def _gather(self, context: LoadContext, slab: torch.Tensor) -> None:
+        """Joins many small ranges on the host, in a block of their own, and copies that."""
+        offset, staging = context.host.allocate(self._whole)
         self.keep.append(staging)
         for run in self._runs:
-            rows = np.frombuffer(port.host.arena.buffer, np.uint8, run.nbytes, run.source)
+            rows = np.frombuffer(context.host.arena.buffer, np.uint8, run.nbytes, run.source)
             np.copyto(staging[run.target : run.target + run.nbytes], rows)
-            port.slices.between()
-        port.copy(slab, [CopyRange(offset, 0, self._whole)], most=1 << 16)
-        port.gathered += 1
+            context.slices.between()
+        context.copy(slab, [CopyRange(offset, 0, self._whole)], most=1 << 16)
+        context.gathered += 1
 
-    def _apart(self, accelerator: Accelerator, block: torch.Tensor) -> torch.Tensor:
-        """Small parts get memory of their own: whoever keeps the labels does not keep the pictures."""
+    def _own_if_small(self, accelerator: Accelerator, block: torch.Tensor) -> torch.Tensor:
+        """Returns a leaf in memory of its own if it is small, else ``block``."""
         if block.numel() == 0 or not is_small(block.numel(), self._whole):
             return block
         own = accelerator.empty(block.numel())
@@ -254,7 +256,6 @@ class RowsLoad(Load):
         return own
 
     def hand_over(self, accelerator: Accelerator) -> Value:
-        """See Load."""
         assert self.event is not None
         accelerator.wait(self.event)
         for block in self._blocks:

@@ -1,15 +1,14 @@
-"""What becomes of a micro-batch that fails: which of its samples run again, how many together, how many from then on.
+"""Repeats failed micro-batches in parts, so that only bad samples fail, and adapts the micro-batch size to memory.
 
 Decisions:
-- DALI reports a failure for the whole micro-batch. Where it names the sample (decoders do), that one is taken out, and
-  the rest runs again, together. Where it names none, each sample runs again by itself: what fails there is bad. So
-  every sample runs a few times at most. Rejected: halving the micro-batch until the bad sample is found, which decodes
-  large photographs three times over; graphs of single stages, which tell the stage but have to be built while batches
-  are delivered: the error tells it too.
-- Where memory is short no sample is bad, and nothing of the micro-batch is kept: ``device_work`` tries it again, or
-  smaller ones. Later ones stay that small, but not for ever: memory was short while another model was evaluated, say.
-  As trying too much costs a micro-batch that fails, the size doubles only after ``_PATIENCE`` full ones have fitted,
-  and where that was too much, after twice as many the next time.
+- DALI reports one failure for the whole micro-batch. Where it names the sample (decoders do), that sample is removed
+  and the rest runs again together; otherwise each sample runs by itself and those that fail are bad. So every sample
+  runs a few times at most. Rejected: bisection, which decodes large photographs three times over; one graph per stage,
+  which would name the stage (the error does so, too) but has to be built while batches are delivered.
+- Out of memory is no sample's error: ``device/work.py`` runs the micro-batch again, or smaller ones. Later ones stay
+  smaller, but not for ever (another model may have been evaluated at the time). Since a size that is too large costs a
+  failed micro-batch, the size doubles only after ``_PATIENCE`` full ones have fitted, and after a failed attempt only
+  after twice as many.
 """
 
 from __future__ import annotations
@@ -22,50 +21,46 @@ from minato_gpu.device.values import Result
 from minato_gpu.samples import Value
 
 _NAMED = 3  # samples taken out of a micro-batch, one run each, before every sample runs by itself
-_PATIENCE = 32
+_PATIENCE = 32  # full micro-batches that must fit before the size doubles
 _MOST_PATIENCE = 4096
 
 Samples = Sequence[tuple[Mapping[str, Value], Mapping[int, Value]]]  # fields and drawn parameters
 
 
 class Size:
-    """How many samples a micro-batch holds: ``limit`` from now on, ``most`` where memory has never been short."""
+    """Samples per micro-batch: ``limit`` now, ``most`` where memory was never short."""
 
     def __init__(self, most: int) -> None:
         self.limit = self.most = most
         self._patience = _PATIENCE
-        self._fitted = 0  # full micro-batches, since the limit changed
-        self._trying = False  # the limit has been raised, and nobody knows whether that lasts
+        self._fitted = 0  # full micro-batches since the limit changed
+        self._trying = False  # the limit was raised and has not proved itself
 
     def fitted(self, count: int) -> None:
-        """A micro-batch of ``count`` samples had enough memory."""
+        """Records that a micro-batch of ``count`` samples had enough memory; may raise the limit."""
         if count < self.limit or self.limit == self.most:
             return
         self._fitted += 1
         if self._fitted >= self._patience:
-            if self._trying:  # the last one lasted
+            if self._trying:  # the last raise has proved itself
                 self._patience = _PATIENCE
             self.set(min(self.most, 2 * self.limit))
             self._trying = True
 
     def short(self, count: int) -> None:
-        """There was not enough for ``count`` samples."""
+        """Records that memory was short for ``count`` samples; halves the limit."""
         if self._trying:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
             self._trying = False
         self.set(max(1, min(self.limit, count // 2)))
 
     def set(self, limit: int) -> None:
-        """This many, whatever was before."""
+        """Sets the limit."""
         self.limit, self._fitted = limit, 0
 
 
 class MicroBatches:
-    """Runs micro-batches by ``run``, and those that fail once more or in parts; ``failed`` makes a result of an error.
-
-    ``repeated`` counts the samples that ran again because they, or another of their micro-batch, failed; ``short``, for
-    whoever has them run, how often they did not fit into memory.
-    """
+    """Runs micro-batches with ``run``, and failed ones again in parts; ``failed`` makes the result of a bad sample."""
 
     def __init__(
         self,
@@ -74,11 +69,15 @@ class MicroBatches:
         most: int,
     ) -> None:
         self.size = Size(most)
-        self.repeated = self.short = 0
+        self.repeated = 0  # samples that ran again because one of their micro-batch failed
+        self.short = 0  # micro-batches that did not fit into memory, counted by the caller
         self._run, self._failed = run, failed
 
     def run(self, samples: Samples, named: int = _NAMED) -> list[Result]:
-        """The results, in order; ``named``: how many samples may still be taken out. Raises where memory is short."""
+        """Returns the results in order. ``named``: how many samples that DALI names may still be removed, one run each.
+
+        Raises an error for which ``is_out_of_memory`` is true when memory is short.
+        """
         if not samples:
             return []
         try:
@@ -92,12 +91,12 @@ class MicroBatches:
         else:
             self.size.fitted(len(samples))
             return found
-        # Nothing is lost: what caused it fails again here, with its own error and by itself.
+        # The bad samples fail again here, each with its own error.
         self.repeated += len(samples)
         return [result for sample in samples for result in self.run([sample])]
 
     def _without(self, bad: int, samples: Samples, error: Exception, named: int) -> list[Result]:
-        """The micro-batch again, but for the sample of which ``error`` is."""
+        """Runs the micro-batch again without sample ``bad``, whose result is ``error``."""
         self.repeated += len(samples) - 1
         failed = self._failed(samples[bad][0], error)
         rest = self.run([*samples[:bad], *samples[bad + 1 :]], named)

@@ -1,10 +1,10 @@
-"""Where the device lane's results go: into rows on the host, or, where batches live on a device, they stay there.
+"""Stores the device lane's results: in rows on the host, or resident on the device where batches live there.
 
-A result that stays takes part in its batch as tensors, with the event of its micro-batch; what the host read made of
-the same sample (labels, text) goes into its row on the host as ever.
+A resident sample is a set of tensors together with the event after its micro-batch; fields that the host read made of
+it (labels, text) are written into its row on the host.
 
-Results of unlike shapes, which a ``collate_fn`` joins on the host, go home: all of a micro-batch in one copy into
-pinned memory, for which nobody waits before the device is asked for the next micro-batch.
+Results without a row (of unlike shapes, for a ``collate_fn`` on the host) are copied to the host: all of a micro-batch
+in one copy into pinned memory, without waiting before the next micro-batch is issued.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from minato_gpu.device.accelerator import Event, Stream
-from minato_gpu.device.loads import Made
+from minato_gpu.device.loads import MicroBatchOutput
 from minato_gpu.device.sample_room import SampleRoom
 from minato_gpu.device.staging import Download
 from minato_gpu.device.transfers import Transfers
@@ -30,30 +30,25 @@ from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import StageError, Value
 
 Container = Value
-"""A sample's fields by name, or an array by row: where a value goes on the host."""
+"""Where a value is stored on the host: a sample's fields by name, or an array by row."""
 
 
 class Issued(NamedTuple):
-    """The references of samples that were issued together.
+    """Samples that were issued to the device together, with what ``DeviceOutput.settle`` needs to finish them."""
 
-    ``placed``: views, row and reference of those that stay on the device; ``beyond``: which has no room for them.
-    ``home``: what goes to the host, to be set at the containers and keys in ``targets``; ``sample``: the one among them
-    whose layout the engine wants to know.
-    ``begin`` and ``end``: the device's events around all of that, the first one only where the device keeps time.
-    """
-
-    items: list[Item]
-    placed: Sequence[tuple[Views, int, Resident]] = ()
-    beyond: bool = False
-    home: Download | None = None
-    targets: Sequence[tuple[Container, str | int]] = ()
-    sample: dict[str, Value] | None = None
-    begin: Event | None = None
-    end: Event | None = None
+    items: list[Item]  # references
+    placed: Sequence[tuple[Views, int, Resident]] = ()  # of resident samples: host views, row, reference
+    over_budget: bool = False  # there is no room for the resident ones: they go into their rows on the host
+    download: Download | None = None  # the copy to the host
+    targets: Sequence[tuple[Container, str | int]] = ()  # container and key for each array of ``download``
+    sample: dict[str, Value] | None = None  # the engine wants this sample's layout
+    begin: Event | None = None  # before all of it, where the device has a clock
+    end: Event | None = None  # after all of it
 
     @property
-    def through(self) -> bool:
-        """Whether ``settle`` would wait for nothing. An event that cannot be asked is for that to report."""
+    def finished(self) -> bool:
+        """True when ``settle`` would not wait. Also true when the device fails to answer: ``settle`` then raises its
+        error."""
         try:
             return self.end is None or self.end.query()
         except Exception:
@@ -61,51 +56,52 @@ class Issued(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Where the fields of a flat layout's samples go. ``names``: of all; ``there``: of those that stay on the device,
-    with the number of the leaf, dtype and shape; ``here``: of the others, which go into rows on the host."""
+    """The fields of a flat layout, divided into those that stay on the device and those written into rows on the
+    host."""
 
     layout: Layout
-    names: tuple[str, ...]
-    there: list[tuple[str, int, torch.dtype | None, tuple[int, ...]]]
-    here: list[tuple[str, int]]
+    names: tuple[str, ...]  # of all fields, in order
+    resident: list[tuple[str, int, torch.dtype | None, tuple[int, ...]]]  # name, leaf, dtype, shape
+    on_host: list[tuple[str, int]]  # name, leaf
 
     @classmethod
     def of(cls, layout: Layout, made: frozenset[str]) -> Columns | None:
-        """``made``: names of the fields that device implementations make."""
+        """Returns the columns of a layout; None where samples are not flat mappings.
+
+        ``made``: names of the fields that device implementations make.
+        """
         leaves, numbers = layout.leaves, layout.by_name
         if len(numbers) < len(leaves):
             return None
         stay = {name for name, number in numbers.items() if name in made and leaves[number].kind != "object"}
-        there = [(name, n, leaves[n].dtype, leaves[n].shape) for name, n in numbers.items() if name in stay]
-        return cls(layout, tuple(numbers), there, [(name, n) for name, n in numbers.items() if name not in stay])
+        resident = [(name, n, leaves[n].dtype, leaves[n].shape) for name, n in numbers.items() if name in stay]
+        return cls(layout, tuple(numbers), resident, [(name, n) for name, n in numbers.items() if name not in stay])
 
 
 class DeviceOutput:
-    """For one thread. ``layout``: the pickled layout of a sample, where a task came without one (the engine wants to
-    know it). ``spilled``: samples that the budget sent to the host. ``room``: for samples on the device, None without
-    one; what is made has been reserved there."""
+    """Stores the results of one lane; for its thread."""
 
     def __init__(self, store: Store, transfers: Transfers | None) -> None:
-        self.layout: bytes | None = None
-        self.spilled = 0
+        self.layout: bytes | None = None  # pickled, of a sample whose task came without one: the engine wants it
+        self.spilled = 0  # samples copied to the host because the budget had no room
         self._store = store
         self._transfers = transfers
-        self.room = None if transfers is None else SampleRoom(store, transfers)
+        self.room = None if transfers is None else SampleRoom(store, transfers)  # each result was reserved there
         self._stream: Stream | None = None
-        self._made = self._new_made()
+        self._output = self._new_output()
         self._placed: list[tuple[Views, int, Resident]] = []
-        self._homeward: list[tuple[Container, str | int, torch.Tensor]] = []  # where on the host, and what goes there
-        self._sample: dict[str, Value] | None = None  # on its way home, its layout wanted
+        self._to_host: list[tuple[Container, str | int, torch.Tensor]] = []  # target on the host, tensor
+        self._sample: dict[str, Value] | None = None  # its layout is wanted once it is on the host
         self._begin: Event | None = None
-        self._known: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
-        self._last: Event | None = None  # behind what was issued last, where the device keeps time
+        self._cached_columns: tuple[tuple[bytes, frozenset[str]], Columns | None] | None = None  # of the last layout
+        self._last_end: Event | None = None  # event after what was issued last, where the device has a clock
 
-    def _new_made(self) -> Made | None:
-        return None if self._transfers is None else Made(None, self._transfers.accelerator)
+    def _new_output(self) -> MicroBatchOutput | None:
+        return None if self._transfers is None else MicroBatchOutput(None, self._transfers.accelerator)
 
     @property
     def stream(self) -> Stream | None:
-        """The executor's stream, made by the thread that uses it; None without a device."""
+        """Returns the executor's stream, made at the first call by the thread that uses it; None without a device."""
         if self._stream is None and self._transfers is not None:
             self._stream = self._transfers.accelerator.stream()
         return self._stream
@@ -114,11 +110,12 @@ class DeviceOutput:
 
     @contextmanager
     def working(self, *, behind: bool = False) -> Iterator[None]:
-        """Samples are made, ``put`` and then ``issued`` within it; what is issued goes to the executor's stream.
+        """Context within which samples are made, ``put`` and then ``issued``; work goes to the executor's stream.
 
-        ``behind``: the device was asked for them while it was at those that were issued before.
+        ``behind``: the device was given these samples while it worked on those before them, so its time counts from
+        their end.
         """
-        self._placed, self._homeward, self._begin, self._sample = [], [], None, None
+        self._placed, self._to_host, self._begin, self._sample = [], [], None, None
         if self._transfers is None:
             yield
             return
@@ -128,19 +125,21 @@ class DeviceOutput:
             assert stream is not None
             with accelerator.working(stream):
                 if accelerator.keeps_time:
-                    self._begin = self._last if behind and self._last is not None else accelerator.event(timed=True)
+                    last = self._last_end if behind else None
+                    self._begin = accelerator.event(timed=True) if last is None else last
                 yield
         finally:
-            self.let_go()
+            self.release()
 
-    def let_go(self) -> None:
-        """What was taken for samples that do not stay, or were not even begun, is free again."""
+    def release(self) -> None:
+        """Frees memory that was reserved for samples that do not stay or were not begun."""
         if self.room is not None:
             self.room.give_back()
-        self._placed, self._homeward, self._sample = [], [], None
+        self._placed, self._to_host, self._sample = [], [], None
 
     def put(self, task: Task, piece: Piece, at: int, result: Mapping[str, Value], made: frozenset[str]) -> Item:
-        """The reference of a sample. ``made``: names of the fields that device implementations made, not the CPU's."""
+        """Stores one sample and returns its reference. ``made``: names of the fields that a device implementation
+        made."""
         if piece.slab >= 0 and task.layout:
             layout = self._store.layout(task.layout)
             views = self._store.views(piece.slab, piece.rows, task.layout)
@@ -151,20 +150,21 @@ class DeviceOutput:
                 pass
             else:
                 if leaves:
-                    item = Resident(objects or [], leaves=leaves, made=self._made)
+                    item = Resident(objects or [], leaves=leaves, made=self._output)
                     self._placed.append((views, piece.row + at, item))
                     return item
                 return None if objects is None else Extra(objects)
-        lent = _is_lent(piece, at)
+        borrowed = _is_borrowed(piece, at)
         value = {
-            name: self._adopted(item, lent) if name in made else _on_host(item, lent) for name, item in result.items()
+            name: self._adopt(one, borrowed) if name in made else _on_host(one, borrowed)
+            for name, one in result.items()
         }
-        there = [(value, name, value[name]) for name in made if self._is_there(value.get(name))]
-        self._homeward += there
+        resident = [(value, name, value[name]) for name in made if self._is_resident(value.get(name))]
+        self._to_host += resident
         if made and self.room is not None:
             self.room.each = approximate_bytes({name: item for name, item in value.items() if name in made})
         if task.layout == b"" and self.layout is None:
-            if there:
+            if resident:
                 self._sample = value
             else:
                 self._describe(value)
@@ -178,21 +178,21 @@ class DeviceOutput:
         made: frozenset[str],
         each: Callable[[Iterable[Any]], Iterable[Any]] = iter,
     ) -> list[Resident | None]:
-        """``put`` of a micro-batch whose samples stay on the device: their references; None for each that is to be
-        ``put`` by itself, as it failed or is not what the layout says.
+        """Stores the samples of a micro-batch that stay on the device. Returns their references; None for each that is
+        to be stored by ``put``, because it failed or does not match the layout.
 
-        What is the same for all is done once. ``each``: goes through samples, with pauses (``CurrentStep.each``).
+        Work common to all samples is done once. ``each`` iterates over samples with pauses (``CurrentStep.each``).
         """
         found: list[Resident | None] = [None] * len(results)
         layout = task.layout
         columns = self._columns(layout, made) if layout and self._transfers is not None else None
-        if not layout or columns is None or not columns.there:
+        if not layout or columns is None or not columns.resident:
             return found
         slabs: dict[tuple[int, int], list[tuple[int, int, dict[str, Value], dict[int, torch.Tensor]]]] = {}
         for n, ((piece, at), result) in each(enumerate(zip(tickets, results, strict=True))):
             if isinstance(result, StageError) or piece.slab < 0:
                 continue
-            leaves = self._there(columns, result)
+            leaves = self._resident_leaves(columns, result)
             if leaves is not None:
                 slabs.setdefault((piece.slab, piece.rows), []).append((n, piece.row + at, result, leaves))
         for (slab, slab_rows), samples in each(slabs.items()):
@@ -200,27 +200,27 @@ class DeviceOutput:
             rows = [row for _, row, _, _ in samples]
             try:
                 objects = _write_columns(columns, views, rows, [result for _, _, result, _ in samples])
-            except Mismatch:  # of one of them: which, is found where each is put by itself
+            except Mismatch:  # of one of them; ``put`` finds out which
                 continue
-            for (n, row, _, leaves), beside in zip(samples, objects, strict=True):
-                item = found[n] = Resident(beside, leaves=leaves, made=self._made)
+            for (n, row, _, leaves), objects_of in zip(samples, objects, strict=True):
+                item = found[n] = Resident(objects_of, leaves=leaves, made=self._output)
                 self._placed.append((views, row, item))
         return found
 
     def _columns(self, layout: bytes, made: frozenset[str]) -> Columns | None:
-        """None where samples are no flat mappings."""
-        if self._known is None or self._known[0] != (layout, made):
-            self._known = (layout, made), Columns.of(self._store.layout(layout), made)
-        return self._known[1]
+        """Returns the columns of the layout, cached; None where samples are not flat mappings."""
+        if self._cached_columns is None or self._cached_columns[0] != (layout, made):
+            self._cached_columns = (layout, made), Columns.of(self._store.layout(layout), made)
+        return self._cached_columns[1]
 
-    def _there(self, columns: Columns, result: dict[str, Value]) -> dict[int, torch.Tensor] | None:
-        """The result's leaves on the device; None where it is not what the layout says."""
+    def _resident_leaves(self, columns: Columns, result: dict[str, Value]) -> dict[int, torch.Tensor] | None:
+        """Returns a result's tensors on the device by leaf number; None where it does not match the layout."""
         assert self._transfers is not None
-        if tuple(result) != columns.names:  # in another order, too: a batch has that of its first sample
+        if tuple(result) != columns.names:  # the order counts: a batch has that of its first sample
             return None
         adopt = self._transfers.accelerator.adopt
         leaves = {}
-        for name, number, dtype, shape in columns.there:
+        for name, number, dtype, shape in columns.resident:
             value = result[name]
             if type(value) is not torch.Tensor and not hasattr(value, "__dlpack__"):
                 return None
@@ -230,30 +230,31 @@ class DeviceOutput:
             leaves[number] = tensor
         return leaves
 
-    def _adopted(self, value: Value, lent: bool) -> Value:
-        """A tensor of the device's, to go home with others, of what was made there; else what it is on the host."""
+    def _adopt(self, value: Value, borrowed: bool) -> Value:
+        """Returns an array that the device made as a tensor there; any other value as one on the host."""
         if self._transfers is None or not _is_array(value):
-            return _on_host(value, lent)
+            return _on_host(value, borrowed)
         accelerator = self._transfers.accelerator
-        stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # a function may leave some on the host
-        return _on_host(value, lent) if stays else accelerator.adopt(value)
+        stays = isinstance(value, np.ndarray) and accelerator.compute != "cpu"  # left on the host by a function
+        return _on_host(value, borrowed) if stays else accelerator.adopt(value)
 
-    def _is_there(self, value: Value) -> bool:
-        """Whether what was made lies on a device. Tensors that pass through stay on the host."""
+    def _is_resident(self, value: Value) -> bool:
+        """Returns True for a tensor that a device stage made, which is on the device."""
         return self._transfers is not None and isinstance(value, torch.Tensor)
 
     def _describe(self, value: dict[str, Value]) -> None:
-        """The engine is told the layout of this sample."""
+        """Sets ``layout`` to that of this sample, for the engine."""
         found = Layout.of(value)
         self.layout = None if found is None else pickle.dumps(found)
 
     def _leaves(self, layout: Layout, result: Mapping[str, Value], made: frozenset[str]) -> dict[int, torch.Tensor]:
-        """The result's fields on the device, by leaf. Raises Mismatch for one that the layout has otherwise."""
+        """Returns the result's tensors on the device by leaf number. Raises Mismatch where one differs from the
+        layout."""
         if self._transfers is None:
             return {}
         found = {}
         for name, number in layout.by_name.items():
-            if name in made and hasattr(result.get(name), "__dlpack__"):  # else it is an object, for the host's row
+            if name in made and hasattr(result.get(name), "__dlpack__"):  # else an object, for the host's row
                 leaf, tensor = layout.leaves[number], self._transfers.accelerator.adopt(result[name])
                 if leaf.dtype is not tensor.dtype or leaf.shape != tuple(tensor.shape):
                     raise Mismatch
@@ -261,30 +262,31 @@ class DeviceOutput:
         return found
 
     def issued(self, items: list[Item]) -> Issued:
-        """All samples have been put; ``items`` are their references."""
+        """Records the event after all samples that were put, and returns them. ``items`` are their references."""
         placed, self._placed = self._placed, []
         if self._transfers is None:
             return Issued(items)
         accelerator, room = self._transfers.accelerator, self.room
         assert room is not None
-        homeward, self._homeward = self._homeward, []
-        if room.beyond:
-            homeward += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
-        home = self._download([tensor for _, _, tensor in homeward]) if homeward else None
+        to_host, self._to_host = self._to_host, []
+        if room.over_budget:
+            to_host += [(views[leaf], row, one) for views, row, item in placed for leaf, one in item.leaves.items()]
+        download = self._download([tensor for _, _, tensor in to_host]) if to_host else None
         end = accelerator.event(timed=accelerator.keeps_time)
-        self._last = end if accelerator.keeps_time else None
+        self._last_end = end if accelerator.keeps_time else None
         if placed:
-            made, self._made = self._made, self._new_made()
+            made, self._output = self._output, self._new_output()
             assert made is not None
             made.event = end
             room.hand_on(made, sum(tensor.nbytes for _, _, item in placed for tensor in item.leaves.values()))
-        elif home is not None:
-            room.hand_on(home, sum(tensor.nbytes for _, _, tensor in homeward))
-        targets = [(container, key) for container, key, _ in homeward]
-        return Issued(items, placed, room.beyond, home, targets, self._sample, self._begin, end)
+        elif download is not None:
+            room.hand_on(download, sum(tensor.nbytes for _, _, tensor in to_host))
+        targets = [(container, key) for container, key, _ in to_host]
+        return Issued(items, placed, room.over_budget, download, targets, self._sample, self._begin, end)
 
     def _download(self, tensors: Sequence[torch.Tensor]) -> Download:
-        """What they are laid side by side in is in the account, too, until that is issued."""
+        """Starts the copy of tensors to the host. The device memory in which they are joined is taken from the budget
+        until the copy is issued."""
         assert self._transfers is not None
         budget, taken = self._transfers.budget, list[int]()
 
@@ -305,25 +307,26 @@ class DeviceOutput:
     # --- once they are made ----------------------------------------------------------------------------------
 
     def settle(self, issued: Issued) -> list[Item]:
-        """The references of the samples, to be reported. Waits until the device has made them."""
+        """Waits until the device has made the samples, and returns their final references."""
         if self._transfers is None or issued.end is None:
             return issued.items
         issued.end.synchronize()
-        if issued.home is not None:
-            for (container, key), array in zip(issued.targets, issued.home.arrays(), strict=True):
+        if issued.download is not None:
+            for (container, key), array in zip(issued.targets, issued.download.arrays(), strict=True):
                 container[key] = array if array.ndim else array[()]
         if issued.sample is not None and self.layout is None:
             self._describe(issued.sample)
-        if not (issued.beyond and issued.placed):
+        if not (issued.over_budget and issued.placed):
             return issued.items
         self.spilled += len(issued.placed)
         left = {id(item): Extra(item.objects) if item.objects else None for _, _, item in issued.placed}
         return [left.get(id(item), item) for item in issued.items]
 
     def seconds(self, issued: Issued) -> float | None:
-        """How long the device was at samples that have been settled; None where it does not keep time.
+        """Returns the device time of settled samples in seconds; None where the device has no clock.
 
-        It begins with the samples before on the same stream, so that is from the end of those at the earliest.
+        It counts from the later of two events: the begin of these samples, and the end of those before on the same
+        stream.
         """
         if self._transfers is None or issued.begin is None or issued.end is None:
             return None
@@ -333,9 +336,9 @@ class DeviceOutput:
 def _write_columns(
     columns: Columns, views: Views, rows: Sequence[int], samples: Sequence[Mapping[str, Value]]
 ) -> Sequence[list[Value]]:
-    """Copy what of the samples goes to the host into their rows; returns the objects of each. Raises Mismatch."""
+    """Writes the host fields of samples into their rows; returns the objects of each. Raises Mismatch."""
     objects: list[list[Value]] = []
-    for name, number in columns.here:
+    for name, number in columns.on_host:
         values, view = [sample[name] for sample in samples], views[number]
         if view is not None:
             columns.layout.write_column(number, view, rows, values)
@@ -343,24 +346,24 @@ def _write_columns(
         if set(map(type, values)) != {columns.layout.leaves[number].type}:
             raise Mismatch
         objects.append(values)
-    return [list(beside) for beside in zip(*objects, strict=True)] if objects else [[]] * len(samples)
+    return [list(objects_of) for objects_of in zip(*objects, strict=True)] if objects else [[]] * len(samples)
 
 
 def _is_array(value: Value) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 
-def _is_lent(piece: Piece, at: int) -> bool:
-    """Whether the sample's fields lie in memory that goes back to its worker once the sample is reported."""
+def _is_borrowed(piece: Piece, at: int) -> bool:
+    """Returns True when a sample's fields are in memory that returns to its worker once the sample is reported."""
     source = None if piece.sources is None else piece.sources[at]
     return not isinstance(source.fields if isinstance(source, Handed) else source, Local)
 
 
-def _on_host(value: Value, lent: bool) -> Value:
-    """The value, of which nothing lies in memory that is ``lent``."""
+def _on_host(value: Value, borrowed: bool) -> Value:
+    """Returns the value with nothing of it in memory that is ``borrowed``."""
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return np.array(value)
-    if not lent:
+    if not borrowed:
         return value
     if type(value) is torch.Tensor and not value.requires_grad:
         return value.clone()  # without the rest of its storage

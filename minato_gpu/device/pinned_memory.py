@@ -1,12 +1,11 @@
-"""The host's side of the way to devices: an arena, of which they may read a part by themselves: pinned from its
-beginning, and further when it is used further.
+"""Pins the host arena for devices: from its beginning, and further as more of it is used.
 
-An arena is a mapping far larger than its memory, so it cannot be pinned whole. It allocates the lowest free extent, so
-what is in use lies at its beginning.
+The arena's mapping is far larger than its memory, so it cannot be pinned as a whole. The arena allocates the lowest
+free extent, so what is in use is at its beginning.
 
-Pinned pages are held by the driver. If the arena gave them back to the kernel, as it does with memory that it has not
-used lately, the next write would go to fresh pages, and the device would go on reading the old ones without a word; so
-an arena keeps what is pinned (``Arena.keep``).
+The driver holds pinned pages. If the arena returned them to the kernel, as it does with memory unused for a while,
+later writes would go to new pages while the device kept reading the old ones. So pinned memory is kept
+(``Arena.keep``).
 """
 
 from __future__ import annotations
@@ -22,46 +21,43 @@ from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena, round_up
 from minato_gpu.memory.loans import Loans
 
-_STEP = 16 << 20
-_MOST = 256 << 20  # pinned ahead of need at once: it takes the driver a tenth of a second, in which batches wait
+_STEP = 16 << 20  # bytes
+_MOST = 256 << 20  # bytes pinned ahead of need at once: takes 0.1 s, during which batches wait
 
 
 class Host:
-    """``arena``, its blocks that loads and copies share by ``loans``, and its pinned part, for every device.
+    """The host arena as devices see it: its pinned part, and blocks shared by loads and copies. For any thread.
 
-    ``accelerator``: any of the devices; what one has pinned, all can read. ``ends``: where the pinned pieces end; a
-    copy must not cross one. Every method may be called by any thread. Where the device refuses, nothing more is tried:
-    copies still work, by way of the driver's own memory. ``refused`` then says why. ``told``: a descriptor, readable
-    once a load has been issued since ``clear``.
+    Where a device refuses to pin, nothing more is tried; copies then go through the driver's own buffer.
     """
 
     def __init__(self, arena: Arena, loans: Loans, accelerator: Accelerator, step: int = _STEP) -> None:
-        self.ends: list[int] = []
-        self.refused: str | None = None
+        self.ends: list[int] = []  # offsets at which pinned pieces end; no copy may cross one
+        self.refused: str | None = None  # why a device refused to pin
         self.arena = arena
         self._loans = loans
-        self._accelerator = accelerator
+        self._accelerator = accelerator  # any of the devices: what one has pinned, all can read
         self._step = step
         self._lock = threading.Lock()
-        self.told = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.issued_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
 
     def allocate(self, nbytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """The offset of a new block, and the array that owns it."""
+        """Returns the offset of a new block in the arena, and the array that owns it."""
         return self._loans.allocate(self.arena, nbytes)
 
     def clear(self) -> None:
-        """Make ``told`` unreadable again."""
+        """Makes ``issued_fd`` unreadable again."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.told)
+            os.eventfd_read(self.issued_fd)
 
     @property
     def pinned(self) -> int:
-        """Bytes pinned."""
-        return max(self.ends, default=0)  # asked once: another thread may be closing it
+        """Pinned bytes, from the arena's beginning."""
+        return max(self.ends, default=0)  # read once: another thread may be closing
 
     def cover(self, end: int) -> None:
-        """Pin the arena up to offset ``end``, or twice as far as before within reason, so that pieces stay few."""
+        """Pins the arena up to offset ``end`` at least, and up to twice as far as before, so that pieces stay few."""
         with self._lock:
             begin = self.pinned
             if begin < end and self.refused is None:
@@ -70,7 +66,7 @@ class Host:
     def _pin(self, begin: int, end: int) -> None:
         ahead = min(2 * begin, begin + _MOST)
         upto = min(round_up(max(end, ahead), self._step), self.arena.capacity)
-        self.arena.keep(upto)  # before: what is given back between the two would be pinned elsewhere
+        self.arena.keep(upto)  # before pinning, so that no page is given back between
         try:
             self._accelerator.pin(self._address + begin, upto - begin)
         except RuntimeError as error:
@@ -80,11 +76,11 @@ class Host:
         self.ends.append(upto)
 
     def close(self) -> None:
-        """Unpin; nothing may read the arena any more. What a device refuses that is lost, nobody needs. Idempotent."""
+        """Unpins everything; nothing may read the arena any more. Errors are ignored. Idempotent."""
         begins, self.ends = [0, *self.ends[:-1]][: len(self.ends)], []
         for begin in begins:
             with contextlib.suppress(RuntimeError):
                 self._accelerator.unpin(self._address + begin)
-        if self.told >= 0:
-            os.close(self.told)
-            self.told = -1
+        if self.issued_fd >= 0:
+            os.close(self.issued_fd)
+            self.issued_fd = -1

@@ -1,4 +1,4 @@
-"""A task that the device lane is at: what has been issued of it, what is known of its samples, and its report."""
+"""State of one task on the device lane: its issued parts, the results so far, and the report made from them."""
 
 from __future__ import annotations
 
@@ -11,59 +11,48 @@ from minato_gpu.lanes.base import Handed, Item, Piece, Report, Task
 
 
 class Part(NamedTuple):
-    """Samples of a task that came at one split point and were issued together.
-
-    ``host_s``: seconds of the host's cores that issuing took, no more than passed meanwhile; ``ran``: those of the
-    samples that could be read; ``repeated``: how many of them the CPU has prepared already, in the device's place;
-    ``short``: because there was no memory.
-    """
+    """Samples of a task that share a split point and were issued together."""
 
     split: int
-    numbers: list[int]
+    numbers: list[int]  # of the tickets
     issued: Issued
-    host_s: float
-    ran: list[int]
-    repeated: int
-    short: bool
+    host_s: float  # seconds: CPU time of issuing, at most the wall time
+    ran: list[int]  # those of ``numbers`` that could be read
+    repeated: int  # samples that the CPU has prepared in the device's place
+    out_of_memory: bool  # the device had no memory for it
 
 
 class DeviceRun:
-    """``parts``: those that are not settled. ``items`` and ``times``: reference and seconds of each sample, in the
-    order of ``tickets`` (of one that could not be read: 0.0, which nobody is to learn from).
-
-    ``given``: the numbers of those that the executor has last been given. ``usual``: nothing was built for them;
-    ``repeated``: how many ran a second time, on the CPU. ``device_s``: seconds that the device was at them, None where
-    it does not say.
-    """
+    """One task in flight, for the lane's thread. Tickets are numbered through the task; lists are in that order."""
 
     def __init__(self, task: Task, first: int) -> None:
-        """``first``: the split point of samples that were not handed over."""
+        """``first``: the split point of samples that were not handed over by a CPU worker."""
         self.task = task
         self.tickets = [(piece, at) for piece in task.pieces for at in range(len(piece.keys))]
         self.splits = [_split(piece, at, first) for piece, at in self.tickets]
-        self.parts: deque[Part] = deque()
-        self.given: list[int] = []
-        self.items: list[Item] = [None] * len(self.tickets)
-        self.times = [0.0] * len(self.tickets)
+        self.parts: deque[Part] = deque()  # issued and not finished
+        self.submitted: list[int] = []  # numbers of the tickets that the executor was given last
+        self.items: list[Item] = [None] * len(self.tickets)  # references
+        self.times = [0.0] * len(self.tickets)  # seconds each; 0.0 for one that could not be read
         self.begin = perf_counter()
-        self.usual = True
-        self.repeated = 0
-        self.device_s: float | None = 0.0
+        self.typical = True  # nothing was built or waited for, so that the cost model may learn from ``times``
+        self.repeated = 0  # samples that ran a second time, on the CPU
+        self.device_s: float | None = 0.0  # device time in all; None where it is not measured
 
     def by_split(self) -> dict[int, list[int]]:
-        """The samples' numbers by the split point at which they come."""
+        """Returns the tickets' numbers grouped by the split point at which they enter."""
         found: dict[int, list[int]] = {}
         for number, split in enumerate(self.splits):
             found.setdefault(split, []).append(number)
         return found
 
     @property
-    def through(self) -> bool:
-        """Whether reporting the task would wait for nothing."""
-        return all(part.issued.through for part in self.parts)
+    def finished(self) -> bool:
+        """True when the device has finished all issued parts, so that reporting would not wait."""
+        return all(part.issued.finished for part in self.parts)
 
     def settle(self, part: Part, items: list[Item], device_s: float | None) -> None:
-        """The device is through with the part, of which these are the references."""
+        """Stores a finished part: the references ``items``, and its device time in seconds (None: not measured)."""
         self.device_s = None if device_s is None or self.device_s is None else self.device_s + device_s
         each = (part.host_s if device_s is None else device_s) / max(1, len(part.ran))
         for number, item in zip(part.numbers, items, strict=True):
@@ -72,8 +61,9 @@ class DeviceRun:
             self.times[number] = each
 
     def report(self, begin: float, end: float, layout: bytes | None, *, tells_parts: bool) -> Report:
-        """The task has been at work from ``begin`` to ``end``. ``tells_parts``: its pipeline can be cut."""
-        usual = self.usual and not self.repeated
+        """Returns the final report. ``begin`` and ``end`` are times of the monotonic clock; ``tells_parts``: whether
+        the pipeline can be cut, so that costs are reported by split point."""
+        usual = self.typical and not self.repeated
         pairs = zip(self.splits, self.times, strict=True)
         return Report(
             run=self.task.run,
@@ -94,6 +84,6 @@ class DeviceRun:
 
 
 def _split(piece: Piece, at: int, first: int) -> int:
-    """The split point at which the ticket comes."""
+    """Returns the split point at which ticket ``at`` of ``piece`` enters the device lane."""
     source = None if piece.sources is None else piece.sources[at]
     return source.stage if isinstance(source, Handed) else first

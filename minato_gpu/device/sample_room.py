@@ -1,12 +1,12 @@
-"""Room on the device for samples: in the budget's account before they are made, and for as long as they stay.
+"""Reserves device memory for samples before they are made, and holds it in the budget for as long as they live.
 
-They count with a byte each while their size is unknown, and only as many are made together as there is room for. Where
-there is none, one is made all the same: the oldest undelivered sample may be among them. That one is brought into its
-row before the next is made, and travels like those of the CPU lane (P4). Where no bytes were named, so is a whole
-micro-batch: a device is no use for single samples.
+While the size of a sample is unknown, each is reserved with one byte. Only as many samples are made together as there
+is room for. Without room for any, one is made all the same, because the oldest undelivered sample may be among them; it
+is copied into its host row before the next is made (P4). Under an elastic budget (no limit in bytes was given) a whole
+micro-batch is made: a device is of no use for single samples.
 
-What has no room costs two copies of each sample, to the host and back for its batch. So while the consumer waits for
-no batch, an executor waits until it has taken one.
+A sample without room costs two copies, to the host and back for its batch. So an executor waits for room while the
+consumer is not waiting for a batch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from minato_gpu.lanes.store import Store
 
 
 class SampleRoom:
-    """Of one executor, for its thread. ``each``: bytes of a sample on the device, 0 while they are not known; ``held``:
-    bytes taken for samples that are not made yet; ``beyond``: although there was no room."""
+    """Memory reservations of one executor; for the lane's thread."""
 
     def __init__(self, store: Store, transfers: Transfers) -> None:
-        self.each = 0
-        self.held = 0
-        self.beyond = False
+        self.each = 0  # bytes of one sample on the device; 0: unknown
+        self.held = 0  # bytes reserved for samples that are not made yet
+        self.over_budget = False  # the last reservation exceeded the budget
         self._store = store
         self._transfers = transfers
 
     def lacks(self, task: Task, made: frozenset[str], count: int) -> bool:
-        """Whether of ``count`` samples some would have to go to the host, or of as many as the device can hold beside
-        its batches, though nobody waits for them: the consumer waits for no batch."""
+        """Returns True when an executor should wait before making ``count`` samples: there is no room for them (nor for
+        as many as fit beside the batches) and the consumer is not waiting."""
         transfers = self._transfers
         if transfers.consumer_waits:
             return False
@@ -44,24 +43,24 @@ class SampleRoom:
         return not transfers.budget.has_room(self.each * min(count, most))
 
     def wait(self) -> None:
-        """Wait until there may be room, a moment at most."""
+        """Waits until there may be room, for a few milliseconds at most."""
         self._transfers.await_room()
 
     def reserve(self, task: Task, made: frozenset[str], count: int) -> int:
-        """Take room for as many of ``count`` samples as there is room for, at least for one; how many.
+        """Reserves memory for up to ``count`` samples, for one at least; returns how many may be made.
 
         ``made``: names of the fields that device implementations make.
         """
-        self.beyond = False
+        self.over_budget = False
         budget = self._transfers.budget
         self._measure(task, made)
-        if not (self.each and self._transfers.batch_bytes):  # nobody knows yet what there is room for
+        if not (self.each and self._transfers.batch_bytes):  # sizes are unknown
             if budget.limit is None:
-                self.held = count  # a byte each: a batch that finds no memory waits for them
+                self.held = count  # a byte each, so that a batch short of memory waits for them
                 budget.take("samples", self.held)
                 return count
             self._take(self.each)
-            self.beyond = True  # it may be in the way of the first batch
+            self.over_budget = True  # it may take the first batch's memory
             return 1
         least = count if budget.elastic else 1
         found = budget.take_some("samples", self.each, count)
@@ -70,26 +69,26 @@ class SampleRoom:
             found += budget.take_some("samples", self.each, count - found)
         self.held = found * self.each
         if found < least:
-            self.beyond = True
+            self.over_budget = True
             budget.take("samples", (least - found) * self.each)
             self.held = least * self.each
         return max(least, found)
 
     def give_back(self) -> None:
-        """What was taken for samples that do not stay, or were not even begun, is free again."""
+        """Frees what is reserved for samples that were not made or do not stay on the device."""
         if self.held:
             self._transfers.budget.give("samples", self.held)
         self.held = 0
 
     def hand_on(self, owner: object, nbytes: int) -> None:
-        """So many bytes of what was taken are in the account for as long as ``owner`` lives."""
-        if nbytes > self.held:  # the first sample: nobody knew
+        """Moves ``nbytes`` of the reservation to ``owner``: the budget gets them back when it is garbage-collected."""
+        if nbytes > self.held:  # the first sample, whose size was unknown
             self._take(nbytes - self.held)
         self.held -= nbytes
         weakref.finalize(owner, self._transfers.budget.give, "samples", nbytes).atexit = False
 
     def _measure(self, task: Task, made: frozenset[str]) -> None:
-        """How large samples and batches are, where the task can tell."""
+        """Updates the sizes of samples and batches from the task's layout, where it has one."""
         rows = max((piece.rows for piece in task.pieces if piece.slab >= 0), default=0)
         if not task.layout or not rows:
             return
@@ -98,9 +97,9 @@ class SampleRoom:
         self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
 
     def _take(self, nbytes: int) -> None:
-        """Take what one sample needs, whether it fits or not."""
+        """Reserves memory for one sample, whether it fits or not."""
         budget = self._transfers.budget
         if not budget.take_some("samples", nbytes, 1):
-            self.beyond = True
+            self.over_budget = True
             budget.take("samples", nbytes)
         self.held += nbytes

@@ -1,9 +1,8 @@
-"""Values on their way between the host and a device by way of pinned memory: few copies, for which nobody waits.
+"""Copies values between host and device through pinned memory: few copies, none of which blocks the calling thread.
 
-A copy from or to memory that is not pinned holds its thread until the device is through with it, and with
-``torch.tensor(..., device=...)`` until all that was issued before it on the stream is. So what a sample brings is laid
-side by side in pinned memory and copied at once; and what a micro-batch leaves for the host is laid side by side on the
-device and copied at once.
+A copy from or to pageable memory blocks its thread until it has ended; ``torch.tensor(..., device=...)`` even waits for
+all earlier work of the stream. So ``Upload`` joins a sample's arrays in pinned memory and copies them at once;
+``Download`` joins a micro-batch's tensors on the device and copies those at once.
 """
 
 from __future__ import annotations
@@ -21,27 +20,28 @@ from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.layout import torch_dtype
 from minato_gpu.samples import Value
 
-ALIGN = 16  # of a value among others; any element type may begin there
-_AHEAD = 64 << 20
+ALIGN = 16  # bytes, of each value; enough for any element type
+_AHEAD = 64 << 20  # bytes
 
 
 class Upload:
-    """Brings arrays to ``accelerator``. For one thread.
+    """Copies arrays to ``accelerator``. For one thread.
 
-    ``ahead``: so many bytes of copies may be under way, or those of one call; more wait for the first of them. Pinned
-    memory is the host's own, and the host may be far ahead of the device.
+    ``ahead``: bytes that may be in flight, at least those of one call; a further call waits for the oldest copies. This
+    bounds pinned memory, since the host may be far ahead of the device.
     """
 
     def __init__(self, accelerator: Accelerator, ahead: int = _AHEAD) -> None:
         self._accelerator = accelerator
         self._ahead = ahead
-        self._bytes = 0
-        self._under_way: deque[tuple[int, Event]] = deque()
+        self._bytes = 0  # in flight
+        self._under_way: deque[tuple[int, Event]] = deque()  # bytes and event of each copy, oldest first
 
     def bring(self, arrays: Sequence[NDArray[Value]]) -> list[torch.Tensor]:
-        """The arrays on the device, for what is issued on the current stream from now on; they may change at once.
+        """Returns the arrays as tensors on the device, for later work of the current stream; the arrays may change at
+        once.
 
-        The tensors share memory. Raises TypeError for elements that torch does not have.
+        The tensors share memory. Raises TypeError for a dtype that torch does not have.
         """
         dtypes = [torch_dtype(array.dtype) for array in arrays]
         places, total = side_by_side([array.nbytes for array in arrays])
@@ -66,10 +66,10 @@ class Upload:
 
 
 class Download:
-    """Tensors of a device on their way to the host; issued, with its constructor, on the current stream.
+    """Tensors of a device on their way to the host; the constructor issues the copies on the current stream.
 
-    A few are copied one by one, more are laid side by side on the device before, if it has room for that and
-    ``has_room`` (for so many bytes) says so.
+    A few tensors are copied one by one; more are first joined on the device, if there is memory for that and
+    ``has_room(nbytes)`` agrees.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Download:
     ) -> None:
         self._tensors = tensors
         self._places, total = side_by_side([tensor.nbytes for tensor in tensors])
-        self._alike = _alike(tensors)
+        self._as_rows = _as_rows(tensors)
         self._host = accelerator.host(total)
-        together = self._room(accelerator, total) if len(tensors) > MOST and has_room(total) else None
+        together = self._allocate_or_none(accelerator, total) if len(tensors) > MOST and has_room(total) else None
         if together is None:
             for into, tensor in zip(self._parts(self._host), tensors, strict=True):
                 accelerator.copy(into, tensor)
@@ -97,7 +97,7 @@ class Download:
         accelerator.copy(self._host, together)
 
     @staticmethod
-    def _room(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
+    def _allocate_or_none(accelerator: Accelerator, nbytes: int) -> torch.Tensor | None:
         try:
             return accelerator.empty(nbytes)
         except Exception as error:
@@ -106,8 +106,8 @@ class Download:
             raise
 
     def _parts(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Where the tensors lie in it."""
-        if self._alike:
+        """Returns the tensors' places in ``memory``."""
+        if self._as_rows:
             first = self._tensors[0]
             each = memory.view(len(self._tensors), first.nbytes).view(first.dtype)
             return list(each.view(len(self._tensors), *first.shape).unbind(0))
@@ -115,18 +115,18 @@ class Download:
         return [memory[at : at + tensor.nbytes].view(tensor.dtype).view(tensor.shape) for at, tensor in pairs]
 
     def values(self) -> list[NDArray[Value]]:
-        """The values where they lie. Called when an event after the copy has come to pass."""
+        """Returns the arrays as views of pinned memory. To be called after an event behind the copy has passed."""
         return [part.numpy() for part in self._parts(self._host)]
 
     def arrays(self) -> list[NDArray[Value]]:
-        """The values, each in memory of its own; what they were copied from is let go of."""
+        """Returns each array in memory of its own, and frees the source tensors."""
         arrays = [np.array(value) for value in self.values()]
         self._tensors = ()
         return arrays
 
 
-def _alike(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether they fill memory in which they lie side by side, as the rows of one tensor would."""
+def _as_rows(tensors: Sequence[torch.Tensor]) -> bool:
+    """Returns True when tensors that are placed side by side form the rows of one tensor."""
     if not tensors:
         return False
     dtype, shape, nbytes = tensors[0].dtype, tensors[0].shape, tensors[0].nbytes
@@ -134,7 +134,7 @@ def _alike(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def side_by_side(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where values of so many bytes lie in memory that they share, and how many bytes that takes."""
+    """Returns the offsets of values of these sizes in shared memory, and its size. All in bytes."""
     places, end = [], 0
     for size in sizes:
         places.append(round_up(end, ALIGN))

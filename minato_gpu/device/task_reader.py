@@ -1,7 +1,7 @@
-"""What workers have read of a task's samples, as the device lane takes it in; of the next task, too, ahead of its turn.
+"""Reads the fields that CPU workers prepared for a task's samples, and reads the next task ahead of its turn.
 
-While the device is at a micro-batch, the next task is read, and the device is asked to go on with that one: so its
-decoder does not wait for the host.
+While the device works on one micro-batch, ``TaskReader.look_ahead`` reads the next task and has the executor schedule
+it, so that the device's decoder does not wait for the host.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from minato_gpu.samples import Origin, explain, sample_seed
 
 
 class ReadTask(NamedTuple):
-    """Samples ``numbers`` of a task: references of those that could not be read, the places of the others among them,
-    and what is given to the executor. ``begun``: the device has been asked for them."""
+    """Fields of some samples of a task, ready for the executor."""
 
     task: Task
-    numbers: list[int]
-    items: list[Item]
-    ready: list[int]
-    given: list[Given]
-    begun: bool = False
+    numbers: list[int]  # of the tickets
+    items: list[Item]  # for each number: its failure, else None
+    ready: list[int]  # indices into ``numbers`` of the samples that were read
+    given: list[Given]  # their fields, for the executor
+    begun: bool = False  # the executor has scheduled them
 
 
 class TaskReader:
-    """For one thread. ``executors`` by split point; ``first``: the split point of samples that were not handed over;
-    ``between``: called before each sample; ``next_task``: the one that will be begun next, if there is one."""
+    """Reads samples for the executors of one lane; for the lane's thread.
+
+    Args:
+        executors: by split point.
+        first: the split point of samples that were not handed over.
+        between: called before each sample.
+        next_task: returns the task that will be begun next, if there is one.
+    """
 
     def __init__(
         self,
@@ -47,10 +52,11 @@ class TaskReader:
         self._first = first
         self._between = between
         self._next_task = next_task
-        self._coming: ReadTask | None = None  # a task that comes later, of which the device may have begun
+        self._coming: ReadTask | None = None  # read ahead of its turn
 
     def look_ahead(self) -> None:
-        """Read the task that comes next, and have the device begin it."""
+        """Reads the next task, if there is one with a single split point, and schedules it behind the current
+        micro-batch."""
         if self._coming is not None or (task := self._next_task()) is None:
             return
         run = DeviceRun(task, self._first)
@@ -61,7 +67,7 @@ class TaskReader:
             self._coming = read._replace(begun=self._executors[split].ahead(read.given))
 
     def read(self, run: DeviceRun, split: int, numbers: list[int]) -> ReadTask:
-        """What the host read of these samples has left: as it was read ahead, or now."""
+        """Returns the samples ``numbers`` of a task: as read ahead if it was exactly these, else read now."""
         read = self._coming
         if read is None or read.task is not run.task:
             return self._read(run, numbers)
@@ -72,22 +78,22 @@ class TaskReader:
         return self._read(run, numbers)
 
     def forget(self) -> None:
-        """Nothing of what was begun ahead will be asked for."""
+        """Drops what was read and scheduled ahead."""
         self._coming = None
         for executor in self._executors.values():
             with contextlib.suppress(Exception):
                 executor.forget()
 
     def fields(self, piece: Piece, at: int, task: Task) -> Given | Failure:
-        """What the host read of a sample has left, or why there is nothing to go on with."""
+        """Returns a sample's fields with its seed or draws, or the failure that keeps it from being prepared."""
         source = None if piece.sources is None else piece.sources[at]
         assert source is not None
         self._between()
         if isinstance(source, Failure):  # it could not even be read
             return source
-        lying = source.fields if isinstance(source, Handed) else source
+        location = source.fields if isinstance(source, Handed) else source
         try:
-            begun: Begun = self._store.get(lying)
+            begun: Begun = self._store.get(location)
             fields, drawn = begun
             return fields, ticket_seed(task, piece, at) if drawn is None else drawn
         except Exception as error:  # an object of the data set's own may refuse to be unpickled here
@@ -108,13 +114,13 @@ class TaskReader:
 
 
 def ticket_seed(task: Task, piece: Piece, at: int) -> int:
-    """The seed of a ticket's sample."""
+    """Returns the seed of a ticket's sample."""
     occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
     return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
 
 def ticket_failure(task: Task, piece: Piece, at: int, error: Exception, lane: str) -> Failure:
-    """Why there is no sample for a ticket; ``lane``: where that was found."""
+    """Returns the failure of a ticket's sample from an exception; ``lane`` names where it happened."""
     place = Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=lane)
     cause, origin = explain(error, place)
     return failure(cause, f"in DataLoader device lane ({origin})", origin=origin)

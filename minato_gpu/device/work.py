@@ -1,20 +1,20 @@
-"""How the device lane prepares tasks: issued to its executors by split point, waited for, and reported.
+"""Runs tasks on the device lane's thread: issues them to executors by split point, waits for the device, reports.
 
-A task is reported once the device is through with it, in the order in which they came: while it waits for that alone,
-the next one is issued. Meanwhile the thread asks before each of its steps (a stage, a sample, a part) whether it is
-through, and lets no graph be built before it is: a slow step must not keep finished samples from their batches (P5).
-There too it lets other threads have the interpreter (see ``slices``).
+``DeviceWork`` issues a task and, while the device works on it, issues the next (``depth`` tasks at once). Tasks are
+reported in the order in which they came. Before each step (a stage, a sample, a part) the thread asks whether the
+oldest task has finished, and reports it at once: a slow step must not keep finished samples from their batches (P5). No
+graph is built before such a task is reported. The same pauses let other threads have the interpreter (see ``slices``).
 
-A sample costs what the device says, by events around its part. A stand-in on the CPU has no such clock: there it costs
-what its part took of the cores, but no more than passed meanwhile (DALI's threads work beside each other).
+The cost of a sample is measured by CUDA events around its part. The stand-in device on the CPU has no such clock: there
+the cost is the CPU time of the part, but no more than the wall time (DALI's threads run side by side).
 
-Where memory is short no sample is bad: the pools of PyTorch, CuPy and DALI let go of what they do not use, and the part
-is tried again. Only then is it halved until it fits, and smaller micro-batches follow.
-
-A sample that fails on the device is tried once more on the CPU implementation, with the same draws, before its failure
-counts. So is each of those that were at work together where an error is none of their own. A lane that makes nothing
-for ``_MOST_USELESS`` micro-batches in a row which the CPU can prepare costs three times the work for nothing: that is
-told to ``useless``, with the last error.
+Errors:
+- Out of memory is no sample's error. The pools of PyTorch, CuPy and DALI free what they do not use, and the part is
+  tried again; after that it is halved until it fits, and later micro-batches stay smaller.
+- A sample that fails on the device is prepared once more by the CPU implementation, with the same random draws, before
+  its failure counts. So is every sample of a part that failed as a whole.
+- After ``_USELESS_LIMIT`` micro-batches in a row of which the device prepared nothing and the CPU something,
+  ``useless`` is called with the last error: such a lane costs about three times the work.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError, Value
 from minato_gpu.slices import Slices
 
-_MOST_USELESS = 32
+_USELESS_LIMIT = 32
 
 
 class BrokenDown(BaseException):
-    """The lane has broken down, for ``why``: a task could not be reported while another was at work, or a graph cannot
-    be built. No error of the step that is at work, which must not take it for its own."""
+    """Raised when the lane can do nothing more: a task could not be reported from within another's step, or a graph
+    cannot be built. ``why`` is the cause. A BaseException, so that the step it passes through does not take it for
+    its own error."""
 
     def __init__(self, why: Exception) -> None:
         super().__init__(why)
@@ -53,12 +54,19 @@ class BrokenDown(BaseException):
 
 
 class DeviceWork:
-    """For one thread. ``executors`` by split point, which show in ``at`` what they do;
-    ``depth``: tasks that may be under way; ``ahead``: builds graphs that wait for a sample; ``no_memory``: told where
-    there is no memory for even one sample that the CPU can prepare; ``useless``: told, with the last error, where the
-    device fails all that it is given and the CPU can prepare it; ``trim``: frees what pools of the device's memory hold
-    and do not use, if it has pools; ``report``: told of every task; ``next_task``: the one that
-    will be begun next, if there is one."""
+    """Issues, awaits and reports the device lane's tasks. For one thread, except ``at_work`` and ``closing``.
+
+    Args:
+        executors: by split point; they note their current step in ``at``.
+        depth: tasks that may be in flight.
+        counts_cores: whether a sample costs CPU time (the stand-in) instead of device time.
+        ahead: builds the graphs that need a first sample.
+        no_memory: called when memory is short for a single sample that the CPU can prepare.
+        useless: called with the last error when the device fails everything that the CPU can prepare.
+        trim: frees unused memory of the device's pools; None without pools.
+        report: called with the report of every task.
+        next_task: returns the task that will be begun next, if there is one.
+    """
 
     def __init__(
         self,
@@ -83,19 +91,19 @@ class DeviceWork:
         self._store = store
         self._outlet = outlet
         self._depth = depth
-        self.closing = False  # set by another thread: no room is to be waited for
+        self.closing = False  # set by another thread: stop waiting for room on the device
         self._ahead = ahead
         self._no_memory = no_memory
         self._useless = useless
         self._trim = trim
         self._report = report
-        self._runs: deque[DeviceRun] = deque()  # issued, and not reported
-        self._current: DeviceRun | None = None  # the one that is issued or waited for
-        self._ending = False  # a step of ``end`` itself ends no other
-        self._reported = 0.0  # when the last one was
-        self._failing = 0  # micro-batches in a row of which the device made nothing, and the CPU something
-        self._why = ""  # the device's last error
-        self._looked = 0  # graphs built when their threads were last looked for
+        self._runs: deque[DeviceRun] = deque()  # issued and not reported, oldest first
+        self._current: DeviceRun | None = None  # being issued or waited for
+        self._ending = False  # inside ``end``: its steps must not end another task
+        self._reported = 0.0  # time of the last report
+        self._failed_in_row = 0  # micro-batches in a row of which the device made nothing and the CPU something
+        self._last_error = ""  # the device's last error
+        self._builds_seen = 0  # graphs built when their threads were last looked for
         self._cores = CoreTime("DALI") if counts_cores else None
         self._slices = Slices()
         self._reader = TaskReader(store, executors, pipeline.host_prefix, self._slices.between, next_task)
@@ -104,38 +112,38 @@ class DeviceWork:
             at.scheduled = self._reader.look_ahead
 
     def close(self) -> None:
-        """All is reported."""
+        """Releases the measurement of CPU time; all tasks must have been reported."""
         if self._cores is not None:
             self._cores.close()
 
     def at_work(self) -> tuple[AtWork, ...]:
-        """From another thread: since when this one has been at its current step, and what that is."""
+        """Returns the current step and when it began, as one entry; empty when idle. May be called by any thread."""
         run, step = self._current, self._at.step
         if run is None:
             return ()
-        sample, given = self._at.number(step), run.given
+        sample, given = self._at.number(step), run.submitted
         started = 0 if sample is None or sample >= len(given) else given[sample] + 1
         return (AtWork(0, Claim(run.task.run, run.task.chunk, started, step.stage + 1), step.since, step.samples),)
 
     @property
     def under_way(self) -> bool:
-        """Whether a task is to be ended."""
+        """True while tasks are issued and not reported."""
         return bool(self._runs)
 
     # --- tasks -----------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Forget what is under way: nobody will end it."""
+        """Forgets all tasks in flight; nobody will end them."""
         self._runs.clear()
         self._current, self._ending = None, False
         self._reader.forget()
 
     def begin(self, task: Task) -> None:
-        """Issue all of a task, and end those before it that have to be for that."""
+        """Issues all parts of a task, after ending older ones until fewer than ``depth`` are in flight."""
         run = self._current = DeviceRun(task, self._pipeline.host_prefix)
         self._slices.begin()
         self._at.enter()
-        self._look()
+        self._find_threads()
         for split, numbers in run.by_split().items():
             self._begin_parts(run, split, numbers)
         self._runs.append(run)
@@ -144,10 +152,10 @@ class DeviceWork:
             self.end()
 
     def end(self) -> None:
-        """Wait for the task that has been under way for longest, and report it."""
+        """Waits for the oldest task in flight, and reports it."""
         self._ending = True
         run, current = self._runs.popleft(), self._current
-        if not run.through:
+        if not run.finished:
             self._current = run
             self._at.enter(samples=len(run.tickets))
         while run.parts:
@@ -157,18 +165,18 @@ class DeviceWork:
             self._at.enter()
         begin, end = max(run.begin, self._reported), perf_counter()
         self._reported = end
-        self._look(repeated=run.repeated > 0)
+        self._find_threads(repeated=run.repeated > 0)
         layout, self._outlet.layout = self._outlet.layout, None
         self._report(run.report(begin, end, layout, tells_parts=bool(self._pipeline.cuts)))
         self._ending = False
 
     def _between(self) -> None:
         self._slices.between()
-        self._report_through()
+        self._report_finished()
 
-    def _report_through(self) -> None:
-        """Report the tasks that the device is through with."""
-        while self._runs and not self._ending and self._runs[0].through:
+    def _report_finished(self) -> None:
+        """Reports the tasks that the device has finished. Raises BrokenDown when that fails."""
+        while self._runs and not self._ending and self._runs[0].finished:
             try:
                 self.end()
             except Exception as error:
@@ -177,7 +185,10 @@ class DeviceWork:
     # --- parts of tasks --------------------------------------------------------------------------------------
 
     def _begin_parts(self, run: DeviceRun, split: int, left: list[int], most: int | None = None) -> None:
-        """``most``: samples that a micro-batch held before memory was short for these, if it was."""
+        """Issues the samples ``left`` in parts of at most a micro-batch.
+
+        ``most``: the micro-batch size before memory ran short for these samples; None if it did not.
+        """
         executor = self._executors[split]
         while left:
             while self._runs and not executor.built:
@@ -189,13 +200,13 @@ class DeviceWork:
             left = left[count:]
 
     def _await_room(self, run: DeviceRun, executor: DeviceExecutor, count: int) -> None:
-        """Wait while samples that are made now would go to the host, and from there back to the device for their batch:
-        until there is room for them, or the consumer waits."""
+        """Waits until the device has room for ``count`` samples, or the consumer waits for a batch: without room they
+        would be copied to the host and back for their batch."""
         room = self._outlet.room
         if room is None or run.parts:
             return
         while not self.closing and room.lacks(run.task, executor.made, count):
-            run.usual = False  # the device waits, too: how long it takes is not seen
+            run.typical = False  # the device idles meanwhile, so its time tells nothing
             if self._runs:
                 self.end()
             else:
@@ -206,46 +217,46 @@ class DeviceWork:
             self._at.enter()
 
     def _begin_part(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> None:
-        begin, used, unusual, repeated = perf_counter(), self._core_s(), self._unusual(split), run.repeated
+        begin, used, disturbances, repeated = perf_counter(), self._core_s(), self._disturbances(split), run.repeated
         issued: Issued | None = None
         short: str | None = None
-        run.given = []
+        run.submitted = []
         try:
             issued = self._issue(run, split, numbers)
-        except Exception as error:  # not a sample's own, nor kept: its frames hold memory
-            self._outlet.let_go()
-            self._why = str(error)
-            short = self._why if is_out_of_memory(error) else None
+        except Exception as error:  # of the whole part; dropped, because its frames hold memory
+            self._outlet.release()
+            self._last_error = str(error)
+            short = self._last_error if is_out_of_memory(error) else None
         if issued is None:
-            if short is not None and self._begin_again(run, split, numbers, most):
+            if short is not None and self._retry_with_less(run, split, numbers, most):
                 return
-            issued = Issued(self._without_device(run, split, numbers))
+            issued = Issued(self._prepare_on_cpu(run, split, numbers))
             if short is not None and not isinstance(issued.items[0], Failure):
                 self._no_memory(MemoryError(short))
-            elif short is not None and most is not None:  # the sample asks for too much wherever it is
+            elif short is not None and most is not None:  # this sample needs too much on the CPU, too
                 self._executors[split].batches.size.set(most)
         passed, core_s = perf_counter() - begin, self._core_s() - used
         host_s = min(core_s, passed) if core_s > 0 else passed
-        part = Part(split, numbers, issued, host_s, run.given, run.repeated - repeated, short is not None)
-        run.usual = run.usual and self._unusual(split) == unusual
-        if self._depth == 1 or issued.beyond:
+        part = Part(split, numbers, issued, host_s, run.submitted, run.repeated - repeated, short is not None)
+        run.typical = run.typical and self._disturbances(split) == disturbances
+        if self._depth == 1 or issued.over_budget:
             self._settle(run, part)
         else:
             run.parts.append(part)
 
-    def _unusual(self, split: int) -> tuple[int, int]:
-        """What makes a part take longer than others, as often as it has happened."""
+    def _disturbances(self, split: int) -> tuple[int, int]:
+        """Returns counters that advance when a part takes longer than usual: graphs built, and shortages of memory."""
         executor = self._executors[split]
         return executor.builds, executor.batches.short
 
-    def _begin_again(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> bool:
-        """There is no memory for the samples together: pools are trimmed, then there are fewer samples at once. Whether
-        either can be."""
+    def _retry_with_less(self, run: DeviceRun, split: int, numbers: list[int], most: int | None) -> bool:
+        """Issues samples again that did not fit into memory together: first after trimming the pools, then in halves.
+        Returns False when neither is possible."""
         batches, half = self._executors[split].batches, len(numbers) // 2
         batches.short += 1
         if self._trim is not None:
             self._trim()
-        run.usual = False
+        run.typical = False
         if most is None and self._trim is not None:
             self._begin_parts(run, split, numbers, batches.size.limit)
             return True
@@ -256,56 +267,64 @@ class DeviceWork:
                 self._begin_parts(run, split, some, most)
         return half > 0
 
-    def _without_device(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
-        """The references of samples that the CPU's implementations prepare, because the device has failed them all, or
-        has no memory for even one."""
+    def _prepare_on_cpu(self, run: DeviceRun, split: int, numbers: list[int]) -> list[Item]:
+        """Prepares samples by their CPU implementations, because the device failed them all or has no memory for even
+        one. Returns their references."""
         found = [self._reader.fields(*run.tickets[number], run.task) for number in numbers]
         self._current = run
-        run.given = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
+        run.submitted = [n for n, one in zip(numbers, found, strict=True) if not isinstance(one, Failure)]
         pairs = zip(numbers, found, strict=True)
-        return [one if isinstance(one, Failure) else self._repeat(run, split, n, one[0]) for n, one in pairs]
+        return [
+            one if isinstance(one, Failure) else self._prepare_one_on_cpu(run, split, n, one[0]) for n, one in pairs
+        ]
 
     def _settle(self, run: DeviceRun, part: Part) -> None:
-        """Wait until the device is through with the part."""
+        """Waits until the device has finished a part, and stores its references in the run."""
         found: list[Item] | None = None
         seconds: float | None = None
         repeated = part.repeated
         try:
             found = self._outlet.settle(part.issued)
             seconds = self._outlet.seconds(part.issued)
-        except Exception as error:  # of the device: not a sample's own
-            self._why = str(error)
+        except Exception as error:  # of the device, not of one sample
+            self._last_error = str(error)
         if found is None:
-            found, repeated = self._without_device(run, part.split, part.numbers), len(part.ran)
+            found, repeated = self._prepare_on_cpu(run, part.split, part.numbers), len(part.ran)
         run.settle(part, found, seconds)
         self._executors[part.split].sweep()
-        if not part.short:  # that is another matter, and may pass
-            self._judge(found, made=len(part.ran) - repeated)
+        if not part.out_of_memory:  # a shortage of memory may pass
+            self._count_failures(found, made=len(part.ran) - repeated)
 
-    def _judge(self, items: list[Item], made: int) -> None:
-        """Whether the device is of any use. ``made``: how many of a micro-batch's ``items`` it has made."""
+    def _count_failures(self, items: list[Item], made: int) -> None:
+        """Counts micro-batches of which the device prepared nothing and the CPU something; calls ``useless`` at the
+        limit.
+
+        ``made``: how many of the ``items`` the device has prepared.
+        """
         if made > 0:
-            self._failing = 0
+            self._failed_in_row = 0
         elif not all(isinstance(item, Failure) for item in items):
-            self._failing += 1
-            if self._failing == _MOST_USELESS:
-                self._useless(self._why)
+            self._failed_in_row += 1
+            if self._failed_in_row == _USELESS_LIMIT:
+                self._useless(self._last_error)
 
     def _issue(self, run: DeviceRun, split: int, numbers: list[int]) -> Issued:
+        """Reads samples, runs them on the device and stores the results; returns without waiting for the device. Raises
+        an out-of-memory error, an error of the whole part, or BrokenDown when a graph cannot be built."""
         executor = self._executors[split]
         read = self._reader.read(run, split, numbers)
         items, ready, given = read.items, read.ready, read.given
-        run.given = [numbers[at] for at in ready]
+        run.submitted = [numbers[at] for at in ready]
         try:
             self._ahead.start(given)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             raise BrokenDown(error) from error
-        with self._outlet.working(behind=read.begun and run.usual):
+        with self._outlet.working(behind=read.begun and run.typical):
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
-            tickets = [run.tickets[number] for number in run.given]
+            tickets = [run.tickets[number] for number in run.submitted]
             put = self._outlet.put_all(run.task, tickets, results, executor.made, self._at.each)
             for at, one, result, item in zip(ready, given, results, put, strict=True):
                 items[at] = self._take(run, split, numbers[at], one[0], result) if item is None else item
@@ -313,22 +332,24 @@ class DeviceWork:
             return self._outlet.issued(items)
 
     def _take(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value], result: Result) -> Item:
-        """The reference of a sample: of what the device has made, or, where that is no use, of what the CPU makes."""
+        """Stores what the device made of a sample; prepares the sample on the CPU where the device failed. Returns its
+        reference."""
         if isinstance(result, StageError):
-            self._why = str(result)
+            self._last_error = str(result)
         else:
             try:
                 return self._outlet.put(run.task, *run.tickets[number], result, self._executors[split].made)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self._why = str(error)
-        return self._repeat(run, split, number, fields)
+                self._last_error = str(error)
+        return self._prepare_one_on_cpu(run, split, number, fields)
 
-    def _repeat(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value]) -> Item:
-        """The reference of a sample that the CPU's implementations prepare in the device's place, or its failure."""
+    def _prepare_one_on_cpu(self, run: DeviceRun, split: int, number: int, fields: Mapping[str, Value]) -> Item:
+        """Prepares a sample by its CPU implementations from stage ``split`` on; returns its reference or its
+        failure."""
         run.repeated += 1
-        sample, (piece, at) = run.given.index(number), run.tickets[number]
+        sample, (piece, at) = run.submitted.index(number), run.tickets[number]
         try:
             seed = ticket_seed(run.task, piece, at)
             result = self._pipeline.run(
@@ -343,10 +364,11 @@ class DeviceWork:
     def _core_s(self) -> float:
         return 0.0 if self._cores is None else self._cores()
 
-    def _look(self, *, repeated: bool = False) -> None:
-        """Graphs that have been built, here or ahead, have brought threads of their own."""
+    def _find_threads(self, *, repeated: bool = False) -> None:
+        """Finds the threads of newly built graphs, whose CPU time is to be counted. ``repeated``: samples ran on the
+        CPU, too."""
         builds = sum(executor.builds for executor in self._executors.values())
-        if builds != self._looked or repeated:
-            self._looked = builds
+        if builds != self._builds_seen or repeated:
+            self._builds_seen = builds
             if self._cores is not None:
                 self._cores.look()

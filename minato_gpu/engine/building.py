@@ -30,7 +30,6 @@ from minato_gpu.engine.read_ahead import ReadAhead, start_reader
 from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
-from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
@@ -41,12 +40,13 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lazily import cached_property
 from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
-from minato_gpu.observe.facts import NOBODY, Facts
+from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.options import Options
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.costs import CostModel
+from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.sources.process import ReaderSettings
@@ -65,7 +65,7 @@ class Records(NamedTuple):
     """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
 
     events: Path | None = None
-    facts: Facts = NOBODY
+    facts: Facts = NO_SUBSCRIBERS
 
 
 NO_RECORDS = Records()

@@ -69,7 +69,7 @@ class Engine(Batches):
             self._poll.register(self._consumer_fds.fileno(), select.POLLIN)
         rings = (fd for lane in pump.lanes.values() if lane.rings for fd in lane.fds())
         lanes = (*rings, *(fd for lane in pump.lanes.values() for fd in lane.fault_fds()))
-        loading = () if self.assembly.loading is None else (self.assembly.loading.host.told,)
+        loading = () if self.assembly.loading is None else (self.assembly.loading.host.issued_fd,)
         for fd in (*lanes, *loading, *reads):
             self._poll.register(fd, select.POLLIN)
         self.log = Telemetry(perf_counter())

@@ -179,9 +179,9 @@ class Epochs:
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + batches)
-        if self._parts.facts.hearers:
+        if self._parts.facts.subscribers:
             first = drawn.positions[0]
-            self._parts.facts.tell(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
+            self._parts.facts.publish(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))

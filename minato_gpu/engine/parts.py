@@ -14,7 +14,7 @@ from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.observe.event_log import EventLog
-from minato_gpu.observe.facts import NOBODY, Facts
+from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
 from minato_gpu.window.assembly import Assembly
@@ -37,7 +37,7 @@ class Parts:
     recorder: EventLog | None = None
     reads: ReadAhead | None = None
     deaths: Deaths = field(default_factory=Deaths)
-    facts: Facts = NOBODY
+    facts: Facts = NO_SUBSCRIBERS
     worker_count: WorkerCount | None = None
     host_share: HostShare | None = None
     watchdog: Watchdog | None = None

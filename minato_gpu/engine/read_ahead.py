@@ -15,7 +15,7 @@ from typing import Any, cast
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
 from minato_gpu.notices import LOGGER
-from minato_gpu.observe.facts import NOBODY, Facts, Fetched
+from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId
 from minato_gpu.sampling.epoch_batches import EpochBatches
@@ -52,7 +52,7 @@ class ReadAhead:
         reader: Reader,
         source_of: Callable[[Any], Any],
         look_ahead: LookAhead | None = None,
-        facts: Facts = NOBODY,
+        facts: Facts = NO_SUBSCRIBERS,
     ) -> None:
         self.reader = reader
         self._source_of = source_of
@@ -102,7 +102,7 @@ class ReadAhead:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
-        if self._facts.hearers:
+        if self._facts.subscribers:
             self._origins |= {serial: (record.epoch, record.positions[serial - first]) for serial in serials}
         self._outbox.want(first, wanted)
         self.say()
@@ -164,7 +164,7 @@ class ReadAhead:
     def _tell_of(self, fetched: Iterable[TicketId]) -> None:
         origins = sorted(self._origins.pop(serial) for serial in fetched if serial in self._origins)
         for epoch, of_epoch in groupby(origins, lambda origin: origin[0]):
-            self._facts.tell(Fetched(epoch, perf_counter(), [position for _, position in of_epoch]))
+            self._facts.publish(BytesFetched(epoch, perf_counter(), [position for _, position in of_epoch]))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array, Keys, plain
+from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.spans import TicketSpan, tickets
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from minato_gpu.kept_fields import KeepableFields, Made
+from minato_gpu.kept_fields import KeepableFields, PreparedSample
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.memory import blobs
 from minato_gpu.pipeline import Pipeline
@@ -48,7 +48,7 @@ class Keeping:
                 return self._keepable.run(fields, kept, seed, before_stage)
         return None
 
-    def _make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Made:
+    def _make(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> PreparedSample:
         if self._seeder is None:
             return self._keepable.make(fields, seed, before_stage)
         self._seeder.always_looks = True

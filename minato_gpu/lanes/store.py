@@ -16,7 +16,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.shared import Handover
+from minato_gpu.memory.shared import WorkerBlocks
 from minato_gpu.samples import Value
 
 
@@ -27,7 +27,7 @@ class Store:
         self._worker = worker
         self._links = links
         # None: threads hand objects over as they are
-        self.handover = None if arena is None else Handover(worker, arena)
+        self.handover = None if arena is None else WorkerBlocks(worker, arena)
         self._layouts: dict[bytes, Layout] = {}
         self._slab: tuple[int, int, bytes] | None = None
         self._views: list[NDArray[Value] | None] = []

@@ -32,7 +32,7 @@ _ALIGN = 64
 _NUMBERS = "biuf"  # kinds of NumPy's types that buffers and Python's numbers know as they are
 
 
-class _Pickler(ForkingPickler):
+class _BlobPickler(ForkingPickler):
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], bool | None]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
         super().__init__(file, 5, True, keep)
@@ -201,7 +201,7 @@ def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: Fals
     """The value pickled; ``nbytes`` is the size of its blob, without the parts."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    _Pickler(file, buffers.append).dump(value)
+    _BlobPickler(file, buffers.append).dump(value)
     data = file.getvalue()
     views, lengths = [], []
     nbytes = round_up(_HEAD.size + 8 * len(buffers) + len(data), _ALIGN)

@@ -42,7 +42,7 @@ def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> to
     return torch.from_numpy(_allocate(nbytes)).view(dtype).view(tuple(shape))
 
 
-class Handover:
+class WorkerBlocks:
     """The blocks of a worker's arena that its own code fills.
 
     A block is free again when the worker's last view of it has died and, where it was handed over, the engine has

@@ -1,1 +1,1 @@
-"""What happens in a run, told once and heard by whoever wants to know (see README.md)."""
+"""What happens in a run: counters, and facts for subscribers."""

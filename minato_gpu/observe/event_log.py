@@ -1,4 +1,4 @@
-"""A file with everything that the scheduler heard and said in a loader's runs, to be replayed later."""
+"""Writes every event and instruction of a scheduler to a file, to be replayed later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EventLog:
         self._begun = False
 
     def begin(self) -> None:
-        """A new run, with a new scheduler."""
+        """Writes that a new run begins, with a new scheduler."""
         self._begun = True
         self._file.write(header(self._policy) + "\n")
 
@@ -28,5 +28,5 @@ class EventLog:
             self._file.write(line(event, instructions) + "\n")
 
     def close(self) -> None:
-        """Write out what is buffered; idempotent."""
+        """Writes out what is buffered. Idempotent."""
         self._file.close()

@@ -1,12 +1,11 @@
-"""What happens in a loader's epochs, as small records, and the stream in which they are told.
+"""What happens in a loader's epochs, as small records (facts), and the stream on which they are published.
 
-Rooms tell the log of an epoch (telemetry.py), which counts, and passes on what it was told to whoever has subscribed:
-a trace, ranges for a profiler. Where nobody has, no record is made. Times are seconds of the monotonic clock
-(``time.perf_counter``). Positions are places in the sampler's order; of streams, which have none, they count batches.
+Rooms report to the log of an epoch (telemetry.py). It counts, and publishes facts to subscribers: a trace, ranges for a
+profiler. Without a subscriber no fact is made. Times are seconds of the monotonic clock (``time.perf_counter``).
+Positions are places in the sampler's order; streams have none, so theirs count batches.
 
-Hearers are called by the thread that tells, in the training process, perhaps with the engine's lock held: they note
-what they hear and return. One that raises is heard of once, in a warning, and hears nothing more: it must not end a
-training run.
+Subscribers are called on the thread that publishes, in the training process, perhaps with the engine's lock held: they
+note what they get and return. A subscriber that raises is logged once and dropped: it must not end a training run.
 """
 
 from __future__ import annotations
@@ -18,61 +17,56 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.spans import Span
 
 
-class Began(NamedTuple):
-    """An epoch begins. ``samples``: how many it will have (None: nobody knows); ``lanes``: slots by name."""
+class EpochBegan(NamedTuple):
+    """An epoch begins."""
 
     epoch: int
     at: float
-    samples: int | None
-    lanes: dict[str, int]
+    samples: int | None  # that it will have; None where nobody knows
+    lanes: dict[str, int]  # slots of each lane
 
 
 class Drew(NamedTuple):
-    """The sampler has yielded the samples at these positions."""
+    """The sampler has yielded samples."""
 
     epoch: int
     at: float
     positions: Span
 
 
-class Fetched(NamedTuple):
-    """The loader knows that the bytes of these samples, which were read ahead, are there."""
+class BytesFetched(NamedTuple):
+    """The bytes of samples, which are read ahead, have arrived."""
 
     epoch: int
     at: float
     positions: Sequence[int]
 
 
-class Asked(NamedTuple):
-    """The training loop asks for its next batch. On its own thread, as what answers is: Delivered, Failed or Ended."""
+class BatchAsked(NamedTuple):
+    """The training loop asks for its next batch. BatchDelivered, Failed or EpochEnded follows on the same thread."""
 
     epoch: int
     at: float
 
 
 class Worked(NamedTuple):
-    """Slot ``worker`` of a lane has worked on so many ``samples``, at these positions, from ``begin`` to ``end``.
-
-    ``sent``: when they were given to the lane. ``ends``: of each sample when it was finished, where they cost enough to
-    be told one by one; neighbours that were finished together have the same. ``prepared``: they were prepared, not
-    read for another lane or joined to a batch. ``handed``: of them went on to another lane.
-    """
+    """A slot of a lane (a worker, say) has worked on samples."""
 
     epoch: int
     lane: str
-    worker: int
+    worker: int  # the slot's number
     positions: Sequence[Span]
     samples: int
-    sent: float
+    sent: float  # when they were given to the lane
     begin: float
     end: float
-    ends: list[float] | None
-    prepared: bool
-    handed: int
+    ends: list[float] | None  # when each costly sample was finished; equal for neighbours that were finished together
+    prepared: bool  # False: read for another lane, or joined to a batch
+    handed: int  # how many of them went on to another lane
 
 
 class Stalled(NamedTuple):
-    """The training loop waited for this cause, from ``begin`` to ``end``."""
+    """The training loop waited for a batch."""
 
     epoch: int
     cause: str
@@ -80,73 +74,74 @@ class Stalled(NamedTuple):
     end: float
 
 
-class Delivered(NamedTuple):
-    """Batch ``number`` of the epoch was handed over, after a wait of ``wait_s``: samples at these positions, and
-    ``padded`` repeated ones."""
+class BatchDelivered(NamedTuple):
+    """A batch was handed to the training loop."""
 
     epoch: int
     at: float
-    number: int
+    number: int  # of the batch in the epoch
     samples: int
-    padded: int
+    padded: int  # repeated samples in it
     wait_s: float
     positions: Sequence[Span]
 
 
 class Failed(NamedTuple):
-    """Of the batch that was asked for, ``samples`` failed, and ``skipped`` are lost with them."""
+    """The batch that was asked for raises an error."""
 
     epoch: int
     at: float
-    samples: int
-    skipped: int
+    samples: int  # that failed
+    skipped: int  # others of the batch, which are lost with them
 
 
 class Died(NamedTuple):
-    """A worker of a lane ended that should not have; ``hung``: it was killed, because it had hung."""
+    """A worker ended that should not have."""
 
     epoch: int
     at: float
-    hung: bool
+    hung: bool  # it was killed, because it had hung
 
 
-class Ended(NamedTuple):
-    """The training loop has been told that the epoch is over."""
+class EpochEnded(NamedTuple):
+    """The training loop has seen the end of the epoch."""
 
     epoch: int
     at: float
 
 
-Fact = Began | Drew | Fetched | Asked | Worked | Stalled | Delivered | Failed | Died | Ended
-Hearer = Callable[[Fact], None]
+Fact = EpochBegan | Drew | BytesFetched | BatchAsked | Worked | Stalled | BatchDelivered | Failed | Died | EpochEnded
+Subscriber = Callable[[Fact], None]
 
 
 class Facts:
-    """The stream of one loader's facts. ``hearers``: empty while nobody hears; looked at where facts would be made, so
-    that nothing is called where none is."""
+    """Publishes one loader's facts.
 
-    __slots__ = ("hearers",)
+    ``subscribers`` is empty while nobody listens; whoever would make a fact looks at it first.
+    """
+
+    __slots__ = ("subscribers",)
 
     def __init__(self) -> None:
-        self.hearers: tuple[Hearer, ...] = ()
+        self.subscribers: tuple[Subscriber, ...] = ()
 
-    def subscribe(self, hearer: Hearer) -> None:
-        """Have every fact from now on."""
-        self.hearers = (*self.hearers, hearer)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Adds a subscriber, which gets every fact from now on."""
+        self.subscribers = (*self.subscribers, subscriber)
 
-    def unsubscribe(self, hearer: Hearer) -> None:
-        """Have no more; nothing happens to who had none."""
-        self.hearers = tuple(each for each in self.hearers if each != hearer)
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Removes a subscriber, if it is one."""
+        self.subscribers = tuple(each for each in self.subscribers if each != subscriber)
 
-    def tell(self, fact: Fact) -> None:
-        """Something has happened."""
-        for hear in self.hearers:
+    def publish(self, fact: Fact) -> None:
+        """Calls every subscriber with the fact; one that raises is logged and removed."""
+        for subscriber in self.subscribers:
             try:
-                hear(fact)
+                subscriber(fact)
             except Exception:
-                self.unsubscribe(hear)
-                LOGGER.warning("%r hears nothing more of the loader, because it raised:", hear, exc_info=True)
+                self.unsubscribe(subscriber)
+                LOGGER.warning("%r hears nothing more of the loader, because it raised:", subscriber, exc_info=True)
 
 
-NOBODY = Facts()
-"""A stream that nobody hears."""
+NO_SUBSCRIBERS = Facts()
+"""For rooms that are used without a loader."""

@@ -1,4 +1,4 @@
-"""Loaders' counters and gauges as Prometheus has them. Read when they are asked for; nothing happens between."""
+"""Loaders' counters and gauges for Prometheus. They are read when it asks; nothing happens in between."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from minato_gpu.observe.counting import COUNTERS, GAUGES, Counts, Key, counters, found, summed
-from minato_gpu.observe.shared_service import Teller, Tellers
+from minato_gpu.observe.counters import COUNTERS, GAUGES, Counts, Key, counters, found, summed
+from minato_gpu.observe.shared_service import StatsProvider, StatsProviders
 
 _QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
 
 
 class LoaderCollector(Collector):
-    """What is told of each loader, with its name as label ``loader``.
+    """A collector of ``prometheus_client`` for all loaders of the process, each with its name as the label ``loader``.
 
-    A counter that is derived from others may lose its last digit between two looks, which Prometheus would take for a
-    new beginning: what was told before is the least that is told.
+    A counter that is computed from others may be lower in its last digit than at the look before, which Prometheus
+    would take for a restart. So no counter is reported lower than before.
     """
 
-    def __init__(self, tellers: Tellers) -> None:
-        self._tellers = tellers
-        self._least: WeakKeyDictionary[Teller, dict[Key, float]] = WeakKeyDictionary()
+    def __init__(self, providers: StatsProviders) -> None:
+        self._providers = providers
+        self._least: WeakKeyDictionary[StatsProvider, dict[Key, float]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def collect(self) -> Iterable[Family]:
-        """See Collector."""
+        """Yields every metric, for ``prometheus_client``."""
         counting = {
             name: CounterMetricFamily(f"minato_{name}", metric.text, labels=["loader", *metric.labels])
             for name, metric in COUNTERS.items()
@@ -38,19 +38,21 @@ class LoaderCollector(Collector):
             name: GaugeMetricFamily(f"minato_{name}", metric.text, labels=["loader", *metric.labels])
             for name, metric in GAUGES.items()
         }
-        for loader, teller in self._tellers():
-            told = teller.told()
-            if told is None:
+        for loader, provider in self._providers():
+            snapshot = provider.snapshot()
+            if snapshot is None:
                 continue
-            for (name, which), value in self._rising(teller, summed(told.ended, counters(told.stats))).items():
+            for (name, which), value in self._rising(
+                provider, summed(snapshot.ended, counters(snapshot.stats))
+            ).items():
                 counting[name].add_metric([loader, which] if COUNTERS[name].labels else [loader], value)
             for name, gauge in GAUGES.items():
-                for labels, value in found({**told.stats, "epoch": told.epoch}, gauge.path):
+                for labels, value in found({**snapshot.stats, "epoch": snapshot.epoch}, gauge.path):
                     gauging[name].add_metric([loader, *(_QUANTILES.get(label, label) for label in labels)], value)
         return [family for family in (*counting.values(), *gauging.values()) if family.samples]
 
-    def _rising(self, teller: Teller, counts: Counts) -> Counts:
+    def _rising(self, provider: StatsProvider, counts: Counts) -> Counts:
         with self._lock:
-            least = self._least.setdefault(teller, {})
+            least = self._least.setdefault(provider, {})
             least.update({key: max(value, least.get(key, 0.0)) for key, value in counts.items()})
             return dict(least)

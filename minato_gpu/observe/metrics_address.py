@@ -1,4 +1,4 @@
-"""What ``metrics_port`` means, checked at construction."""
+"""Checks the argument ``metrics_port``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLE = "pass a port, such as 9090, or a text such as '0.0.0.0:9090'"
 
 
 class MetricsAddress(NamedTuple):
-    """Where metrics are to be had; ``port`` 0: any that is free."""
+    """Host and port of the metrics; port 0 is any that is free."""
 
     host: str
     port: int

@@ -1,7 +1,7 @@
-"""``metrics_port``: an HTTP server for Prometheus, one for each address, which all loaders of the process share.
+"""The HTTP server of ``metrics_port``: one for each address, shared by all loaders of the process.
 
-Decision: not ``prometheus_client.start_http_server``, whose thread wakes twice a second, whose loop cannot be ended
-sooner, and which asks for the name of this machine, for which some networks take seconds.
+Decision: not ``prometheus_client.start_http_server``. Its thread wakes twice a second, its loop cannot be ended sooner,
+and it looks up the name of this machine, which takes seconds in some networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from minato_gpu.extras import from_extra
 from minato_gpu.notices import say_once
 from minato_gpu.observe.metrics_address import MetricsAddress
-from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
+from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
 
 _TIMEOUT_S = 5.0  # of somebody who connects and asks nothing
 
@@ -27,11 +27,11 @@ class _Handler(WSGIRequestHandler):
     timeout = _TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is said of requests."""
+        """Keeps requests out of the log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request: one who hangs holds up no other."""
+    """Has a thread for each request, so that a client that hangs holds up no other."""
 
     daemon_threads = True
     block_on_close = False
@@ -43,20 +43,20 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Somebody has gone, or asked for what is no HTTP."""
+        """Ignores clients that have gone or do not speak HTTP."""
 
 
-class MetricsServer(Door):
-    """A listening server, and the thread behind it. ``address``: what was asked for, with the port that it has."""
+class MetricsServer(SocketThread):
+    """A listening server and its thread. ``address`` is the one that was asked for, with its actual port."""
 
-    def __init__(self, asked: MetricsAddress, tellers: Tellers) -> None:
-        """Raises ModuleNotFoundError without prometheus_client, ValueError where the address cannot be had."""
+    def __init__(self, asked: MetricsAddress, providers: StatsProviders) -> None:
+        """Raises ModuleNotFoundError without prometheus_client, ValueError if the address cannot be used."""
         with from_extra("metrics"):
             from prometheus_client import CollectorRegistry, make_wsgi_app
 
             from minato_gpu.observe.metrics import LoaderCollector
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(LoaderCollector(tellers))
+        registry.register(LoaderCollector(providers))
         server = _listening(asked)
         server.set_app(make_wsgi_app(registry))
         self.address = asked._replace(port=server.server_port)
@@ -86,15 +86,15 @@ def _service(asked: MetricsAddress) -> SharedService:
     return SharedService(partial(MetricsServer, asked))
 
 
-def export(teller: Teller, asked: MetricsAddress) -> None:
-    """Tell Prometheus of the loader, until it is gone. Raises what MetricsServer does."""
+def export(provider: StatsProvider, asked: MetricsAddress) -> None:
+    """Shows the loader to Prometheus until it is gone. Raises what MetricsServer does."""
     service = _service(asked)
-    service.add(teller)
+    service.add(provider)
     if asked.port == 0 and isinstance(service.running, MetricsServer):
         say_once(f"metrics of process {os.getpid()} are at http://{service.running.address}/metrics", logging.INFO)
 
 
 def exported_at(asked: MetricsAddress) -> MetricsAddress | None:
-    """Where the metrics that were asked for there are to be had; None where this process has none."""
+    """Returns the actual address of the metrics that were asked for; None where this process serves none."""
     running = _service(asked).running
     return running.address if isinstance(running, MetricsServer) else None

@@ -1,4 +1,4 @@
-"""The training loop's waits as ranges that a profiler of GPUs shows (NVTX: Nsight Systems, PyTorch's profiler)."""
+"""Shows the training loop's waits as ranges (NVTX) in profilers of GPUs: Nsight Systems, PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from minato_gpu.observe import facts as f
 
 
 class Ranges:
-    """Hears a loader's facts: a range is open while the training loop is without the batch that it has asked for.
+    """Subscribes to facts, and keeps a range open while the training loop waits for the batch that it has asked for.
 
-    ``push`` opens one of this name on the calling thread, ``pop`` closes the last.
+    ``push`` opens a range of a name on the calling thread, ``pop`` closes the last one.
     """
 
     def __init__(self, push: Callable[[str], object], pop: Callable[[], object]) -> None:
@@ -19,14 +19,14 @@ class Ranges:
         self._batch = 0
 
     def __call__(self, fact: f.Fact) -> None:
-        if isinstance(fact, f.Asked):
+        if isinstance(fact, f.BatchAsked):
             self._close()  # what raised before a batch came is over, too
             self._push(f"minato_gpu: epoch {fact.epoch}, batch {self._batch}")
             self._is_open = True
-        elif isinstance(fact, f.Delivered):
+        elif isinstance(fact, f.BatchDelivered):
             self._close()
             self._batch = fact.number + 1
-        elif isinstance(fact, (f.Began, f.Ended)):
+        elif isinstance(fact, (f.EpochBegan, f.EpochEnded)):
             self._close()
             self._batch = 0
 

@@ -1,4 +1,4 @@
-"""Counters as flat scalars, for what draws curves: TensorBoard, Weights & Biases and others."""
+"""Counters as flat numbers for TensorBoard, Weights & Biases and others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _NO_FIGURES = frozenset({"failures", "longest_waits"})
 
 
 def scalars(stats: Mapping[str, JSON]) -> dict[str, float]:
-    """Every finite number of ``stats``, under its path: ``lanes/cpu/busy_share``.
+    """Returns every finite number of ``stats`` under its path, such as ``lanes/cpu/busy_share``.
 
-    Truth is 1.0; of a list (several devices, say) the places are parts of the path, from 0. Text, None and what is not
-    finite are left out.
+    True is 1.0. The places of a list (several devices) are parts of the path, from 0. Text, None, NaN and infinity are
+    left out.
     """
     return dict(_flat((name, value) for name, value in stats.items() if name not in _NO_FIGURES))
 

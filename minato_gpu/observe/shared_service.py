@@ -1,7 +1,7 @@
-"""What a process has once for all its loaders: it begins with the first, and ends with the last, or when Python ends.
+"""Services that a process has once for all its loaders: they begin with the first loader and end with the last.
 
-A forked process has none of its parent's: the descriptors are closed in it before anything else runs, so that no worker
-holds a listening socket, and nobody answers for its parent. It begins its own with a loader that it iterates itself.
+A forked process inherits none: their descriptors are closed in it before anything else runs, so that no worker holds a
+listening socket or answers for its parent. It begins its own with the first loader that it iterates.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from minato_gpu.notices import LOGGER
-from minato_gpu.observe.counting import Counts
+from minato_gpu.observe.counters import Counts
 from minato_gpu.samples import JSON
 from minato_gpu.threads import OwnThread
 
 
-class Told(NamedTuple):
-    """``stats`` of epoch number ``epoch``; ``ended``: what was counted before it, where somebody wants that."""
+class LoaderSnapshot(NamedTuple):
+    """What is reported of a loader at one moment."""
 
-    epoch: int
-    stats: dict[str, JSON]
-    ended: Counts
-
-
-class Teller(Protocol):
-    """A loader, as it is watched: ``kind``, a word for what it loads. Asked by any thread."""
-
-    kind: str
-
-    def told(self) -> Told | None:
-        """How it stands; None before its first epoch."""
+    epoch: int  # number of the current or last epoch
+    stats: dict[str, JSON]  # of that epoch
+    ended: Counts  # counted in the epochs before it, where Prometheus wants that
 
 
-Tellers = Callable[[], list[tuple[str, Teller]]]
-"""Those that live, with names: what they load, and the smallest number that was free when they came."""
+class StatsProvider(Protocol):
+    """A loader as its watchers see it. Any thread may ask."""
+
+    kind: str  # a word for what it loads: the data set's class
+
+    def snapshot(self) -> LoaderSnapshot | None:
+        """Returns the loader's present counts; None before its first epoch."""
 
 
-class Door:
-    """A thread that sleeps at a listening socket until somebody knocks: nothing in it is periodic.
+StatsProviders = Callable[[], list[tuple[str, StatsProvider]]]
+"""Returns the loaders that live, each with its name: what it loads, and the smallest number that was free."""
 
-    ``answer`` is called, in the thread, when the descriptor ``fd`` is readable; what it raises is logged. ``leave``
-    closes the socket, once nobody sleeps there any more; who makes a door does where that raises.
+
+class SocketThread:
+    """A thread that sleeps at a listening socket until somebody connects. Nothing in it is periodic.
+
+    ``answer`` is called in the thread when the descriptor ``fd`` is readable; what it raises is logged. ``leave``
+    closes the socket, once the thread no longer waits for it. If the constructor raises, the caller closes the socket.
     """
 
     def __init__(self, fd: int, answer: Callable[[], None], leave: Callable[[], None], name: str) -> None:
@@ -72,49 +72,56 @@ class Door:
         self.abandon()
 
     def close(self, *, wait: bool) -> None:
-        """End the thread; ``wait`` until it has let go of the socket."""
+        """Ends the thread; with ``wait``, returns once it has let go of the socket."""
         os.eventfd_write(self._wake, 1)
         if wait:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Let go of all descriptors; in a forked process, which does not have the thread, of what was inherited."""
+        """Closes all descriptors. In a forked process, which does not have the thread, those that it inherited."""
         os.close(self._wake)
         self._leave()
 
 
 class SharedService:
-    """``start`` is called for the first loader, with what tells of those that live; raises what ``add`` is to raise."""
+    """Runs a service while there is a loader.
 
-    def __init__(self, start: Callable[[Tellers], Door]) -> None:
+    ``start`` is called for the first loader, with a function that returns all loaders that live. What it raises,
+    ``add`` raises.
+    """
+
+    def __init__(self, start: Callable[[StatsProviders], SocketThread]) -> None:
         self._start = start
         self._lock = threading.RLock()  # the collector may end a loader while this thread holds it
-        self._served: dict[int, tuple[str, weakref.ref[Teller]]] = {}
-        self.running: Door | None = None
+        self._served: dict[int, tuple[str, weakref.ref[StatsProvider]]] = {}
+        self.running: SocketThread | None = None
         _services.append(self)
 
-    def add(self, teller: Teller) -> None:
-        """Serve it until it is gone. Nothing changes where it is served already."""
-        if any(known() is teller for _, known in self._served.copy().values()):
+    def add(self, provider: StatsProvider) -> None:
+        """Serves a loader until it is gone. Does nothing if it is served already."""
+        if any(known() is provider for _, known in self._served.copy().values()):
             return
         with self._lock:
             number = next(free for free in range(1, len(self._served) + 2) if free not in self._served)
-            self._served[number] = f"{teller.kind}-{number}", weakref.ref(teller)
+            self._served[number] = f"{provider.kind}-{number}", weakref.ref(provider)
             try:
                 if self.running is None:
-                    self.running = self._start(self.tellers)
+                    self.running = self._start(self.providers)
             except BaseException:
                 del self._served[number]
                 raise
-        weakref.finalize(teller, self._remove, number, os.getpid())
+        weakref.finalize(provider, self._remove, number, os.getpid())
 
-    def tellers(self) -> list[tuple[str, Teller]]:
-        """See Tellers."""
+    def providers(self) -> list[tuple[str, StatsProvider]]:
+        """Returns the loaders that live, with their names."""
         found = [(name, known()) for name, known in self._served.copy().values()]
-        return [(name, teller) for name, teller in found if teller is not None]
+        return [(name, provider) for name, provider in found if provider is not None]
 
     def _remove(self, number: int, process: int) -> None:
-        """A loader is gone. In a thread of ours, which others may wait for, nothing is waited for."""
+        """Removes a loader that is gone.
+
+        A thread of this package, which others may wait for, waits for nothing here.
+        """
         if process != os.getpid():
             return
         with self._lock:
@@ -124,7 +131,7 @@ class SharedService:
                 running.close(wait=not OwnThread.is_current())
 
     def forget(self) -> None:
-        """In a forked process: there are no loaders yet, and whoever held the lock is not here."""
+        """Begins without loaders in a forked process, where no thread is left to release the lock."""
         self._lock = threading.RLock()
         self._served = {}
         running, self.running = self.running, None

@@ -1,6 +1,6 @@
 """The log of an epoch: counters, times and the timeline, in bounded memory.
 
-Rooms tell it what happens; it counts, and passes that on as facts (facts.py) where somebody hears them.
+Rooms report what happens. It counts, and publishes facts (facts.py) where there are subscribers.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ _RING = 1 << 14
 
 
 class LaneLog:
-    """Samples that one lane has prepared, and recent waiting and service times; ``busy_s``: of its slots, while the
-    epoch ran."""
+    """Counts of one lane in one epoch."""
 
     def __init__(self) -> None:
         self.slots = 0
-        self.samples = 0
-        self.handed = 0
-        self.busy_s = 0.0
+        self.samples = 0  # prepared
+        self.handed = 0  # begun here and finished on another lane
+        self.busy_s = 0.0  # of all slots, while the epoch ran
         self.queue_s: deque[float] = deque(maxlen=_RING)
         self.service_s: deque[float] = deque(maxlen=_RING)
 
 
 class Telemetry:
-    """Counters of epoch ``number``, as it runs; ``stats`` and ``timeline`` present them."""
+    """Counters of one epoch as it runs; ``stats`` and ``timeline`` present them."""
 
-    def __init__(self, begin: float, number: int = 0, facts: f.Facts = f.NOBODY) -> None:
+    def __init__(self, begin: float, number: int = 0, facts: f.Facts = f.NO_SUBSCRIBERS) -> None:
         self._number, self.facts = number, facts
         self.expected: int | None = None
         self.begin = begin
@@ -54,23 +53,25 @@ class Telemetry:
         self.deliveries: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
     def began(self, expected: int | None, now: float) -> None:
-        """The training loop begins it; some of it may have been prepared before."""
+        """The training loop begins the epoch, parts of which may have been prepared before."""
         self.expected, self.begin = expected, now
-        if self.facts.hearers:
-            self.facts.tell(f.Began(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()}))
+        if self.facts.subscribers:
+            self.facts.publish(
+                f.EpochBegan(self._number, now, expected, {name: log.slots for name, log in self.lanes.items()})
+            )
 
     def asked(self, now: float) -> None:
-        """The consumer asks for its next batch; need not be called where nobody hears that."""
-        self.facts.tell(f.Asked(self._number, now))
+        """The training loop asks for its next batch. Needs no call where there are no subscribers."""
+        self.facts.publish(f.BatchAsked(self._number, now))
 
     def ended(self, now: float) -> None:
-        """The consumer is told that it is over."""
+        """The training loop has seen the end of the epoch."""
         self.end = now
-        if self.facts.hearers:
-            self.facts.tell(f.Ended(self._number, now))
+        if self.facts.subscribers:
+            self.facts.publish(f.EpochEnded(self._number, now))
 
     def left(self) -> None:
-        """The consumer has let go of it, perhaps in the middle: no more time passes in it."""
+        """The training loop has dropped the epoch's iterator, perhaps in the middle. No more time is counted."""
         self.end = self.end or perf_counter()
 
     def worked(
@@ -85,11 +86,10 @@ class Telemetry:
         handed: int = 0,
         failed: int = 0,
     ) -> None:
-        """A lane reported work on ``count`` of this epoch's samples at these positions, in a chunk that was sent at
-        ``sent``.
+        """A lane reports work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
 
-        Host reads and collation prepare no sample, nor does the end of a stream; ``handed`` of them went on to another
-        lane, and ``failed`` of them did.
+        ``prepared`` is False for reads for another lane, for joining batches, and for the end of a stream. ``handed``
+        of the samples went on to another lane, and ``failed`` of them failed.
         """
         log = self.lanes[lane]
         each = report.seconds / max(count, 1)
@@ -103,14 +103,14 @@ class Telemetry:
             log.service_s.append(each)
         position = positions[0][0] if positions else -1
         self.spans.append((begin, end, lane, report.worker, self._number, position, count, each))
-        if self.facts.hearers:
+        if self.facts.subscribers:
             where = self._number, lane, report.worker, positions, count
-            self.facts.tell(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
+            self.facts.publish(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
 
     def kept_busy(self, lane: str, report: Report) -> None:
-        """A lane reported work on whichever epoch's samples: what of it was done while this epoch ran counts as busy.
+        """A lane reports work on samples of any epoch; what of it fell into this epoch's time counts as busy.
 
-        Much of an epoch may be prepared while the one before it still runs, and takes nothing of its own time.
+        Much of an epoch may be prepared while the one before it still runs, and takes none of its own time.
         """
         begin, end = _span(report)
         meanwhile = min(end, self.end or end) - max(begin, self.begin)
@@ -119,18 +119,18 @@ class Telemetry:
     def died(self, *, hung: bool) -> None:
         """A worker ended that should not have; ``hung``: it was killed, because it had hung."""
         self.workers["hung" if hung else "died"] += 1
-        if self.facts.hearers:
-            self.facts.tell(f.Died(self._number, perf_counter(), hung))
+        if self.facts.subscribers:
+            self.facts.publish(f.Died(self._number, perf_counter(), hung))
 
     def lost(self, failed: int, skipped: int) -> None:
-        """A batch is an error: so many of its samples have failed, and these others are lost with them."""
+        """A batch raises: ``failed`` of its samples have failed, and ``skipped`` others are lost with them."""
         self.failed += failed
         self.skipped += skipped
-        if self.facts.hearers:
-            self.facts.tell(f.Failed(self._number, perf_counter(), failed, skipped))
+        if self.facts.subscribers:
+            self.facts.publish(f.Failed(self._number, perf_counter(), failed, skipped))
 
     def in_vain(self, prepared: int) -> None:
-        """So many samples were prepared on the consumer's thread, and their batch came to nothing."""
+        """Samples were prepared on the training loop's thread, and their batch was not delivered."""
         self.lanes["cpu"].samples += prepared
 
     def delivered(
@@ -143,7 +143,11 @@ class Telemetry:
         padded: int = 0,
         positions: Sequence[Span] = (),
     ) -> None:
-        """A batch was delivered to the consumer, who had waited ``wait`` seconds. ``padded``: of repeated samples."""
+        """A batch was delivered to the training loop, which had waited ``wait`` seconds.
+
+        ``late`` has for each sample the batches by which it came after its place; ``padded`` is how many samples are
+        repeated ones.
+        """
         if self.first_batch_s is None:
             self.first_batch_s = now - self.begin
         self.samples += size
@@ -153,36 +157,36 @@ class Telemetry:
         self.wait_s += wait
         self.lateness.extend(late)
         self.deliveries.append((now, self._number, number, size + padded, wait))
-        if self.facts.hearers:
-            self.facts.tell(f.Delivered(self._number, now, number, size, padded, wait, positions))
+        if self.facts.subscribers:
+            self.facts.publish(f.BatchDelivered(self._number, now, number, size, padded, wait, positions))
 
     def inline(
         self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
     ) -> None:
-        """Batch ``number``, of ``size`` samples and ``padded`` repeated ones, was prepared on the consumer's thread."""
+        """Batch ``number`` was prepared on the training loop's thread, without workers."""
         log, took = self.lanes["cpu"], end - begin
         log.samples += size
         log.busy_s += took
         position, each = positions[0][0] if positions else self.samples, took / size if size else took
         log.service_s.append(each)
         self.spans.append((begin, end, "cpu", 0, self._number, position, size, each))
-        if self.facts.hearers:
+        if self.facts.subscribers:
             where = self._number, "cpu", 0, positions, size
-            self.facts.tell(f.Worked(*where, begin, begin, end, None, True, 0))
+            self.facts.publish(f.Worked(*where, begin, begin, end, None, True, 0))
         self.delivered(end, number, size, took, (0,), padded, positions)
 
     def stalled(self, wait: Wait) -> None:
-        """The consumer waited for a batch, or to be told of the epoch's end."""
-        if self.facts.hearers:
+        """The training loop has waited for a batch, or for the end of the epoch."""
+        if self.facts.subscribers:
             for part in wait.parts:
-                self.facts.tell(f.Stalled(self._number, *part))
+                self.facts.publish(f.Stalled(self._number, *part))
         for cause, begin, end in wait.parts:
             self.stalls.setdefault(cause, [0, 0.0])[1] += end - begin
         causes = wait.by_cause() if len(wait.parts) > 1 else {wait.parts[0][0]: 0.0}
         self.stalls[max(causes, key=causes.__getitem__)][0] += 1
 
     def stats(self, now: float) -> dict[str, JSON]:
-        """The counters as plain data."""
+        """Returns the counters as plain data (see ``DataLoader.stats``)."""
         elapsed = max((self.end or now) - self.begin, 1e-9)
         return {
             "samples_expected": self.expected,
@@ -213,7 +217,7 @@ class Telemetry:
         }
 
     def timeline(self) -> dict[str, JSON]:
-        """What each slot did, and when batches were delivered; seconds since the epoch run began."""
+        """Returns what each slot did and when batches were delivered, in seconds since the epoch began."""
         spans, deliveries = list(self.spans), list(self.deliveries)  # copied at once: reports come in meanwhile
         typical = float(np.median([span[7] for span in spans])) if spans else 0.0
         return {
@@ -226,12 +230,15 @@ class Telemetry:
 
 
 def _span(report: Report) -> tuple[float, float]:
-    """When the work began and ended; of a later report of a chunk, where the one before it ended."""
+    """Returns when the work of a report began and ended.
+
+    A later report of a chunk begins where the one before it ended.
+    """
     return (report.begin if report.first == 0 else report.end - report.seconds), report.end
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float]:
-    """Median, 95th and 99th percentile; zeros where there is nothing."""
+    """Returns median, 95th and 99th percentile; zeros if there are no values."""
     data = np.fromiter(values, dtype=np.float64)
     if data.size == 0:
         return {"p50": 0.0, "p95": 0.0, "p99": 0.0}

@@ -32,9 +32,9 @@ _Arrow = tuple[int, int, int]  # first position, position after the last, number
 
 
 def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
-    """Write what happens to ``path``, at most ``limit`` bytes, until ``owner`` is gone or Python ends.
+    """Writes facts to ``path``, at most ``limit`` bytes, until ``owner`` is gone or Python ends.
 
-    Raises OSError where it cannot be written.
+    Raises OSError if the file cannot be written.
     """
     file = TraceFile(path, limit)
     weakref.finalize(owner, file.close)
@@ -49,20 +49,22 @@ def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
 
 
 class _Waiting:
-    """Of an epoch's samples that are not delivered: where each place begins, and when it was ``drawn``; since when
-    bytes are ``there``, by position; and the ``arrows`` from each lane, which works on a sample once.
+    """Samples of an epoch that are not delivered yet.
 
-    Decision: places and chunks, as a trace of cheap samples takes twice the time where each is told apart.
+    Decision: it keeps places and chunks, not single samples, with which a trace of cheap samples takes twice the time.
     """
 
     def __init__(self) -> None:
-        self.drawn: list[tuple[int, float]] = []
-        self.there: dict[int, float] = {}
-        self.arrows: dict[str, list[_Arrow]] = defaultdict(list)
+        self.drawn: list[tuple[int, float]] = []  # where each place begins, and when it was drawn
+        self.there: dict[int, float] = {}  # by position: since when its bytes are known to have arrived
+        self.arrows: dict[str, list[_Arrow]] = defaultdict(list)  # by lane; a lane works on a sample once
 
 
 class Trace:
-    """Hears a loader's facts and writes them to ``file``. ``name``: of the process; ``on_full``: there is no room."""
+    """Subscribes to a loader's facts and writes them to ``file``.
+
+    ``name`` is the process's; ``on_full`` is called when there is no room left.
+    """
 
     def __init__(self, file: TraceFile, name: str, process: int, on_full: Callable[[], None]) -> None:
         self._file, self._on_full = file, on_full
@@ -74,16 +76,16 @@ class Trace:
         self._steps = False  # the training loop is at its step
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
-            f.Began: self._began,
+            f.EpochBegan: self._began,
             f.Drew: self._drew,
-            f.Fetched: self._fetched,
-            f.Asked: self._asks,
+            f.BytesFetched: self._fetched,
+            f.BatchAsked: self._asks,
             f.Worked: self._worked,
             f.Stalled: self._stalled,
-            f.Delivered: self._delivered,
+            f.BatchDelivered: self._delivered,
             f.Failed: self._failed,
             f.Died: self._died,
-            f.Ended: self._ended,
+            f.EpochEnded: self._ended,
         }
         top = self._described(PROCESS, name)
         top.track_descriptor.process.pid = process
@@ -101,7 +103,7 @@ class Trace:
 
     # --- facts ----------------------------------------------------------------------------------------------
 
-    def _began(self, fact: f.Began) -> None:
+    def _began(self, fact: f.EpochBegan) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
             self._waiting.clear()
@@ -116,17 +118,17 @@ class Trace:
     def _drew(self, fact: f.Drew) -> None:
         self._waiting[fact.epoch].drawn.append((fact.positions[0], fact.at))
 
-    def _fetched(self, fact: f.Fetched) -> None:
+    def _fetched(self, fact: f.BytesFetched) -> None:
         self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
 
-    def _asks(self, fact: f.Asked) -> None:
+    def _asks(self, fact: f.BatchAsked) -> None:
         self._close_step(fact.at)
 
     def _stalled(self, fact: f.Stalled) -> None:
         self._write(self._event(_BEGIN, LOOP, fact.begin, f"wait: {fact.cause}"))
         self._write(self._event(_END, LOOP, fact.end))
 
-    def _delivered(self, fact: f.Delivered) -> None:
+    def _delivered(self, fact: f.BatchDelivered) -> None:
         self._close_step(fact.at)
         self._ready -= fact.samples
         packet = self._event(_BEGIN, LOOP, fact.at, "step")
@@ -149,7 +151,7 @@ class Trace:
     def _died(self, fact: f.Died) -> None:
         self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.hung else "worker died"))
 
-    def _ended(self, fact: f.Ended) -> None:
+    def _ended(self, fact: f.EpochEnded) -> None:
         self._close_step(fact.at)
         self._waiting.pop(fact.epoch, None)
         self._close_epoch(fact.at)
@@ -193,7 +195,7 @@ class Trace:
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
     def _row(self, fact: f.Worked) -> tuple[float, int]:
-        """When the work begins on its track, and which that is: a device has several micro-batches at once."""
+        """Returns when the work begins on its track, and the track: a device works on several micro-batches at once."""
         rows = self._rows.setdefault((fact.lane, fact.worker), [])
         for at, (track, until) in enumerate(rows):
             if until <= fact.begin + _OVERLAP_S:
@@ -205,14 +207,14 @@ class Trace:
         return fact.begin, self._tracks
 
     def _leaves(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
-        """The number of the arrow from work on these to their batches; 0: none."""
+        """Returns the number of the arrow from work on these positions to their batches; 0: none."""
         self._arrows += bool(positions)
         for lo, hi in positions:
             insort(arrows, (lo, hi, self._arrows))
         return self._arrows if positions else 0
 
     def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
-        """The arrows that end at a batch of these positions, or go on from there."""
+        """Returns the numbers of the arrows that end at, or pass through, a batch of these positions."""
         found = set[int]()
         for arrows in self._waiting[epoch].arrows.values():
             for lo, hi in positions:
@@ -263,7 +265,7 @@ def _annotate(packet: Any, **values: float) -> None:
 
 
 def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
-    """When they were drawn, and their bytes there, before that work began; the latter is told once."""
+    """Adds how long before the work began the samples were drawn and their bytes had arrived (the latter once)."""
     if positions and (place := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
         _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[place - 1][1]))
     if prepared and waiting.there:

@@ -23,9 +23,10 @@ SEQUENCE = 1  # all packets are of one writer
 
 
 class TraceFile:
-    """``path``, or where another trace is being written there ``path`` with a number. At most ``limit`` bytes.
+    """A file of packets of at most ``limit`` bytes.
 
-    Raises OSError where it cannot be written.
+    If another trace is being written to ``path``, a number is added to the name. Raises OSError if it cannot be
+    written.
     """
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -46,7 +47,7 @@ class TraceFile:
         self.write(packet)
 
     def packet(self, at: float | None = None) -> Any:
-        """A TracePacket of this writer; ``at``: seconds of the monotonic clock."""
+        """Returns a new TracePacket of this writer; ``at`` is in seconds of the monotonic clock."""
         packet = self._new(trusted_packet_sequence_id=SEQUENCE)
         if at is not None:
             packet.timestamp = int(at * 1e9)
@@ -54,7 +55,7 @@ class TraceFile:
         return packet
 
     def write(self, packet: Any) -> bool:
-        """Append it; whether there is room."""
+        """Appends the packet. Returns False if there is no room for it."""
         data = packet.SerializeToString()
         head = _KEY + _varint(len(data))
         nbytes = len(head) + len(data)
@@ -68,7 +69,7 @@ class TraceFile:
         return True
 
     def flush(self) -> None:
-        """Have everything in the file, but in a process that was forked from the one that writes it."""
+        """Writes out what is buffered; does nothing in a process forked from the writer."""
         data, self._buffer, self._buffered = b"".join(self._buffer), [], 0
         if self._file < 0 or os.getpid() != self._process:
             return
@@ -77,7 +78,7 @@ class TraceFile:
             view = view[os.write(self._file, view) :]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Writes out what is buffered and closes the file. Idempotent."""
         if self._file >= 0:
             try:
                 self.flush()
@@ -105,7 +106,7 @@ def _opened(path: Path) -> tuple[Path, int]:
 
 
 def _varint(value: int) -> bytes:
-    """An unsigned number in the base-128 form of protocol buffers."""
+    """Returns an unsigned number in the base-128 form of protocol buffers."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

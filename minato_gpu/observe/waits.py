@@ -1,4 +1,4 @@
-"""The training loop's waits for batches: for which causes, and for which sample last."""
+"""The training loop's waits for batches: their causes, and the sample that was ready last."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Arrival = tuple[str, int, Sequence[TicketSpan]]
 
 
 class Tickets(Protocol):
-    """Neighbouring tickets: the first one, and the key of each."""
+    """Neighbouring tickets and their keys."""
 
     @property
     def first(self) -> TicketId:
-        """The first one."""
+        """The first ticket."""
 
     @property
     def keys(self) -> Sequence[Key]:
-        """Of each, the data set's key."""
+        """The data set's key of each ticket."""
 
 
 class Last(NamedTuple):
-    """The sample of a batch that was ready last, and which slot of which lane prepared it; None where nobody knows."""
+    """The sample of a batch that was ready last, and the slot and lane that prepared it; None where nobody knows."""
 
     key: Key
     lane: str | None
@@ -39,37 +39,35 @@ class Last(NamedTuple):
 
 
 class Wait:
-    """A wait that began at ``begin`` for ``cause``, while all these ``tickets`` were in the window.
-
-    ``looked``: when the cause was asked for last; ``arrivals``: what lanes have reported since it began.
-    """
+    """A wait for a batch that began at ``begin``, while all these ``tickets`` were in the window."""
 
     def __init__(self, begin: float, cause: str, tickets: Sequence[Tickets] = ()) -> None:
-        self.begin = self._since = self.looked = begin
+        self.begin = self._since = begin
+        self.looked = begin  # when the cause was asked for last
         self.parts: list[tuple[str, float, float]] = []  # one after the other: cause, begin and end
-        self.arrivals: deque[Arrival] = deque(maxlen=_ARRIVALS)
+        self.arrivals: deque[Arrival] = deque(maxlen=_ARRIVALS)  # reported by lanes since it began
         self._cause, self._tickets = cause, tickets
 
     def look(self, now: float, cause: str) -> None:
-        """Note for which cause it goes on; what passed since the last look counts for the cause of then."""
+        """Notes the present cause. The time since the last look counts for the cause of then."""
         self.looked = now
         if cause != self._cause:
             self.parts.append((self._cause, self._since, now))
             self._cause, self._since = cause, now
 
     def end(self, now: float) -> None:
-        """It is over."""
+        """Ends the wait."""
         self.parts.append((self._cause, self._since, now))
 
     def by_cause(self) -> dict[str, float]:
-        """Seconds for each cause."""
+        """Returns the seconds for each cause."""
         found: dict[str, float] = {}
         for cause, begin, end in self.parts:
             found[cause] = found.get(cause, 0.0) + end - begin
         return found
 
     def last_of(self, spans: Sequence[TicketSpan]) -> Last | None:
-        """The last arrival of these tickets; None where all had been ready before, and waited for something else."""
+        """Returns the last sample of these tickets that became ready; None if all were ready when the wait began."""
         for lane, worker, arrived in reversed(self.arrivals):
             found = [min(hi, end) for lo, hi in arrived for begin, end in spans if max(lo, begin) < min(hi, end)]
             if found:
@@ -77,20 +75,20 @@ class Wait:
         return None
 
     def _key(self, ticket: TicketId) -> Key:
-        """None where the ticket came into the window during the wait."""
+        """Returns the ticket's key; None if the ticket was admitted during the wait."""
         keys = (each.keys[ticket - each.first] for each in self._tickets if 0 <= ticket - each.first < len(each.keys))
         return next(keys, None)
 
 
 class LongestWaits:
-    """The ten longest of an epoch."""
+    """The ten longest waits of an epoch."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, dict[str, JSON]]] = []
         self._number = 0
 
     def add(self, wait: Wait, batch: int, spans: Sequence[TicketSpan]) -> None:
-        """A wait for this batch of the epoch, which consists of these tickets."""
+        """Adds a wait for batch number ``batch`` of the epoch, which consists of the tickets ``spans``."""
         seconds = wait.parts[-1][2] - wait.begin
         if len(self._heap) == _LONGEST and seconds <= self._heap[0][0]:
             return
@@ -101,5 +99,5 @@ class LongestWaits:
         put(self._heap, (seconds, -self._number, entry))
 
     def stats(self) -> list[dict[str, JSON]]:
-        """The longest first."""
+        """Returns the waits as plain data, the longest first."""
         return [entry for *_, entry in sorted(self._heap, reverse=True)]

@@ -1,4 +1,5 @@
-"""Which positions of an epoch have been delivered: all below a line, and some above it, as many as a window holds.
+"""Records which positions of an epoch have been delivered: all below a line, and some above it, as many as a window
+holds.
 
 Delivered means returned by ``__next__``. The last batches are remembered one by one, for consumers that read ahead of
 what they use: ``rewound(n)`` is the record as it was n batches ago.
@@ -19,22 +20,19 @@ _MOST_SPANS = 1 << 17  # above the line, in a state from a file
 
 
 class DeliveredPositions:
-    """Positions delivered in one epoch, in ``batches`` batches: all below ``low``, and the spans ``above`` it.
-
-    ``failed``: how many samples had been left out by then, as ``max_failures`` counts them.
-    """
+    """The positions of one epoch that have been delivered: all below ``low``, and the spans ``above`` it."""
 
     def __init__(self, batches: int = 0, low: int = 0, above: Sequence[Span] = (), failed: int = 0) -> None:
-        self.batches = batches
+        self.batches = batches  # in which they were delivered
         self.low = low
         self.above = list(above)  # disjoint, not touching, rising, all above ``low``; never changed in place
-        self.failed = failed
+        self.failed = failed  # samples left out so far, as ``max_failures`` counts them
         # the record before each of the last batches, and whether the consumer got that
         self._recent: deque[tuple[_Record, bool]] = deque(maxlen=HISTORY)
 
     @property
     def floor(self) -> int:
-        """No record that ``rewound`` can return has a lower ``low``."""
+        """The lowest ``low`` that any record returned by ``rewound`` can have."""
         return self._recent[0][0][1] if self._recent else self.low
 
     @property
@@ -44,12 +42,15 @@ class DeliveredPositions:
 
     @property
     def top(self) -> int:
-        """All that has been delivered lies below this position."""
+        """The end of the positions delivered: all lie below it."""
         return self.above[-1][1] if self.above else self.low
 
     def add(self, batch: Sequence[Span], failed: int = 0, *, returned: bool = True) -> None:
-        """A batch of these positions was delivered; ``failed``: how many samples of the epoch have been left out now;
-        ``returned``: or dealt with otherwise: left out, or raised."""
+        """Notes that a batch of these positions was delivered.
+
+        ``failed`` is how many samples of the epoch have been left out by now. ``returned`` is False if the batch was
+        dealt with otherwise: left out, or raised.
+        """
         self._recent.append(((self.batches, self.low, self.above, self.failed), returned))
         self.batches += 1
         self.failed = failed
@@ -59,12 +60,14 @@ class DeliveredPositions:
             self._settle(sorted([*self.above, *batch]))
 
     def _settle(self, spans: Iterable[Span]) -> None:
-        """These are above the line: join neighbours, and lift the line over what begins at it."""
+        """Adds spans above the line: joins neighbours, and raises the line over what begins at it."""
         (_, self.low), *self.above = joined([(0, self.low), *spans])
 
     def rewound(self, batches: int) -> DeliveredPositions:
-        """The record as it was before the last so many batches that the consumer got. Raises ValueError where that is
-        further back than is remembered."""
+        """Returns the record as it was before the last ``batches`` batches that the consumer got.
+
+        Raises ValueError if that is further back than is remembered.
+        """
         if batches == 0:
             return self
         got = [before for before, returned in self._recent if returned]
@@ -76,14 +79,14 @@ class DeliveredPositions:
         return DeliveredPositions(*got[-batches])
 
     def left_of(self, lo: int, hi: int) -> tuple[Span, ...]:
-        """What is still to be delivered of the positions ``lo`` to ``hi``."""
+        """Returns what is still to be delivered of the positions ``lo`` to ``hi``."""
         gone = [(0, self.low), *self.above] if self.low else self.above
         return tuple(without([(lo, hi)], [(max(a, lo), min(b, hi)) for a, b in gone if a < hi and b > lo]))
 
     # --- as plain data --------------------------------------------------------------------------------------
 
     def bits(self) -> bytes:
-        """The positions above the line, one bit each: bit i of byte j stands for ``low + 8 * j + i``."""
+        """Returns the positions above the line, one bit each: bit i of byte j stands for ``low + 8 * j + i``."""
         if not self.above:
             return b""
         mask = 0
@@ -93,7 +96,10 @@ class DeliveredPositions:
 
     @classmethod
     def of_bits(cls, batches: int, low: int, bits: bytes) -> DeliveredPositions:
-        """The record that ``bits`` and the two numbers describe. Raises ValueError for more spans than can be true."""
+        """Returns the record that ``bits`` and the two numbers describe.
+
+        Raises ValueError for more spans than can be true.
+        """
         ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
         changes = np.diff(ones, prepend=np.uint8(0), append=np.uint8(0))
         if (found := int(np.count_nonzero(changes)) // 2) > _MOST_SPANS:

@@ -1,4 +1,4 @@
-"""The batches of one epoch: keys with their positions, how often each key has come, and what a save needs of them."""
+"""The batches of one epoch: keys, positions and occurrences, and what a save needs of them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _SPARSE = 16
 
 
 class Drawn(NamedTuple):
-    """One batch of the sampler: positions in the epoch's order, keys and occurrences (None: all 0)."""
+    """One batch drawn from the sampler."""
 
-    positions: Sequence[Position]
+    positions: Sequence[Position]  # in the epoch's order
     keys: list[Key]
-    occurrences: list[int] | None
+    occurrences: list[int] | None  # how often each key has come before; None: all 0
     # where an earlier run delivered some of it, the offsets of what it left, as half-open ranges
     left: tuple[Span, ...] | None = None
 
 
 class Mark(NamedTuple):
-    """Where one batch begins in the sampler's order, and the sampler's state before it was drawn, where kept."""
+    """Where one batch begins in the sampler's order, with the sampler's state before it was drawn, if that is kept."""
 
-    place: int
-    position: int
+    place: int  # its number in the order
+    position: int  # of its first key
     snapshot: SamplerSnapshot | None
     keys: list[Key]
 
@@ -50,8 +50,8 @@ _position = attrgetter("position")
 class EpochBatches:
     """The batches of one epoch of a loader, from its beginning or from where an earlier run left it.
 
-    Where the last batches are dropped, they come in a multiple of as many as there are devices; those that are left
-    over in the end are dropped too, unless an earlier run has delivered some of them.
+    With ``drop_last`` and several devices the number of batches is a multiple of the devices' number: what is left over
+    in the end is dropped, unless an earlier run has delivered some of it.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class EpochBatches:
         position: int = 0,
         delivered: DeliveredPositions | None = None,
     ) -> None:
-        """``place`` and ``position``: number and first position of the order's first batch; ``delivered``: what an
-        earlier run has delivered of the epoch."""
+        """``place`` and ``position`` are the number and the first position of the order's first batch; ``delivered`` is
+        what an earlier run has delivered of the epoch."""
         sampling = Sampling(loader)
         # held while a state is made, which any thread may ask for, and while a batch is drawn or delivered
         self.lock = threading.RLock()
@@ -99,13 +99,14 @@ class EpochBatches:
     def sampler_epoch(self) -> int | None:
         """The epoch given to ``set_epoch`` before the order was drawn.
 
-        A sampler whose batches are taken as they are is drawn at iter(); one that is cut here, at the first batch.
+        A sampler whose batches are taken as they are is drawn at ``iter()``; one whose keys are cut here, at the first
+        batch.
         """
         drawn = self._sampling.size is None or self.place or self.order.coming
         return self._sampler_epoch if drawn else self._sampling.sampler_epoch
 
     def draw(self) -> Drawn | None:
-        """The next batch, or None at the end. What the sampler raises passes through."""
+        """Returns the next batch, or None at the end. What the sampler raises passes through."""
         with self.lock:
             if not self._fill():
                 self._check_end()
@@ -122,8 +123,10 @@ class EpochBatches:
             return Drawn(range(first, self.position), keys, occurrences, left)  # type: ignore[arg-type]
 
     def _take(self) -> tuple[list[Key], list[int] | None]:
-        """The batch at hand counts as drawn. Returns its keys, and how often each had come. Raises TypeError for what
-        is no batch, which the order then goes on behind."""
+        """Takes the next batch. Returns its keys, and how often each has come before.
+
+        Raises TypeError for what is no batch; the order then goes on after it.
+        """
         snapshot, item = self.order.coming.popleft()
         keys = item if self._cut else self._sampling.keys_of(item)
         if self.order.way != REPLAY:
@@ -136,7 +139,10 @@ class EpochBatches:
         return keys, None if self.occurrences.unique else self.occurrences.count(keys)
 
     def _fill(self) -> bool:
-        """Let the rest of the round be at hand; nothing of it if it is not whole. Returns whether there is any."""
+        """Draws the rest of the round, one batch for each device; drops it if it is not whole.
+
+        Returns whether there is any.
+        """
         if not self.place:
             self._sampler_epoch = self.sampler_epoch
         coming, multiple = self.order.coming, self._sampling.multiple
@@ -166,7 +172,7 @@ class EpochBatches:
             self._counted = None
 
     def _superfluous(self, floor: int) -> int | None:
-        """So many marks stand before the next that a save can begin with."""
+        """Returns how many marks stand before the first one that a save can still begin with."""
         needs_snapshot = self.order.way == STATE
         for at, mark in enumerate(islice(self.marks, 1, None), 1):
             if mark.position > floor:
@@ -176,8 +182,10 @@ class EpochBatches:
         return None
 
     def since(self, position: int) -> list[Mark]:
-        """The batches drawn from the last snapshot at or before this position on; of an order without snapshots, from
-        the batch on in which it lies."""
+        """Returns the batches drawn from the last snapshot at or before this position on.
+
+        For an order without snapshots: from the batch that holds the position on.
+        """
         marks = self.marks
         first = bisect_right(marks, position, key=_position) - 1
         while first > 0 and self.order.way == STATE and marks[first].snapshot is None:
@@ -185,7 +193,7 @@ class EpochBatches:
         return list(islice(marks, max(0, first), None))
 
     def occurrences_before(self, marks: list[Mark]) -> Occurrences:
-        """How often each key had come before these batches, the last that were drawn."""
+        """Returns how often each key had come before these batches, which are the last that were drawn."""
         place, counted = marks[0].place if marks else self.place, self._counted
         if counted is None or counted[0] > place:
             before = self.occurrences.before([key for mark in marks for key in mark.keys])
@@ -200,7 +208,10 @@ class EpochBatches:
     # --- after a resume ---------------------------------------------------------------------------------------
 
     def skip(self) -> None:
-        """Draw again, and drop, the batches of which nothing is left. Raises ValueError if the order is too short."""
+        """Draws again, and drops, the batches that have been delivered whole.
+
+        Raises ValueError if the order is too short.
+        """
         while self.position < self.delivered.low:
             if not self.order.fill(1):
                 raise ValueError(
@@ -225,7 +236,7 @@ class EpochBatches:
             )
 
     def _check_end(self) -> None:
-        """What an earlier run delivered must be there: an epoch that ends before it would never come to its end."""
+        """Raises ValueError if the order ends before what an earlier run delivered: such an epoch would never end."""
         before = self._before
         if before.batches > self.place or before.top > self.position:
             raise ValueError(
@@ -234,7 +245,8 @@ class EpochBatches:
             )
 
     def _check_whole(self, left: tuple[Span, ...], rows: int) -> None:
-        """Of what an earlier run delivered out of order every batch is whole, and they are as many as it counted."""
+        """Raises ValueError unless what an earlier run delivered out of order is as many whole batches as it
+        counted."""
         before = self._before
         if left not in ((), ((0, rows),)) or (self.position >= before.top and self._gone != before.batches):
             raise ValueError(
@@ -243,7 +255,7 @@ class EpochBatches:
             )
 
     def _check_keys(self, keys: list[Key]) -> None:
-        """These keys were the last. Raises ValueError where an earlier run had others up to there."""
+        """Raises ValueError if an earlier run had drawn other keys up to here. ``keys`` are the last ones."""
         checksums = self.checksums
         checksums.append((self.position, crc32(repr(keys).encode(), checksums[-1][1])))
         if self.expected is not None and self.expected[0] == self.position and self.expected != checksums[-1]:

@@ -1,4 +1,4 @@
-"""The orders of epochs to come, for caches: as far as they can be drawn without side effects.
+"""Draws the orders of epochs to come for caches, as far as that has no side effects.
 
 What is sent to the reader process draws the orders there, so that no generator of the training process moves: torch's
 ``DistributedSampler`` from its seed, for every rank; others of torch's samplers from a copy of the generator that they
@@ -7,7 +7,7 @@ generators, or wait for other ranks.
 
 A guess that fails costs misses, never content: a cache holds what a source says, whoever reads it and when. Of the
 global generator others may draw in between, a model's dropout for one. A wrong order is drawn by the same weights, and
-keeps what comes often; it has as many hits as knowing nothing, or more (simulated, see caching/README.md).
+keeps what comes often; it has as many hits as knowing nothing, or more (simulated: ``python -m benchmarks.caches``).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class EpochCount(NamedTuple):
-    """The epoch that a sampler is given by ``set_epoch`` is ``first`` plus ``stride`` times the loader's own count."""
+    """The epoch that ``set_epoch`` gives the sampler: ``first`` plus ``stride`` times the loader's own count."""
 
     first: int
     stride: int
 
 
 def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> EpochCount:
-    """``given``: to ``set_epoch`` last, None where there is none; ``before``: of the epoch before."""
+    """Returns the mapping that fits the epoch given to ``set_epoch`` last (None: there is none) and the mapping
+    ``before``."""
     if given is None:
         return EpochCount(0, 1)
     stride = 1
@@ -54,7 +55,7 @@ def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> Epoch
 
 
 class LookAhead:
-    """What a reader process is told of each epoch that begins.
+    """Says what the reader process needs to know of each epoch that begins.
 
     Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
     is hit every time, so that no order is better than another. Nor is of orders in which keys may come ``twice``,
@@ -71,8 +72,7 @@ class LookAhead:
         self._repeats: tuple[Value, bool] | None = None  # whether these indices have one twice
 
     def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
-        """``epoch``: one of which nothing has been drawn, but for what an earlier run did; ``early``: it is
-        drawn ahead of its beginning."""
+        """Describes an epoch of which nothing has been drawn by this run; ``early``: it is drawn before it begins."""
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = _count_of(sampling.sampler_epoch, epoch.number, self._before)
         begun = Begun(epoch.number, None, 1, skipped=epoch.position)
@@ -96,7 +96,7 @@ class LookAhead:
         return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
     def _pays(self, sampler: Value) -> bool:
-        """Whether an epoch leaves something out, or has something more often than the rest."""
+        """Whether orders differ in use: an epoch leaves keys out, or has some more often than others."""
         if type(sampler) is RandomSampler:
             return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
         if type(sampler) is WeightedRandomSampler:
@@ -125,7 +125,7 @@ def _are_keys(sampler: Value) -> bool:
 
 
 def _is_distributed(sampler: Value) -> bool:
-    """Also one of a class of its own, which draws as torch's does."""
+    """Whether the sampler draws as torch's ``DistributedSampler`` does (torchdata's is a class of its own)."""
     inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
     return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
 
@@ -148,7 +148,7 @@ def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
 
 @dataclass(frozen=True)
 class DistributedOrders:
-    """The orders of a ``DistributedSampler`` over ``keys`` indices: what ``rank`` reads.
+    """The orders of a ``DistributedSampler`` over ``keys`` indices: those that ``rank`` reads.
 
     The epoch that the sampler is told (``set_epoch``) is ``first`` plus ``stride`` times the loader's own count.
     """
@@ -173,7 +173,7 @@ class DistributedOrders:
 
 @dataclass(frozen=True)
 class FixedOrder:
-    """The same keys in every epoch."""
+    """An order that is the same in every epoch."""
 
     keys: tuple[int, ...]
 
@@ -183,10 +183,10 @@ class FixedOrder:
 
 @dataclass(frozen=True)
 class SamplerOrders:
-    """``told``: the sampler's own, pickled; the rest as ``EpochCount`` has it."""
+    """The orders that a sampler of the user's tells itself (its attribute ``orders``)."""
 
-    told: bytes
-    first: int
+    told: bytes  # the sampler's ``orders``, pickled
+    first: int  # see EpochCount
     stride: int
 
     @cached_property
@@ -194,7 +194,7 @@ class SamplerOrders:
         return pickle.loads(self.told)
 
     def order(self, epoch: int) -> Integers | None:
-        """See ``Orders``; None, said once, where it raises or tells no keys."""
+        """Returns the epoch's keys; None, logged once, if the user's code raises or returns no keys."""
         try:
             keys = np.asarray(self._orders.order(self.first + self.stride * epoch))
             if keys.ndim != 1 or (len(keys) and keys.dtype.kind not in "iu"):
@@ -206,7 +206,7 @@ class SamplerOrders:
 
 
 def orders_of(sampler: Value) -> bytes | None:
-    """What the sampler tells of its orders, pickled; None where it tells nothing, or that cannot be sent."""
+    """Returns a sampler's ``orders``, pickled; None if it has none, or they cannot be pickled."""
     orders = getattr(sampler, "orders", None)
     if not callable(getattr(orders, "order", None)):
         return None
@@ -218,14 +218,18 @@ def orders_of(sampler: Value) -> bytes | None:
 
 
 class DrawnOrders:
-    """The orders of one of these samplers (``_DRAWN``, none of their heirs) from epoch ``first`` on.
+    """The orders of one of torch's samplers (``_DRAWN``, no subclasses) from epoch ``first`` on, drawn from a copy of
+    its generator.
 
-    ``state``: its generator's as that epoch begins. ``seeds``: the loader draws a seed from the same generator, before
-    every order; ``early``: also for the first, as that epoch has not begun yet. Two are equal if one foretells the
-    state that the other begins with: then they tell the same.
+    Two are equal if one predicts the generator's state with which the other begins: then they yield the same orders.
     """
 
     def __init__(self, sampler: Value, first: int, state: torch.Tensor, *, seeds: bool, early: bool = False) -> None:
+        """``state`` is the generator's state as epoch ``first`` begins.
+
+        ``seeds``: the loader draws a seed from that generator before every order; ``early``: also before the first
+        one, as that epoch has not begun yet.
+        """
         self.first = first
         self._seeds, self._owns = seeds, sampler.generator is not None
         self._bare = pickle.dumps(_bare(sampler), 5)
@@ -233,7 +237,7 @@ class DrawnOrders:
         self._states = {first: _after_seed(state) if seeds and early else state}
 
     def order(self, epoch: int) -> Integers | None:
-        """See ``Orders``. Orders that are asked for one after the other are drawn once."""
+        """Returns the epoch's keys. Orders that are asked for one after the other are drawn once."""
         if epoch < self.first:
             return None
         for each in range(max(self._states), epoch):
@@ -267,7 +271,7 @@ class DrawnOrders:
 
 
 def _bare(sampler: Value) -> Value:
-    """The sampler without what is large and does not matter."""
+    """Returns a copy of the sampler without what is large and does not matter for its orders."""
     bare = copy.copy(sampler)
     bare.generator = None
     if type(bare) is RandomSampler:
@@ -280,7 +284,7 @@ def _bare(sampler: Value) -> Value:
 
 
 def _after_seed(state: torch.Tensor) -> torch.Tensor:
-    """The state after the loader has drawn a seed."""
+    """Returns a generator's state after the loader has drawn a seed from it."""
     generator = torch.Generator()
     generator.set_state(state)
     torch.empty((), dtype=torch.int64).random_(generator=generator)

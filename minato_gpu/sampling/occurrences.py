@@ -1,4 +1,4 @@
-"""How often each key has come before in an epoch: part of what a sample's random draws derive from (promise P2)."""
+"""Counts how often each key has come in an epoch: a part of what a sample's draws derive from (promise P2)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,23 @@ _MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 
 
 class Occurrences:
-    """How often each key has come before in the epoch; integers below ``length`` take one byte each.
-
-    ``unique``: no key comes twice. ``used``: draws derive from it; else it is only counted for who takes up the state,
-    as far as that can hold it.
-    """
+    """How often each key has come in the epoch so far. Integers below ``length`` take one byte each."""
 
     def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
-        self.used = used
-        self.unique = unique
+        self.used = used  # by samples' draws; else counted only for states, as far as they can hold it
+        self.unique = unique  # no key comes twice
         self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Key] = Counter()
 
     def count(self, keys: list[Key]) -> list[int] | None:
-        """The occurrence of each key, in order; None when all are 0."""
+        """Counts the keys. Returns how often each had come before, in order; None when all are 0."""
         if self.unique:
             return None
         out = [self._one(key) for key in keys]
         return out if any(out) else None
 
     def before(self, keys: list[Key]) -> Occurrences:
-        """A copy, as it was before the last of these keys were counted (all of them were)."""
+        """Returns a copy as it was before these keys, which are the last, were counted."""
         copy = Occurrences(None, unique=self.unique, used=self.used)
         copy._seen = None if self._seen is None else bytearray(self._seen)
         copy._others = Counter(self._others)
@@ -51,7 +47,7 @@ class Occurrences:
         return copy
 
     def planes(self) -> tuple[list[Plane], dict[Key, int]]:
-        """How often each key has come: for integers plane j has a bit for each that came more than j times."""
+        """Returns how often each key has come. For integers, plane j has a bit for each that came more than j times."""
         others = {key: count for key, count in self._others.items() if not isinstance(key, NoSample)}
         if self._seen is None:
             return [], others
@@ -60,9 +56,9 @@ class Occurrences:
         return [_trimmed(np.packbits(seen > j)) for j in range(most)], others
 
     def restore(self, planes: list[Plane], others: dict[Key, int]) -> None:
-        """Count on from what ``planes`` said. Raises ValueError where it was said of another data set.
+        """Counts on from what ``planes`` returned. Does nothing if every key is known to come once.
 
-        Where every key is known to come once, there is nothing to count.
+        Raises ValueError if it belongs to another data set.
         """
         if self.unique:
             return
@@ -88,7 +84,7 @@ class Occurrences:
                 self._others[key] = count
 
     def _uncounted_at_once(self, keys: list[Key]) -> bool:
-        """A window of them with every save: the usual ones together, if they all are."""
+        """Takes back a window of keys in one step, if all are small integers. Returns whether they are."""
         if self._seen is None or self._others or not keys or not {int}.issuperset(map(type, keys)):
             return False
         indices = np.array(keys)
@@ -123,7 +119,7 @@ class Occurrences:
 
 
 def occurrences_of(loader: Arguments) -> Occurrences:
-    """Counts how often each key comes in an epoch of this loader."""
+    """Returns the counter of keys for an epoch of this loader."""
     # without workers and pipeline nothing is drawn from a sample's own stream, but a loader that takes up the state
     # may have some: it counts once more what is drawn again, and goes on from the counts in any other state
     seeds, sampling = loader.num_workers > 0 or loader.pipeline is not None, Sampling(loader)
@@ -132,7 +128,10 @@ def occurrences_of(loader: Arguments) -> Occurrences:
 
 
 def _trimmed(bits: NDArray[np.uint8]) -> Plane:
-    """A sequence, or a shuffle of a window, then takes a few bytes, whatever the data set's length."""
+    """Returns a plane without the full bytes at its beginning and the empty ones at its end.
+
+    A sequence, or a shuffle of a window, then takes a few bytes, whatever the data set's length.
+    """
     end = len(bits) - int(np.argmax(bits[::-1] != 0))  # there is one, or the plane would not be
     ones = int(np.argmax(bits[:end] != 0xFF)) if (bits[:end] != 0xFF).any() else end
     return ones, bits[ones:end].tobytes()

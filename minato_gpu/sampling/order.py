@@ -1,4 +1,4 @@
-"""One epoch's order: the sampler's batches as they are drawn, and the three ways back into the middle of them.
+"""One epoch's order: the sampler's batches as they are drawn, and three ways back into the middle of them.
 
 - *state*: the sampler or its iterator has ``state_dict`` and ``load_state_dict``. Its state is taken every
   ``snapshot_every_n_steps`` batches, and while nobody saves, or where it is large, every sixteenth at most, together
@@ -35,12 +35,11 @@ ENOUGH = 16
 
 
 class SamplerSnapshot(NamedTuple):
-    """The states of the sampler, its iterator and a sampler nested in it (of those that have one), and of the
-    generators by role. ``error``: why they could not be taken."""
+    """The states of a sampler and of the generators at one moment."""
 
-    own: Snapshot
-    generators: Mapping[str, torch.Tensor]
-    error: str | None = None
+    own: Snapshot  # of the sampler, its iterator, and a sampler nested in it, of those that have a state
+    generators: Mapping[str, torch.Tensor]  # by role
+    error: str | None = None  # why the states could not be taken
 
 
 class Order:
@@ -57,8 +56,8 @@ class Order:
         known: SamplerSnapshot | None = None,
         coming: Iterable[tuple[SamplerSnapshot | None, Value]] = (),
     ) -> None:
-        """``iterator``: over the sampler's keys, of which a state may be had; ``known``: the state before the first
-        batch, where the sampler was given one."""
+        """``iterator`` runs over the sampler's keys and may have a state; ``known`` is the state before the first
+        batch, if the sampler was given one."""
         self.way = way
         # drawn from the sampler, and not yet by the epoch; with the snapshot taken before each, if any
         self.coming = deque(coming)
@@ -84,7 +83,7 @@ class Order:
         self._failed = False
 
     def fill(self, items: int) -> bool:
-        """Draw until so many are at hand. Returns False where the sampler ends before. Raises what the sampler does."""
+        """Draws until ``items`` are ready. Returns False if the sampler ends before. Raises what the sampler raises."""
         missing = items - len(self.coming)
         while missing > 0 and not self.ended:
             if self._raised is not None:
@@ -105,17 +104,19 @@ class Order:
         return missing <= 0
 
     def expect_saves(self) -> None:
-        """Take states as often as asked for, up to some batches after this save."""
+        """Takes states as often as asked for, until some batches after this save."""
         self._saves_until = self._drawn + EVERY
 
     def fill_to_snapshot(self) -> None:
-        """Draw a batch before which a snapshot is taken, if any comes: there is none of what is at hand. Raises what
-        ``fill_for_save`` does."""
+        """Draws up to a batch before which a snapshot is taken, if any comes: nothing that is ready has one.
+
+        Raises what ``fill_for_save`` raises.
+        """
         self._latest = None
         self.fill_for_save(len(self.coming) + (1 if self._drawn else 2))  # before the first there is no state
 
     def fill_for_save(self, items: int) -> None:
-        """Draw ahead of need. What the sampler raises is raised here, and again to who draws next."""
+        """Draws ahead for a save. An error of the sampler is raised here, and again to whoever draws next."""
         failed, had = self._failed, len(self.coming)
         raised, self._raised = self._raised, None
         try:
@@ -133,7 +134,7 @@ class Order:
             )
 
     def _before_next(self) -> SamplerSnapshot | None:
-        """The sampler's state before the next batch, where one is to be taken now."""
+        """Returns the sampler's state before the next batch, if one is to be taken now."""
         if self.way == REPLAY:
             if self.begun_from is None:
                 self.begun_from = packed_states(self._generators)
@@ -151,7 +152,7 @@ class Order:
         return taken
 
     def snapshot(self) -> SamplerSnapshot:
-        """The state after all that was drawn from the sampler."""
+        """Returns the sampler's state after all that was drawn from it."""
         generators = {role: generator.get_state() for role, generator in self._generators.items()}
         try:
             return SamplerSnapshot(
@@ -161,12 +162,12 @@ class Order:
             return SamplerSnapshot(Snapshot(None), {}, f"the sampler's state_dict(): {type(error).__name__}: {error}")
 
     def at_end(self) -> SamplerSnapshot:
-        """The state after the last batch."""
+        """Returns the sampler's state after the last batch."""
         taken = self.snapshot()
         return taken if self.pending is None else taken._replace(own=self.pending, error=None)
 
     def draw_rest(self) -> None:
-        """Draw all that is still to come, for a save. Raises ValueError for too many keys."""
+        """Draws all that is still to come, for a save. Raises ValueError for too many keys."""
         self.fill_for_save(MOST_KEYS)
         if len(self.coming) >= MOST_KEYS:
             raise ValueError(
@@ -176,7 +177,8 @@ class Order:
 
 
 def fresh_order(sampling: Sampling, batches: Iterator[Value]) -> Order:
-    """The order of an epoch that begins. ``batches``: an iterator over the loader's batch sampler, not yet advanced."""
+    """Returns the order of an epoch that begins; ``batches`` iterates the loader's batch sampler and has not been
+    advanced."""
     if sampling.replays or sampling.iterable:
         return Order(batches, sampling=sampling)
     return _order_of(sampling, iter(sampling.inner) if sampling.size is not None else batches)
@@ -191,16 +193,16 @@ def _order_of(sampling: Sampling, keys: Iterator[Value], known: SamplerSnapshot 
 
 
 class NextKeys(NamedTuple):
-    """The keys that came after a snapshot: ``witness`` of those of so many ``items``."""
+    """A check of the keys that came after a snapshot."""
 
-    items: int
-    witness: int
+    items: int  # batches (or keys) that are compared
+    witness: int  # of their keys
 
 
 def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> Order:
-    """The order from where the sampler's own state says; the generators are as they were then.
+    """Returns the order that goes on from a sampler's own state, with the generators as they were then.
 
-    Raises ValueError where the sampler takes no such state, or other keys follow than did.
+    Raises ValueError if the sampler takes no such state, or yields other keys than it did.
     """
     known = SamplerSnapshot(own, {role: generator.get_state() for role, generator in sampling.generators.items()})
     order = _order_of(sampling, _loaded(sampling, own), known)
@@ -216,7 +218,7 @@ def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> 
 
 
 def order_at_end(sampling: Sampling, own: Snapshot, way: str, generators: Mapping[str, torch.Tensor]) -> Order:
-    """The order of which all has been drawn; the sampler's state is one of an epoch's end."""
+    """Returns an order of which all has been drawn; the sampler's state is that of an epoch's end."""
     order = Order(iter(()), way, sampling=sampling)
     order.pending = load_ended(sampling, own, generators)
     order.ended = True
@@ -226,11 +228,12 @@ def order_at_end(sampling: Sampling, own: Snapshot, way: str, generators: Mappin
 def replayed_order(
     sampling: Sampling, default_state: torch.Tensor | None, begun_from: dict[str, str], *, drawn: bool
 ) -> Order:
-    """The order of an epoch from its beginning once more; the generators are as they were then, but the global one.
+    """Returns the order of an epoch once more from its beginning, with the generators as they were then.
 
-    ``default_state``: that one's state then, for a sampler that draws from it; it is left as it is now, unless it is
-    still there and the order had not been ``drawn`` yet (who had, may have seeded it alike since). Torch's samplers
-    draw when they yield their first key, so that is done here, before anybody else can draw.
+    ``default_state`` is the global generator's state then, for a sampler that draws from it. That generator is the
+    user's and is left as it is now, unless it is still there and the order had not been ``drawn`` yet (otherwise others
+    may have seeded it alike since). torch's samplers draw when they yield their first key, so that is done here, before
+    anybody else can draw.
     """
     batches = sampling.cut(sampling.inner)
     outside = torch.get_rng_state()
@@ -246,7 +249,7 @@ def replayed_order(
 
 
 def states_between(sampling: Sampling, order: Order | None) -> dict[str, Value]:
-    """The states of the sampler, and of one nested in it, after ``order``, all of which has been drawn."""
+    """Returns the states of the sampler, and of one nested in it, after an order of which all has been drawn."""
     parts = {"sampler": sampling.inner, "nested": sampling.nested}
     if order is not None and order.pending is not None:
         given = order.pending.copy()
@@ -255,7 +258,8 @@ def states_between(sampling: Sampling, order: Order | None) -> dict[str, Value]:
 
 
 def load_ended(sampling: Sampling, own: Snapshot, generators: Mapping[str, torch.Tensor]) -> Snapshot | None:
-    """Give the sampler the state that it had at an epoch's end, or between two: the next iter() begins the next epoch.
+    """Gives the sampler the state that it had at an epoch's end, or between two: the next ``iter()`` begins the next
+    epoch.
 
     Such a state is applied by a pass that yields nothing; where it yields, it was the next epoch's already, and is
     given again. Returns the state where it waits for the next iter(): the sampler need not report it before.
@@ -274,8 +278,10 @@ def load_ended(sampling: Sampling, own: Snapshot, generators: Mapping[str, torch
 
 
 def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Value:
-    """Give the sampler its own state back, if there is one; ``nested``: the one inside it. Returns that sampler. Raises
-    ValueError where it takes none."""
+    """Gives the sampler (or the one ``nested`` in it) its own state back, if there is one, and returns that sampler.
+
+    Raises ValueError if it takes none.
+    """
     sampler, name = (sampling.nested, "nested") if nested else (sampling.inner, "sampler")
     if (state := own.copy().get(name)) is not None:
         if not is_stateful(sampler):
@@ -285,7 +291,10 @@ def _load(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Value:
 
 
 def _loaded(sampling: Sampling, own: Snapshot, *, nested: bool = False) -> Iterator[Value]:
-    """The iterator of a sampler that has its state back, with its own if it has one. Raises ValueError as above."""
+    """Returns the iterator of a sampler that has its state back, with the iterator's own state, if it has one.
+
+    Raises ValueError if either takes none.
+    """
     keys: Iterator[Value] = iter(_load(sampling, own, nested=nested))
     if not nested and (state := own.copy().get("iterator")) is not None:
         if not is_stateful(keys):

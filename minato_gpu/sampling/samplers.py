@@ -1,4 +1,4 @@
-"""What yields a loader's keys, and how they become batches."""
+"""What yields a loader's keys, and how keys become batches."""
 
 from __future__ import annotations
 
@@ -30,21 +30,19 @@ STATEFUL_DISTRIBUTED = f"{_TORCHDATA}.StatefulDistributedSampler"
 
 
 class Sampling:
-    """What yields a loader's keys: ``inner`` keys that are cut into batches of ``size``, or (None) whatever it yields.
+    """What yields a loader's keys, and how they are cut into batches.
 
-    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it. ``batched``: the loader's sampler
-    yields lists of keys, else single keys. ``multiple``: the epoch's batches come in a multiple of so many, as many for
-    each of several devices. ``iterable``: nothing is sampled, workers iterate the data set ``stream`` for themselves.
+    torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it.
     """
 
     def __init__(self, loader: Arguments) -> None:
         batches = loader.batch_sampler
-        self.size: int | None = None
+        self.size: int | None = None  # of the batches that keys are cut into; None: the sampler yields batches itself
         self.drop_last = False
-        self.inner: Value = loader.sampler if batches is None else batches
-        self.batched = batches is not None
-        self.multiple = _devices(loader.device) if loader.drop_last else 1
-        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.inner: Value = loader.sampler if batches is None else batches  # what yields the keys
+        self.batched = batches is not None  # the loader's sampler yields lists of keys, else single keys
+        self.multiple = _devices(loader.device) if loader.drop_last else 1  # of which the number of batches is one
+        self.iterable = isinstance(loader.dataset, IterableDataset)  # nothing is sampled: workers iterate the data set
         self.stream: Value = loader.dataset if self.iterable else None
         # batches between two states of a sampler that has one; PyTorch's own loader has no such argument
         self.snapshot_every = max(1, getattr(loader, "snapshot_every_n_steps", 1) or 1)
@@ -64,7 +62,7 @@ class Sampling:
 
     @property
     def replays(self) -> bool:
-        """Whether the order is known to come out the same again."""
+        """Whether the order is known to come out the same when it is drawn again."""
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
@@ -84,18 +82,20 @@ class Sampling:
 
     @property
     def draws_on(self) -> bool:
-        """Whether an order that is drawn again is drawn bit by bit, so that others may draw in between."""
+        """Whether an order is drawn bit by bit, so that others may draw from the generator in between."""
         return type(self.inner) is RandomSampler and not _is_one_pass(self.inner)
 
     @property
     def nested(self) -> Value:
-        """The stateful sampler inside a batch sampler that has no state itself, though its iterator may."""
+        """The stateful sampler inside a batch sampler that has no state itself (its iterator may have one)."""
         return None if is_stateful(self.inner) else next(filter(is_stateful, self.parts), None)
 
     @property
     def parts(self) -> list[Value]:
-        """The sampler, and those that it is known to draw from: a batch sampler's own, or the one whose batches it
-        shares out (Accelerate's), and that one's."""
+        """The sampler and those that it is known to draw from.
+
+        These are a batch sampler's own sampler, or the one whose batches it shares out (Accelerate's), and that one's.
+        """
         shared = attribute_of(self.inner, "batch_sampler")
         inside = (attribute_of(each, "sampler") for each in (self.inner, shared))
         return [each for each in (self.inner, shared, *inside) if each is not None]
@@ -120,7 +120,7 @@ class Sampling:
 
     @property
     def generators(self) -> dict[str, torch.Generator]:
-        """The generators that the loader's epochs are drawn from, by their role."""
+        """The generators that the loader's epochs are drawn from, by role."""
         found = {} if self._own is None else {"loader": self._own}
         if self.generator is not None and self.generator is not self._own:
             found["sampler"] = self.generator
@@ -129,7 +129,7 @@ class Sampling:
         return found
 
     def set_generators(self, states: Mapping[str, torch.Tensor]) -> None:
-        """Set them to these states, but the global one: it is the user's, and stays."""
+        """Sets these generators to states, except the global one, which is the user's."""
         for role, generator in self.generators.items():
             if role != "default" and role in states:
                 generator.set_state(states[role])
@@ -141,15 +141,15 @@ class Sampling:
         return epoch if callable(attribute_of(self.inner, "set_epoch")) and isinstance(epoch, int) else None
 
     def keys_of(self, item: Value) -> list[Key]:
-        """The keys of what the sampler yielded: one ticket each, and one for a batch without any."""
+        """Returns the keys of what the sampler yielded: one ticket each, and one ticket for a batch without any."""
         return (list(item) or [NoSample()]) if self.batched else [item]
 
     def cut(self, keys: Iterable[Value]) -> Iterator[Value]:
-        """Batches of the keys, as torch's BatchSampler cuts them; or what the user's own sampler yields."""
+        """Yields batches of keys as torch's BatchSampler cuts them, or what the user's own sampler yields."""
         return iter(keys) if self.size is None else _cut(iter(keys), self.size, self.drop_last)
 
     def describe(self) -> dict[str, JSON]:
-        """What a saved state and the loader that takes it must agree on."""
+        """Returns what a saved state and the loader that loads it must agree on."""
         return {
             "sampler": type(self.inner).__name__,
             "length": length_of(getattr(self.inner, "dataset", self.inner) if self._shares else self.inner),
@@ -158,12 +158,12 @@ class Sampling:
 
     @property
     def cutting(self) -> dict[str, JSON]:
-        """How keys, or the samples of an iterable data set, become batches."""
+        """Returns how keys, or the samples of an iterable data set, become batches."""
         return {"batch_size": self.size, "drop_last": self.drop_last}
 
 
 def name_of(sampler: Value) -> str:
-    """Of its class, which need not be imported to be known."""
+    """Returns the name of a sampler's class, which need not be imported to be known."""
     return f"{type(sampler).__module__}.{type(sampler).__qualname__}"
 
 
@@ -173,8 +173,10 @@ def _is_one_pass(sampler: Value) -> bool:
 
 
 def attribute_of(sampler: Value, name: str) -> Value:
-    """An attribute of a sampler, where it has it: a hint, too, that a property may fail to give (the rank in a process
-    group that is not there)."""
+    """Returns an attribute of a sampler, or None.
+
+    It is a hint, which a property may fail to give (the rank in a process group that does not exist).
+    """
     try:
         return getattr(sampler, name, None)
     except Exception:
@@ -182,7 +184,7 @@ def attribute_of(sampler: Value, name: str) -> Value:
 
 
 def length_of(sized: Value) -> int | None:
-    """The length of a data set or sampler, where it tells: a hint, so whatever keeps it from that is no error."""
+    """Returns the length of a data set or sampler, or None; it is a hint, so whatever it raises is no error."""
     try:
         return len(sized)
     except Exception:
@@ -190,7 +192,7 @@ def length_of(sized: Value) -> int | None:
 
 
 def _devices(device: str | torch.device | Sequence[str | torch.device] | None) -> int:
-    """How many the loader's argument ``device`` names."""
+    """Returns how many devices the loader's argument ``device`` names."""
     return len(device) if isinstance(device, Sequence) and not isinstance(device, str) else 1
 
 

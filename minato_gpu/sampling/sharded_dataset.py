@@ -130,7 +130,7 @@ class ShardedDataset(IterableDataset[T]):
             left.begun.pop(0)
 
     def state_dict(self) -> dict[str, JSON]:
-        """What is left of this worker's share."""
+        """Returns what is left of this worker's share."""
         return (self._loaded or self._left).plain()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
@@ -152,7 +152,7 @@ class ShardedDataset(IterableDataset[T]):
 
 
 class _Left:
-    """What a worker has left of an epoch."""
+    """The part of an epoch that a worker has left."""
 
     def __init__(self, shards: list[int] | None, begun: list[list[int]], numbers: list[range]) -> None:
         self.shards = shards  # how many the data set has, and a checksum of their names; None: no epoch has begun
@@ -161,7 +161,7 @@ class _Left:
 
     @classmethod
     def of(cls, state: Mapping[str, JSON]) -> _Left:
-        """What ``plain`` made plain. Raises ValueError for anything else, and for a shard that comes twice."""
+        """Returns what ``plain`` made plain. Raises ValueError for anything else, and for a shard that comes twice."""
         try:
             if (shards := state["shards"]) is None:
                 return cls(None, [], [])
@@ -175,7 +175,7 @@ class _Left:
         raise ValueError(f"no state of a {ShardedDataset.__name__}, or a damaged one")
 
     def names_each_once(self) -> bool:
-        """Whether each shard is there, and another one."""
+        """Whether the shards that are left are different ones of the data set's."""
         assert self.shards is not None
         seen = np.zeros(self.shards[0], np.bool_)
         for part in (*(range(number, number + 1) for number, _ in self.begun), *self.numbers):
@@ -188,12 +188,12 @@ class _Left:
         return True
 
     def plain(self) -> dict[str, JSON]:
-        """Plain data, of this moment: a few numbers, and more for each time that what was left was dealt out anew."""
+        """Returns plain data: a few numbers, and more for each time that what was left was dealt out again."""
         numbers = [[part.start, part.stop, part.step] for part in self.numbers]
         return {"shards": self.shards, "begun": [pair.copy() for pair in self.begun], "numbers": numbers}
 
     def share(self, worker: int, workers: int) -> _Left:
-        """One worker's part of this: as many shards as the others' have, or one more or less."""
+        """Returns one worker's part of this: as many shards as the others get, or one more or less."""
         numbers, dealt = list[range](), len(self.begun)
         for part in self.numbers:
             numbers.append(part[(worker - dealt) % workers :: workers])
@@ -201,7 +201,7 @@ class _Left:
         return _Left(self.shards, self.begun[worker::workers], numbers)
 
     def begin_next(self) -> bool:
-        """Begin the next shard, where none is begun. Returns whether one is."""
+        """Begins the next shard, if none is begun. Returns whether one is."""
         if not self.begun and self.numbers:
             first, *others = self.numbers
             self.begun = [[first[0], 0]]

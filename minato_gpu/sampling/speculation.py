@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Speculation:
-    """The next epoch's order and seed, drawn ahead. An iterator over the sampler's batches.
+    """The next epoch's order and seed, drawn early. It iterates the sampler's batches.
 
     As long as the epoch has not begun, every draw happens on states of its own: the generators are put back to what
     they were. ``adopt`` then leaves them as drawing the same now would have left them.
@@ -59,16 +59,16 @@ class Speculation:
             generator.set_state(state)
 
     def begun_from(self, generators: Mapping[str, torch.Generator]) -> dict[str, str]:
-        """The states of these generators just before the order was drawn, packed."""
+        """Returns the states of these generators just before the order was drawn, packed."""
         pairs = list(zip(self._generators, self._begun_from, strict=True))
         return {role: packed_state(s) for role, own in generators.items() for generator, s in pairs if generator is own}
 
     def holds(self) -> bool:
-        """Whether the epoch would be drawn just like this if it began now."""
+        """Whether the epoch would be drawn exactly like this if it began now."""
         return all(torch.equal(g.get_state(), s) for g, s in zip(self._generators, self._before, strict=True))
 
     def adopt(self) -> None:
-        """The epoch begins: from now on the sampler draws from the generators themselves."""
+        """Begins the epoch: from now on the sampler draws from the generators themselves."""
         self._ahead = False
         self._set(self._states)
 

@@ -20,16 +20,12 @@ MOST_BYTES = 1 << 27
 
 
 class WorkerStreams:
-    """The parent's side: how far each worker's stream has been delivered.
-
-    ``turns``: the worker of each ticket that is not delivered; ``told``: what came with its batch, if that is more than
-    that it is a whole one of a stream without a state.
-    """
+    """How far each worker's stream has been delivered, as the training process knows it."""
 
     def __init__(self, workers: int, batches: int = 0, turn: int = 0) -> None:
-        self.batches = batches
-        self.turns: dict[int, int] = {}
-        self.told: dict[int, StreamState] = {}
+        self.batches = batches  # delivered
+        self.turns: dict[int, int] = {}  # the worker of each ticket that is not delivered
+        self.told: dict[int, StreamState] = {}  # the state that came with a ticket's batch, if any did
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
         self.shared_seed: int | None = None  # the seed of a data pipe's order
         self.starts: Sequence[StreamState] = ()  # where each is to begin, if not at its beginning
@@ -43,12 +39,13 @@ class WorkerStreams:
         self._kept = 0  # bytes of states in there
 
     def size_of(self, ticket: int, whole: int) -> int:
-        """Samples of this ticket's batch, with one that raised; ``whole``: of one of which nothing was told."""
+        """Returns the samples of this ticket's batch, including one that raised; ``whole`` if its worker reported
+        nothing else."""
         state = self.told.get(ticket)
         return whole if state is None else max(1, state.size)
 
     def delivered(self, ticket: int) -> None:
-        """The consumer has the batch of this ticket."""
+        """Notes that the consumer has this ticket's batch."""
         number = self.turns.pop(ticket)
         before, told = self._at[number], self.told.pop(ticket, _NOTHING)
         self._recent.append((number, before))
@@ -66,12 +63,14 @@ class WorkerStreams:
 
     @property
     def saves_come(self) -> bool:
-        """Whether a state was asked for some batches ago, or the epoch has just begun."""
+        """Whether a state was asked for in the last batches, or the epoch has just begun."""
         return self.batches - self._saved < EVERY * len(self._at)
 
     def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:
-        """The ticket has its batch or a failure, or None where it found its worker's stream at its end: the first that
-        does tells the stream's state."""
+        """Notes what came of a ticket: a batch, a failure, or None where its worker's stream has ended.
+
+        The first ticket that finds its stream ended brings the stream's state.
+        """
         if item is not None:
             if state is None and isinstance(item, Failure):  # before there was a stream
                 state = _NOTHING
@@ -84,16 +83,21 @@ class WorkerStreams:
         self.turns.pop(ticket, None)  # last: a state that is made meanwhile then takes the stream to be under way
 
     def share_seed(self, drawn: int | None, pipe: Value) -> None:
-        """``drawn``: what PyTorch's loader has drawn, and set, for this epoch of a data pipe (None: it is none). One
-        that goes on has its own."""
+        """Notes the seed of a data pipe's order, which PyTorch's loader has drawn and set (None: it is no data pipe).
+
+        An epoch that goes on has its own.
+        """
         if drawn is None or self.shared_seed is None:
             self.shared_seed = drawn
         else:
             share_seed(pipe, self.shared_seed)
 
     def begin(self, places: Sequence[StreamState], starts: Sequence[StreamState] = ()) -> None:
-        """The streams stand here: an earlier run has come so far, or the data sets of all workers have told it.
-        ``starts``: where they are to be opened, if not at their beginning."""
+        """Sets where the streams stand: an earlier run has come so far, or the data sets of all workers have reported
+        it.
+
+        ``starts`` says where they are to be opened, if not at their beginning.
+        """
         self._at, self.starts = list(places), starts
         for number, place in enumerate(places):
             if place.ended:
@@ -103,13 +107,13 @@ class WorkerStreams:
                     self.left.append(following)
 
     def at_end(self) -> list[StreamState]:
-        """Where the data sets of all workers stand for the next epoch, where they have told it."""
+        """Returns where the data sets of all workers stand for the next epoch, if they have reported it."""
         ends = [(at.batches, self._ends.get(number, _NOTHING)) for number, at in enumerate(self._at)]
         parts = [(batches, dataset_part(told.state), told.error) for batches, told in ends]
         return [StreamState(part, error=error, over=part is not None and batches > 0) for batches, part, error in parts]
 
     def before(self, ahead: int) -> tuple[int, list[StreamState]]:
-        """Whose turn it was ``ahead`` batches ago, and where every stream stood. To be asked for a state: saves come.
+        """Returns whose turn it was ``ahead`` batches ago, and where every stream stood. Asking shows that saves come.
 
         Raises ValueError for an ``ahead`` that goes too far back.
         """

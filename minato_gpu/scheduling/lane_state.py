@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, sqrt
 
 from minato_gpu.scheduling.messages import CPU, Chunk, LaneCosts
+from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import DEVICE, Entry
 
@@ -19,6 +20,7 @@ _UNLIKE = 1.0
 _REMEMBERED = 0.98  # of what a lane's speed was learned from, with each report,
 _FASTEST = 32.0  # times the speed of this host's, at most
 _LEASES = 8  # that the seconds of a lease are a mean of
+_OVER_FIXED = 2.0  # times what a micro-batch takes beside its samples, these may take
 
 
 class LaneState:
@@ -47,6 +49,7 @@ class LaneState:
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1
         self.wants_many = self._least_ahead > 1
+        self._micro_batches = MicroBatchCost(policy.micro_batch) if self.wants_many else None
         self._chunks = 0
         self.slow: set[int] = set()  # chunks of one predicted-slow sample
         known = known or LaneCosts(0, 0.0, 0.0)
@@ -79,7 +82,12 @@ class LaneState:
 
     def measured(self, seconds: float, samples: int, own_s: float | None = None) -> None:
         """``samples`` samples took ``seconds`` together, and ``own_s`` without what their slot has waited for a core:
-        how unlike they are is theirs."""
+        how unlike they are is theirs. Those of a GPU count as in a full micro-batch: else one that was given few while
+        it was slow to begin would look slow, and be given few for long."""
+        if self._micro_batches is not None:
+            seconds = self._micro_batches.of_samples(samples, seconds)
+            target = max(self._policy.device_s, _OVER_FIXED * self._micro_batches.fixed_s)
+            self.limits = self._policy.micro_batch, target
         self._measurements += samples
         weight = max(samples / (samples + 100), samples / self._measurements)
         self.mean += (seconds / samples - self.mean) * weight

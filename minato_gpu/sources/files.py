@@ -22,7 +22,7 @@ from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into, read_to_end, tells_size
-from minato_gpu.sources.page_cache import PageCache, Placement, Where
+from minato_gpu.sources.page_cache import FilePlacement, PageCache, Where
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
@@ -45,7 +45,7 @@ class FileReads:
         blocks: Blocks,
         ended: Callable[[Ended], None],
         read: Callable[[Source, Where], tuple[int, int]] | None = None,
-        placement: Placement | None = None,
+        placement: FilePlacement | None = None,
     ) -> None:
         self._blocks = blocks
         self._ended = ended

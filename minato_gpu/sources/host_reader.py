@@ -21,7 +21,7 @@ from pathlib import Path
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.sources.messages import SOCKET_BYTES
-from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.process import Link, ReaderSettings, failed
 from minato_gpu.sources.service import Service
@@ -83,7 +83,7 @@ class HostReader:
         self._links: set[Link] = set()
         self._memory = SharedTier(budget) if budget else None
         self._reads = reads = SharedReads(arena, loop.call_soon)
-        placement = Placement(self._memory, reads.expected, copies=False)
+        placement = FilePlacement(self._memory, reads.expected, copies=False)
         self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
         reads.pool = self._pool
         listening.setblocking(False)

@@ -17,7 +17,7 @@ from minato_gpu.caching.choice import Choice, alike, choose, new_policy
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.orders import Orders
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.source import FIELDS, Key
 
@@ -67,7 +67,7 @@ class MemoryTier:
         self._copies: dict[int, Copy] = {}
         self._items: dict[Key, int] = {}  # of the copies: samples may have a source in common
         self._fields = 0  # of the copies, those of fields
-        self._policy: Policy = Minio(budget)
+        self._policy: CachePolicy = Minio(budget)
         self._begun: Begun | None = None  # and not told the policy
         self._at = 0  # position of the next access
         self._since = 0  # the policy counts from this one on

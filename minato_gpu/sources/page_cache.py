@@ -2,7 +2,7 @@
 
 A worker then reads the file as if nothing had been done for it, without waiting for the disk. Its bytes lie in memory
 once and are copied once; by way of shared memory they would lie there twice. So files of a local disk are read unless
-something is to be kept of them (``Placement``). Where the kernel lets go of them too early, shared memory it is
+something is to be kept of them (``FilePlacement``). Where the kernel lets go of them too early, shared memory it is
 (``PageCache``).
 
 The reader has the kernel send the bytes to /dev/null: ``sendfile`` waits until the page cache has them, and copies none
@@ -47,7 +47,7 @@ class Where(Enum):
     UNCACHED = "a block of shared memory, and the page cache stays as it was"
 
 
-class Placement:
+class FilePlacement:
     """Decides for each file where it is read to, so that no byte lies in memory twice. What the tier in memory keeps is
     read past the page cache, and what nothing keeps is only brought in there. Where the page cache has the set already,
     files need no tier in memory.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.files import Ended, FileReads
-from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.remote import Answer, RemoteReads, UrlReads
 from minato_gpu.sources.source import Source
 
@@ -86,7 +86,7 @@ class ReaderPool:
         done: Callable[..., None],
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
-        placement: Placement | None = None,
+        placement: FilePlacement | None = None,
         files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
         self._blocks, self.done = blocks, done

@@ -24,7 +24,7 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
-from minato_gpu.sources.page_cache import Placement
+from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.service import Ready, Service
 
@@ -78,7 +78,7 @@ async def _serve(
     blocks = Blocks(arena)
 
     def pool_of(service: Service) -> ReaderPool:
-        placement = Placement(memory, service.expected, copies=settings.disk_bytes > 0)
+        placement = FilePlacement(memory, service.expected, copies=settings.disk_bytes > 0)
         return ReaderPool(blocks, service.done, behind=service.behind, placement=placement)
 
     link = Link(end, settings, blocks, memory, pool_of, ended.set)

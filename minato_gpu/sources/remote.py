@@ -150,7 +150,7 @@ Answered = Callable[[int, Answer, float, float], None]
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _UrlRead:
     """One source: the attempt that runs (``begin``, ``requests``), and what those before it have come to."""
 
     number: int
@@ -177,18 +177,18 @@ class UrlReads:
         self._remote, self._at_its_limit, self._ended = remote, at_its_limit, ended
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()
-        self._reads: dict[int, _Read] = {}
-        self._slow = Overdue[_Read](lambda: self._hedging.patience_s, self._takes_long)
-        self._dead = Overdue[_Read](lambda: _TIME_OUT_S, self._time_out)
+        self._reads: dict[int, _UrlRead] = {}
+        self._slow = Overdue[_UrlRead](lambda: self._hedging.patience_s, self._takes_long)
+        self._dead = Overdue[_UrlRead](lambda: _TIME_OUT_S, self._time_out)
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
         """Read this now."""
         now = self._loop.time()
-        read = self._reads[number] = _Read(number, source, now, now)
+        read = self._reads[number] = _UrlRead(number, source, now, now)
         self._begin(read)
 
-    def _begin(self, read: _Read) -> None:
+    def _begin(self, read: _UrlRead) -> None:
         """Begin the next attempt."""
         read.pause = None
         now = read.attempt_begin = self._loop.time()
@@ -196,10 +196,10 @@ class UrlReads:
         self._dead.add(read, now)
         self._request(read, is_second=False)
 
-    def _request(self, read: _Read, *, is_second: bool) -> None:
+    def _request(self, read: _UrlRead, *, is_second: bool) -> None:
         read.requests[self._loop.create_task(self._run(read))] = is_second
 
-    async def _run(self, read: _Read) -> None:
+    async def _run(self, read: _UrlRead) -> None:
         answer: Answer
         try:
             answer = await self._remote.read(read.source)
@@ -216,7 +216,7 @@ class UrlReads:
         elif not read.requests:
             self._answered(read, answer)
 
-    def _answered(self, read: _Read, answer: Answer) -> None:
+    def _answered(self, read: _UrlRead, answer: Answer) -> None:
         """The attempt has ended."""
         for request in read.requests:
             request.cancel()
@@ -234,7 +234,7 @@ class UrlReads:
             self._ended(read.number, answer, seconds, now - read.begin)
         self._ask_again()
 
-    def _tries_again(self, read: _Read, error: BaseException) -> bool:
+    def _tries_again(self, read: _UrlRead, error: BaseException) -> bool:
         """Whether there will be one more attempt."""
         read.failures += 1
         if is_refusal(error):
@@ -252,7 +252,7 @@ class UrlReads:
 
     # --- what takes long -------------------------------------------------------------------------------------
 
-    def _takes_long(self, read: _Read) -> None:
+    def _takes_long(self, read: _UrlRead) -> None:
         self._hedging.overdue(read.number, read.attempt_begin)
         self._ask_again()
 
@@ -263,7 +263,7 @@ class UrlReads:
             self.counts["hedges"] += 1
             self._request(self._reads[number], is_second=True)
 
-    def _time_out(self, read: _Read) -> None:
+    def _time_out(self, read: _UrlRead) -> None:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
 
     async def close(self) -> None:

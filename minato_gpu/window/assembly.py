@@ -239,7 +239,7 @@ class Assembly:
                 parts = ((record, record.first, record.end) for record in self.window.places)
                 self.samples.bring_to_host(parts, transfers.accelerator)
                 for other in {*ways} - {transfers}:  # of what this device has made for their batches
-                    other.let_go()
+                    other.evict_samples()
             finally:
                 transfers.room_made()
 

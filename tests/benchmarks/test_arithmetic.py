@@ -1,4 +1,4 @@
-"""Arithmetic of the benchmarks: bounds, ratios and their intervals, chance, published costs, what is asked."""
+"""Arithmetic of the benchmarks: bounds, ratios and their intervals, published costs, what is asked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import scipy
 
-from benchmarks.accuracy import chance, difference
-from benchmarks.cases import CASES
 from benchmarks.cold_files import Run as ColdRun
 from benchmarks.cold_files import against_best
 from benchmarks.compare.case import Case
 from benchmarks.compare.loaders import CANDIDATES
-from benchmarks.compare.ratios import against_peers, paired
+from benchmarks.compare.ratios import against_peers
 from benchmarks.compare.run import Run
 from benchmarks.compare.workloads import Begun
 from benchmarks.data import detection, volumes
@@ -22,10 +20,10 @@ from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.data.measure import Curve, sizes_of_mixture
 from benchmarks.data.published import SPREADS, measured
 from benchmarks.peers import COSTLY, Job, choose
-from benchmarks.tail_run import Plan
-from benchmarks.whatif import summary
+from benchmarks.tail_run import CASES, Plan
+from benchmarks.turns import paired
+from benchmarks.whatif import POLICIES, QUESTIONS, Around, points, summary
 from benchmarks.whatif_run import Way, budget
-from benchmarks.whatif_settings import POLICIES, QUESTIONS, Around, points
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.threads import usable_cores
@@ -123,39 +121,6 @@ def test_cold_files_are_compared_with_the_fastest_peer() -> None:
     assert row["best_peer"] == "pytorch" and row["ratio_to_best"] == pytest.approx(1.5)
     assert row["cpu_ratio"] == row["cpu_ratio_low"] == row["cpu_ratio_high"] == pytest.approx(1.5)
     assert against_best("pytorch", runs) == {}
-
-
-# --- accuracy ---------------------------------------------------------------------------------------------------------
-
-
-_SLOW = np.arange(1200) < 120
-
-
-def _counts(orders: list[np.ndarray]) -> list[list[int]]:
-    return [[int(_SLOW[order[at : at + 32]].sum()) for at in range(0, 1200, 32)] for order in orders]
-
-
-def test_shuffled_samples_are_as_chance_has_them() -> None:
-    rng = np.random.default_rng(0)
-    found = chance(_counts([rng.permutation(1200) for _ in range(20)]), _SLOW)
-    assert found["p_value"] is not None and found["p_value"] > 0.01
-    assert found["slow_share_first_half"] == pytest.approx(0.1, abs=0.01)
-
-
-def test_slow_samples_that_come_together_are_seen() -> None:
-    """Every epoch in order but for the slow samples, which all come last."""
-    rng = np.random.default_rng(0)
-    orders = [rng.permutation(1200) for _ in range(20)]
-    found = chance(_counts([order[np.argsort(_SLOW[order], kind="stable")] for order in orders]), _SLOW)
-    assert found["p_value"] is not None and found["p_value"] < 1e-6
-    assert found["slow_share_first_half"] == 0.0
-
-
-def test_the_difference_is_taken_seed_by_seed() -> None:
-    found = difference([0.90, 0.95, 0.85], [0.89, 0.94, 0.84])
-    assert list(found.values()) == pytest.approx([0.01, 0.01, 0.01])
-    wide = difference([0.9, 0.8], [0.8, 0.9])
-    assert wide["to_pytorch"] == pytest.approx(0) and wide["to_pytorch_low"] < -1 < 1 < wide["to_pytorch_high"]
 
 
 # --- data with the published spread of cost ---------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cost_model, verdicts
-from minato_gpu import Pipeline
+from benchmarks import verdicts
 from minato_gpu.lab.analysis.verdict import Case
 from minato_gpu.lab.cli import main
 from tests.support import programs
@@ -34,23 +33,20 @@ class Toy(NamedTuple):
 
 
 TOYS = (
-    Toy("accuracy", "accuracy", 3),
-    Toy("busy", "of_bound ratio_to_pytorch", 6, ("busy", {0, 2})),
-    Toy("busy --step", "late_p50_us late_p99_us", 3),
+    Toy("arguments", "samples_per_s cpu_us at_work ratio", 15),
     Toy("caches", "hit_rate belady of_belady saved_share us_per_access epoch_s", 179),
     Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
-    Toy("disk_tier", "us seconds ratio", 7),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),
     Toy("overhead", "samples_per_s scheduler_us_per_sample", 6),
     Toy("saves", "save_p50_us save_cpu_p99_us own_bytes batch_us saved_batch_us", 16, ("window", {256, 4096})),
+    Toy("swap", "epoch_s wait_p99_ms first_epoch_s", 4),
+    Toy("storage --loader pytorch", "of_bound samples_per_s", 2),
     Toy("tails --case 'rare' --loader 'in order'", "efficiency elapsed_s first_batch_s peak_rss_bytes bound_s", 2),
     Toy("tails --case 'scattered, 81' --loader bounded", "efficiency elapsed_s first_batch_s peak_bytes_in_flight", 1),
     Toy("tails --case 'short epochs, 105' --loader 'pytorch in order'", "efficiency elapsed_s", 1),
-    Toy("trace_cost", "ratio bytes_per_sample pairs", 4),
     Toy("whatif --question latency", "predicted_s measured_s", 2, ("question", {"latency", "all"})),
     Toy("node", "of_bound", 40, ("loader", {"pytorch", "minato, host", "fixed", "host"})),
-    Toy("worker_count", "samples_per_s at_work", 3),
 )
 
 
@@ -81,31 +77,6 @@ def test_a_run_at_toy_size(toy: Toy) -> None:
         assert found and all(math.isfinite(each) and each >= 0 for each in found) and any(found), key
     name, values = toy.names
     assert {row.get(name) for row in rows} >= values
-
-
-def test_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of which a photograph takes a millisecond, and one more for each million pixels: on a real one it
-    takes what others leave of the cores."""
-    now, each, features = 0.0, 0.0, Pipeline.features
-
-    def told(pipeline: Pipeline, fields: Any) -> tuple[float, ...]:
-        nonlocal each
-        height, width = fields["size"]
-        each = 1e-3 + 1e-9 * float(height) * float(width)
-        return features(pipeline, fields)
-
-    def clock() -> float:
-        nonlocal now
-        now += each
-        return now
-
-    monkeypatch.setattr(Pipeline, "features", told)
-    monkeypatch.setattr(cost_model, "time", SimpleNamespace(perf_counter=clock))
-    result = CliRunner().invoke(cost_model.main, ["--quick", "--json", "-"], catch_exceptions=False)
-    rows = _checked(result.stdout)
-    assert [(row["lane"], row["epoch"]) for row in rows] == [("cpu", 1), ("device", 1), ("cpu", 2), ("device", 2)]
-    assert all(30 <= row["samples"] <= 40 and row["mean_s"] > 0 for row in rows)
-    assert all(0 < row["log_sigma"] < 2 and 0 < row["rank_correlation"] <= 1 for row in rows)
 
 
 # --- planted causes -------------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from benchmarks.compare.dali_readers import DaliReaders
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.run import allowed
 from benchmarks.compare.workloads import INDEX, Prepared, job, with_index
-from benchmarks.content import ContentError
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
+from benchmarks.work import ContentError
 from minato_gpu import Pipeline
 from minato_gpu.stages import Tolerance
 from pipelines import object_detection, segmentation_3d, speech_recognition

@@ -16,15 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import datasets
-from benchmarks.cases import bursts, kits19, rare, scattered
-from benchmarks.content import Consumer, ContentError, reference
-from benchmarks.datasets import Costly, Trivial, WorkLog
+from benchmarks import work as work_module
 from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.overhead import measure
 from benchmarks.peers import Job
 from benchmarks.peers.pytorch import PyTorch
-from benchmarks.work import work
+from benchmarks.tail_run import bursts, kits19, rare, scattered
+from benchmarks.work import Consumer, ContentError, Costly, Trivial, WorkLog, reference, work
 from tests.support.leaks import gone
 from tests.support.waiting import wait_until
 
@@ -141,7 +139,7 @@ def test_short_epochs_have_the_published_distribution() -> None:
 
 def test_work_done_before_the_clock_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
-    monkeypatch.setattr(datasets, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(work_module, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     log = WorkLog(samples=2, epochs=2)
     for index in (0, 1):
         log.end(index, log.begin(index))

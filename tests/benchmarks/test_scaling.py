@@ -1,28 +1,27 @@
-"""The scaling benchmark: its cells, its data, its bound, its command and its page."""
+"""The scaling benchmark: its cells, its data, its bound, its command and its table."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from torch.utils.data import DataLoader
 
-from benchmarks.datasets import WorkLog
 from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Job
-from benchmarks.scaling import page, samples
+from benchmarks.readme import markdown
+from benchmarks.scaling import samples
 from benchmarks.scaling.cells import BATCH_SIZE, NAMED, OTHER_KINDS, SPREADS, Cell
 from benchmarks.scaling.loaders import LOADERS, worth_trying
 from benchmarks.scaling.measure import Bare, Plan
 from benchmarks.scaling.policy import reach
 from benchmarks.scaling.samples import KINDS, Reader, fitting
 from benchmarks.scaling.summary import summary
+from benchmarks.work import Slept, WorkLog
 from tests.support import programs
 
 _FIGURES = ("samples_per_s", "of_bound", "first_epoch_of_bound", "first_batch_s", "main_us_per_sample")
@@ -66,7 +65,7 @@ def test_each_kind_goes_to_loaders_that_are_made_for_it() -> None:
     assert fitting(Cell(8, 3, "half"), LOADERS) == list(LOADERS)
     replaced = fitting(Cell(8, 3, "half", kind="replace"), LOADERS)
     assert {each.package.partition(".")[0] for each in replaced} == {"torch", "minato_gpu"}
-    settings = [each.settings(samples.job(Cell(8, 3, "half"), samples.Sleeping(np.ones(1)))) for each in replaced]
+    settings = [each.settings(samples.job(Cell(8, 3, "half"), Slept(np.ones(1)))) for each in replaced]
     assert [each["on_worker_death"] for each in settings if "on_worker_death" in each] == ["replace"] * 2
     large = [each.name for each in fitting(Cell(32, 3, "half", kind="tensors"), LOADERS)]
     assert "pytorch in order" in large and "pytorch prefetch 8" not in large
@@ -120,7 +119,7 @@ def test_the_time_of_grandchildren_that_have_ended_counts() -> None:
 
 @pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
 @pytest.mark.timeout(180)
-def test_the_command_and_its_page(tmp_path: Path) -> None:
+def test_the_command_and_its_table() -> None:
     asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--kind", "arrays", "--kind", "tokens"]
     loaders = ["--loader", "pytorch in order", "--loader", "pytorch out of order", "--loader", "minato_gpu"]
     said = programs.run("benchmarks.scaling", "--quick", "--json", "-", *asked, *loaders)
@@ -134,19 +133,8 @@ def test_the_command_and_its_page(tmp_path: Path) -> None:
         assert {"workers_us_per_sample", "next_us_p50", "next_us_p99"} <= row.keys()
     ours = [row for row in rows if row["loader"].startswith("minato_gpu")]
     assert {row["best_peer"] for row in ours} == {"pytorch in order", "pytorch out of order"}
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "scaling.json").write_text(said, encoding="utf-8")
-    out = tmp_path / "PAGE.md"
-    result = CliRunner().invoke(page.main, [str(folder), "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    text = out.read_text(encoding="utf-8")
-    assert "](results/scaling.png)" in text and (folder / "scaling.png").stat().st_size > 5_000
+    text = markdown("scaling_named", rows)
     assert all(f"| {row['case']} |" in text for row in summary(rows)) and len(summary(rows)) == 2
-    (folder / "scaling.json").rename(folder / "scaling_named.json")
-    result = CliRunner().invoke(page.main, [str(folder), "--out", str(out)])
-    text = out.read_text(encoding="utf-8")
-    assert result.exit_code == 0 and "## The named cells" in text and "scaling.png" not in text
 
 
 def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:

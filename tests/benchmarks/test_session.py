@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from benchmarks.compare.workloads import INDEX
-from benchmarks.content import ContentError
 from benchmarks.session import loaders, measure, steps, work
 from benchmarks.session.crops import Crops, packed
 from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
 from benchmarks.session.transforms import finished, resized
+from benchmarks.work import ContentError
 from pipelines import image_classification
 from pipelines.photograph_stages import GEOMETRIC
 from tests.support.waiting import wait_until

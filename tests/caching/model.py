@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.policy import Policy
+from minato_gpu.caching.policy import CachePolicy
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Listed:
 class Tier:
     """Keeps what its policy says, and checks what that says."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: CachePolicy) -> None:
         self.policy = policy
         self.kept: dict[int, int] = {}
 
@@ -62,7 +62,7 @@ class Tier:
         assert all(key in self.policy for key in self.kept)
 
 
-def hits(policy: Policy, epochs: Sequence[Sequence[int]], look_ahead: int = 0) -> list[list[bool]]:
+def hits(policy: CachePolicy, epochs: Sequence[Sequence[int]], look_ahead: int = 0) -> list[list[bool]]:
     """Of each access, whether it was a hit; items of one byte and one second. ``look_ahead``: of ``NextUse``."""
     tier, found, orders = Tier(policy), [], Listed(tuple(map(tuple, epochs)))
     for epoch, keys in enumerate(epochs):

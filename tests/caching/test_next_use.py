@@ -14,7 +14,7 @@ from minato_gpu.caching.future import NEVER, Future
 from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.policy import KEEP, PASS, Policy, Verdict
+from minato_gpu.caching.policy import KEEP, PASS, Admission, CachePolicy
 from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
 
 
@@ -76,9 +76,9 @@ def test_a_missed_epoch_or_another_order_leaves_no_trace() -> None:
     assert policy.offer(0, 1, 1.0, start) == KEEP
     assert policy.offer(1, 1, 1.0, start + 1) == PASS  # 0 is foretold to come sooner
     start = policy.begin(1, Listed(((0, 1, 0), (1, 2, 1), (2,))), 1)  # but did not come
-    assert policy.offer(1, 1, 1.0, start) == Verdict(True, (0,))
+    assert policy.offer(1, 1, 1.0, start) == Admission(True, (0,))
     start = policy.begin(5, Listed(((),) * 5 + ((2, 3, 3),)), 1)  # epochs were left out
-    assert policy.offer(3, 1, 1.0, start + 1) == Verdict(True, (1,))
+    assert policy.offer(3, 1, 1.0, start + 1) == Admission(True, (1,))
 
 
 def test_accesses_out_of_order_are_all_taken_for_what_they_are() -> None:
@@ -88,7 +88,7 @@ def test_accesses_out_of_order_are_all_taken_for_what_they_are() -> None:
     assert policy.offer(0, 1, 1.0, start) == KEEP
     assert policy.offer(2, 1, 1.0, start + 2) == PASS
     policy.used(1, start + 4)
-    assert policy.offer(2, 1, 1.0, start + 2) == Verdict(True, (1,))  # which will not be needed any more
+    assert policy.offer(2, 1, 1.0, start + 2) == Admission(True, (1,))  # which will not be needed any more
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4])
@@ -101,7 +101,7 @@ def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: boo
         orders = Listed(tuple(tuple(rng.permutation(count)[: count // shards].tolist()) for _ in range(epochs + 8)))
         budget = int(0.3 * nbytes.sum())
         saved = {}
-        policies: tuple[Policy, ...] = (NextUse(budget, count), Lru(budget), Minio(budget))
+        policies: tuple[CachePolicy, ...] = (NextUse(budget, count), Lru(budget), Minio(budget))
         for policy in policies:
             tier, saved[type(policy)] = Tier(policy), 0.0
             for epoch in range(epochs):
@@ -116,7 +116,7 @@ def test_of_items_alike_in_all_but_size_or_cost_the_dear_and_small_stay() -> Non
     policy = NextUse(10, KEYS)
     start = policy.begin(0, Listed(((0, 1, 2), (2, 1, 0))), 1)
     assert policy.offer(0, 8, 1.0, start) == KEEP
-    assert policy.offer(1, 8, 3.0, start + 1) == Verdict(True, (0,))
+    assert policy.offer(1, 8, 3.0, start + 1) == Admission(True, (0,))
     assert policy.offer(2, 9, 2.0, start + 2) == PASS  # a byte earns less, though it is needed sooner
     assert policy.offer(0, 0, 0.0, start + 2) == KEEP
 
@@ -128,7 +128,7 @@ def test_an_item_makes_room_once_however_often_it_came() -> None:
         assert policy.offer(0, 1, 0.1, 0) == KEEP
     assert policy.offer(1, 1, 9.0, 0) == KEEP
     assert policy.offer(2, 2, 2.0, 0) == PASS  # 0 alone is no room for it, and 1 is dearer
-    assert policy.offer(2, 1, 1.0, 0) == Verdict(True, (0,))
+    assert policy.offer(2, 1, 1.0, 0) == Admission(True, (0,))
 
 
 @pytest.mark.parametrize("changed", [True, False])
@@ -139,7 +139,7 @@ def test_orders_that_change_from_one_epoch_to_the_next_count_from_then_on(change
     policy.begin(0, first, 2)
     start = policy.begin(1, Listed(((0, 1), (0, 1), (0, 1))) if changed else first, 1)
     assert policy.offer(0, 1, 1.0, start) == KEEP
-    assert policy.offer(1, 1, 1.0, start + 1) == (PASS if changed else Verdict(True, (0,)))
+    assert policy.offer(1, 1, 1.0, start + 1) == (PASS if changed else Admission(True, (0,)))
 
 
 # --- when keys are needed next, against looking for it ---------------------------------------------------------

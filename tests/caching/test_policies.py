@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
-from minato_gpu.caching.policy import KEEP, PASS, Policy
+from minato_gpu.caching.policy import KEEP, PASS, CachePolicy
 from tests.caching.model import KEYS, Listed, Tier, epochs_of_keys, hits, lru_hits, shuffled_shares
 from tests.support.examples import half
 
-MAKERS: dict[str, Callable[[int], Policy]] = {
+MAKERS: dict[str, Callable[[int], CachePolicy]] = {
     "minio": Minio,
     "lru": Lru,
     "next-use": lambda budget: NextUse(budget, KEYS),
@@ -75,13 +75,13 @@ TestUsed.settings = half(TestUsed.settings)
 
 @every
 @pytest.mark.parametrize(("nbytes", "cost"), [(-1, 1.0), (1, -1.0), (1, math.nan)])
-def test_no_item_has_a_negative_size_or_cost(make: Callable[[int], Policy], nbytes: int, cost: float) -> None:
+def test_no_item_has_a_negative_size_or_cost(make: Callable[[int], CachePolicy], nbytes: int, cost: float) -> None:
     with pytest.raises(ValueError, match="must be >= 0"):
         make(10).offer(0, nbytes, cost, 0)
 
 
 @every
-def test_an_item_that_is_too_large_takes_nothing_with_it(make: Callable[[int], Policy]) -> None:
+def test_an_item_that_is_too_large_takes_nothing_with_it(make: Callable[[int], CachePolicy]) -> None:
     policy = make(10)
     assert policy.offer(0, 4, 1.0, 0) == KEEP
     assert policy.offer(1, 11, 1e9, 1) == PASS
@@ -93,7 +93,7 @@ def test_an_item_that_is_too_large_takes_nothing_with_it(make: Callable[[int], P
 
 
 @every
-def test_many_uses_do_not_fill_the_memory(make: Callable[[int], Policy]) -> None:
+def test_many_uses_do_not_fill_the_memory(make: Callable[[int], CachePolicy]) -> None:
     policy = make(10)
     for now in range(20_000):
         if now % KEYS in policy:

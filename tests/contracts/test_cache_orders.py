@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
-from benchmarks.cache_replay import Items, replay_on_disk, run_epoch
-from benchmarks.disk_tier import budget_of
+from benchmarks.cache_replay import Items, budget_of, replay_on_disk, run_epoch
 from minato_gpu.caching.choice import bound, new_policy
 from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk import LEAST_BUDGET

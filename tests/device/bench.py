@@ -11,7 +11,7 @@ import torch
 
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.copies import CopyRange
-from minato_gpu.device.loads import DeviceRow, Load, Made, RowsLoad
+from minato_gpu.device.loads import DeviceRow, Load, MicroBatchOutput, RowsLoad
 from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.memory.arena import Arena
@@ -75,7 +75,7 @@ class Bench:
             self.layout.views(self.arena.buffer, slab, ROWS)[0][list(on_device)] = -1  # type: ignore[index]
             with maker.running(self.lanes.setdefault(maker, maker.stream())):
                 sources = [maker.adopt(np.full((3, 40), value, np.float32)) for _ in on_device]
-                one = Made(maker.event(), maker)
+                one = MicroBatchOutput(maker.event(), maker)
             for n, source in zip(on_device, sources, strict=True):
                 rows.append(DeviceRow(one, 0, n, source, CopyRange(slab + n * image, n * image, image)))
         load = RowsLoad(self.layout, ROWS, [], runs, rows, [owner])

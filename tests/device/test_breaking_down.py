@@ -121,7 +121,7 @@ def test_what_fails_while_another_task_is_at_work_is_not_taken_for_that_ones_own
     waited for in vain."""
     device = FakeDevice(LAZY_COPIES)
     gates = Gates(device.finish)
-    fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 3)  # after one for the beginning of each task
+    fails_once(monkeypatch, DeviceWork, "_find_threads", "minato-device", 3)  # after one for the beginning of each task
     with bench(device, pipeline(gates.on_device)) as one:
         one.send(FIRST, chunk=1)
         assert gates.begun.wait(20)
@@ -137,7 +137,7 @@ def test_others_do_what_it_has_begun(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = fake(LAZY_COPIES)
-    raised = fails_once(monkeypatch, DeviceWork, "_look", "minato-device", 2)
+    raised = fails_once(monkeypatch, DeviceWork, "_find_threads", "minato-device", 2)
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         loader = loader_on(["cpu", "device"])
         assert numbers(device, loader) == list(range(LENGTH))
@@ -165,7 +165,7 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
         monkeypatch.setattr(DeviceOutput, "settle", fails)
     else:
         monkeypatch.setattr(FunctionSegment, "run", fails)
-    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
+    monkeypatch.setattr(device_work, "_USELESS_LIMIT", 3)
     wanted = reference(Numbers(), pipeline=PIPELINE, lanes=["cpu"], generator=seeded())
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         loader = loader_on(lanes, generator=seeded())
@@ -189,7 +189,7 @@ def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(
     def fails(fields: Any, params: Any) -> Any:
         raise ValueError("no photograph")
 
-    monkeypatch.setattr(device_work, "_MOST_USELESS", 3)
+    monkeypatch.setattr(device_work, "_USELESS_LIMIT", 3)
     with caplog.at_level(logging.WARNING, "minato_gpu"), bench(FakeDevice(), pipeline(fails, cpu=fails)) as one:
         for chunk in range(5):
             one.send(20, 21, chunk=chunk)
@@ -203,7 +203,7 @@ def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:
     device = FakeDevice(LAZY_CONSUMER)
     with bench(device) as one:
         one.send(20, 21)
-        assert wait_until(lambda: len(one.lane._told) > 1) and device.used > 0
+        assert wait_until(lambda: len(one.lane._messages) > 1) and device.used > 0
         assert one.lane.close(5.0)
         device.finish()
         assert device.used == 0

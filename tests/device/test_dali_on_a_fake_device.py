@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.device import dali_graph, nvjpeg
 from minato_gpu.device.dali_graph import DaliGraph
-from minato_gpu.device.dali_outputs import Kept
+from minato_gpu.device.dali_outputs import HeldUntilRead
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from tests.support.fake_dali import FakeDali
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
@@ -191,15 +191,15 @@ def test_the_host_waits_before_each_decoding_run_where_the_engine_may_write_earl
     assert [bench.read(rows, event) for _, rows, event in runs] == [wanted(value) for value, _, _ in runs]
 
 
-class _KeepsNothing(Kept):
+class _KeepsNothing(HeldUntilRead):
     """Lets go at once."""
 
-    def keep(self, event: Any, *things: Any) -> None:
+    def hold(self, event: Any, *things: Any) -> None:
         pass
 
 
 def test_the_fake_device_shows_what_is_let_go_of_too_early(bench: Bench) -> None:
-    bench.graph._kept = _KeepsNothing()
+    bench.graph._held = _KeepsNothing()
     rows, event = bench.run(10)
     gc.collect()
     assert bench.read(rows, event) != wanted(10)
@@ -231,9 +231,9 @@ def test_the_inputs_of_a_run_that_failed_stay_until_a_later_one_is_through(bench
     bench.dali.fails = ["Error in GPU operator `fn.slice` encountered: something"]
     with pytest.raises(RuntimeError, match="something"):
         bench.run(20)
-    assert len(bench.graph._kept) == 1
+    assert len(bench.graph._held) == 1
     rows, event = bench.run(30)
     assert bench.read(rows, event) == wanted(30)
     bench.graph.sweep()
-    assert len(bench.graph._kept) == 0
+    assert len(bench.graph._held) == 0
     assert bench.dali.held == [("build", 0)], "the graph has outlived the error"

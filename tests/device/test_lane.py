@@ -312,7 +312,7 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
             assert _stream(outlet).done == 0, "nobody has waited"
             assert len(_single(outlet)) == len(home) + 1
             assert _stream(outlet).issued - before <= 3, "laid side by side by element type, then copied"
-            assert not any(one.through for one in issued)
+            assert not any(one.finished for one in issued)
         assert device.fetched == 0 and transfers.budget.held["samples"] > 0
         for one in issued:
             for number, item in enumerate(outlet.settle(one)):

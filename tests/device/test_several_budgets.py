@@ -13,7 +13,7 @@ import torch
 import minato_gpu.engine.settings
 from minato_gpu import DataLoader
 from minato_gpu.device.copies import CopyRange
-from minato_gpu.device.loads import DeviceRow, Made, rows_bytes
+from minato_gpu.device.loads import DeviceRow, MicroBatchOutput, rows_bytes
 from minato_gpu.lanes.base import Resident
 from minato_gpu.memory.layout import Layout
 from tests.contracts.checks import NOTHING, differences
@@ -54,7 +54,7 @@ def test_what_a_device_made_is_free_before_its_bytes_are_given_back(holder: Any)
     """Else another thread may take them in between, and the device holds more than its budget."""
     over: list[str] = []
     device = FakeDevice()
-    made, tensor = Made(None, device), torch.zeros(1)
+    made, tensor = MicroBatchOutput(None, device), torch.zeros(1)
     weakref.finalize(made, over.append, "account")
     weakref.finalize(tensor, over.append, "memory")
     held = holder(made, tensor)

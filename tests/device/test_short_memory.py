@@ -113,8 +113,8 @@ def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took()
         held, behind = _one_too_early(one)
         unload = behind.unload
 
-        def left_meanwhile(port: Any) -> None:
-            unload(port)
+        def left_meanwhile(context: Any) -> None:
+            unload(context)
             one.transfers.leave(behind)
 
         behind.unload = left_meanwhile  # type: ignore[method-assign]
@@ -222,7 +222,7 @@ def test_samples_that_another_device_needs_the_memory_of_leave_it_before_their_b
     with bench(device, limit=1) as one:
         first, second = one.load(1, (1, 2, 6), maker), one.load(2, (0, 3), maker)
         one.issued(first)
-        one.transfers.let_go()
+        one.transfers.evict_samples()
         gc.collect()
         assert maker.used == 0 and not second.issued
         one.check(one.take(first), 1)

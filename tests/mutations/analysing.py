@@ -7,7 +7,7 @@ from tests.mutations.fault import Fault
 FAULTS = (
     Fault(
         "another user's process is told how the loaders stand",
-        "observe/listening.py",
+        "observe/stats_socket.py",
         "            if is_ours(connection):\n",
         "            if connection:\n",
         ("observe/test_watching.py",),
@@ -28,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         "counters of an epoch are lost with it",
-        "observe/counting.py",
+        "observe/counters.py",
         "        if COUNTERS[key[0]].kind is _EPOCH or begun.get(key, 0.0) < last:\n",
         "        if COUNTERS[key[0]].kind is not _EPOCH and begun.get(key, 0.0) < last:\n",
         ("observe/test_metrics.py",),

@@ -64,7 +64,7 @@ FAULTS = (
     Fault(
         "samples on a device take the room of the batch that is due",
         "device/budget.py",
-        "return limit - self.aside - sum(held.values())",
+        "return limit - self.reserved - sum(held.values())",
         "return limit - sum(held.values())",
         ("device/test_lane.py",),
     ),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lab.top.client import LoaderState
-from minato_gpu.observe import listening, shared_service
-from minato_gpu.observe.shared_service import Told
+from minato_gpu.observe import shared_service, stats_socket
+from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.support.waiting import wait_until
 
 
@@ -20,8 +20,8 @@ from tests.support.waiting import wait_until
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder that the user's processes share, where this process listens for the test's loaders alone: others may
     be alive, in a traceback, say. Its thread ends with them."""
-    own = shared_service.SharedService(listening.Listener)
-    monkeypatch.setattr(listening, "_listening", own)
+    own = shared_service.SharedService(stats_socket.Listener)
+    monkeypatch.setattr(stats_socket, "_listening", own)
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
@@ -84,9 +84,9 @@ class Speaker:
 
     kind = "Photographs"
 
-    def __init__(self, told: Told | None = None) -> None:
+    def __init__(self, told: LoaderSnapshot | None = None) -> None:
         self.says = told
 
-    def told(self) -> Told | None:
+    def snapshot(self) -> LoaderSnapshot | None:
         """See Teller."""
         return self.says

@@ -41,11 +41,11 @@ def test_an_epoch_is_told_from_its_beginning_to_its_end(workers: int, in_order: 
     for number in range(2):
         loader.heard.clear()
         assert len(list(loader)) == 7
-        (began,), (ended,) = loader.of(f.Began), loader.of(f.Ended)
+        (began,), (ended,) = loader.of(f.EpochBegan), loader.of(f.EpochEnded)
         assert (began.epoch, began.samples) == (number, 25) and began.lanes["cpu"] == max(1, workers)
         assert ended.epoch == number and began.at <= ended.at
-        delivered, worked = loader.of(f.Delivered), [fact for fact in loader.of(f.Worked) if fact.prepared]
-        assert [fact.number for fact in delivered] == list(range(7)) and len(loader.of(f.Asked)) == 8
+        delivered, worked = loader.of(f.BatchDelivered), [fact for fact in loader.of(f.Worked) if fact.prepared]
+        assert [fact.number for fact in delivered] == list(range(7)) and len(loader.of(f.BatchAsked)) == 8
         for facts in (delivered, worked):
             assert sorted(n for fact in facts for lo, hi in fact.positions for n in range(lo, hi)) == list(range(25))
         assert sum(fact.samples for fact in worked) == sum(fact.samples for fact in delivered) == 25
@@ -62,7 +62,7 @@ def test_a_batch_has_its_number_after_a_resume_too(workers: int, stream: bool) -
     loader = Listed(data, 4, num_workers=workers)
     loader.load_state_dict(first.state_dict())
     assert len(list(loader)) == 5
-    assert [fact.number for fact in loader.of(f.Delivered)] == [2, 3, 4, 5, 6]
+    assert [fact.number for fact in loader.of(f.BatchDelivered)] == [2, 3, 4, 5, 6]
     assert [batch[2] for batch in loader.timeline()["batches"]] == [2, 3, 4, 5, 6]
 
 
@@ -70,7 +70,7 @@ def test_a_batch_has_its_number_after_a_resume_too(workers: int, stream: bool) -
 def test_a_batch_that_is_left_out_has_a_number(workers: int) -> None:
     loader = Listed(Fails(range(8)), 1, num_workers=workers, on_error="skip")
     assert len(list(loader)) == 7
-    assert [fact.number for fact in loader.of(f.Delivered)] == [0, 1, 2, 3, 4, 6, 7]
+    assert [fact.number for fact in loader.of(f.BatchDelivered)] == [0, 1, 2, 3, 4, 6, 7]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -84,7 +84,7 @@ def test_what_fails_is_told(workers: int) -> None:
     loader = Listed(Fails(range(8)), 4, num_workers=workers, on_error="skip")
     assert [len(batch) for batch in loader] == [4, 3]
     assert sum(fact.samples for fact in loader.of(f.Failed)) == 1
-    assert [fact.samples for fact in loader.of(f.Delivered)] == [4, 3]
+    assert [fact.samples for fact in loader.of(f.BatchDelivered)] == [4, 3]
 
 
 class Costly:
@@ -109,7 +109,7 @@ def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "minato_gpu"):
         assert len(list(loader)) == 2
     assert len(caplog.records) == 1 and "hears nothing more" in caplog.text and "no space left" in caplog.text
-    assert len(loader.of(f.Delivered)) == 2
+    assert len(loader.of(f.BatchDelivered)) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])

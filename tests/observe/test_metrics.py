@@ -19,10 +19,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minato_gpu import DataLoader
-from minato_gpu.observe.counting import carried, counters, summed
+from minato_gpu.observe.counters import carried, counters, summed
 from minato_gpu.observe.metrics import LoaderCollector
 from minato_gpu.observe.metrics_address import MetricsAddress
-from minato_gpu.observe.shared_service import Told
+from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.observe.conftest import Speaker, lane, stats
 from tests.observe.test_watching import _forked
 from tests.support.leaks import check_scenario, open_links, threads_since
@@ -215,7 +215,7 @@ def test_every_metric() -> None:
         reads={"reads": 7, "bytes": 700, "failed": 1, "by_workers": 2},
         cache={"memory": {"hits": 3, "misses": 1, "bytes": 300}, "disk": {"hits": 5, "misses": 2, "nbytes": 500}},
     )
-    found = _collected(Speaker(Told(4, said, {("samples", ""): 1000.0, ("wait_seconds", "budget"): 3.0})))
+    found = _collected(Speaker(LoaderSnapshot(4, said, {("samples", ""): 1000.0, ("wait_seconds", "budget"): 3.0})))
     a = {"loader": "a-1"}
     assert _of(found, "samples_total", **a) == 1100 and _of(found, "samples_failed_total", **a) == 2
     assert _of(found, "wait_seconds_total", **a, cause="fetch") == 1.5
@@ -236,18 +236,18 @@ def test_a_counter_that_is_derived_does_not_fall_by_its_last_digit() -> None:
     collector = LoaderCollector(lambda: [("a-1", speaker)])
     told = []
     for elapsed in (1.1, 1.3, 1.7, 3.3, 7.9, 9.7):  # a lane that has been busy for 0.1 seconds all the time
-        speaker.says = Told(0, stats(elapsed=elapsed, lanes={"cpu": lane(1, 0.1 / (elapsed * 2), 2)}), {})
+        speaker.says = LoaderSnapshot(0, stats(elapsed=elapsed, lanes={"cpu": lane(1, 0.1 / (elapsed * 2), 2)}), {})
         (family,) = [one for one in collector.collect() if one.name == "minato_lane_busy_seconds"]
         told.append(family.samples[0].value)
     assert told == sorted(told) and math.isclose(told[0], told[-1])
-    speaker.says = Told(0, stats(lanes={"cpu": lane(1, 0.0, 2)}), {})
+    speaker.says = LoaderSnapshot(0, stats(lanes={"cpu": lane(1, 0.0, 2)}), {})
     (family,) = [one for one in collector.collect() if one.name == "minato_lane_busy_seconds"]
     assert family.samples[0].value == told[-1]
 
 
 def test_a_stall_that_is_counted_before_its_wait_makes_no_negative_wait() -> None:
     said = stats(stalls={"fetch": {"count": 1, "seconds": 30.0}}, wait_s={"total": 0.5})
-    found = _collected(Speaker(Told(0, said, {})))
+    found = _collected(Speaker(LoaderSnapshot(0, said, {})))
     assert _of(found, "wait_seconds_total", loader="a-1", cause="other") == 0.0
 
 

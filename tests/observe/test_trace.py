@@ -259,8 +259,8 @@ def worked(position: int, samples: int, begin: float, end: float, worker: int = 
     return f.Worked(0, "cpu", worker, positions, samples, begin - 0.5, begin, end, None, True, 0)
 
 
-def delivered(number: int, at: float, *positions: tuple[int, int]) -> f.Delivered:
-    return f.Delivered(0, at, number, sum(hi - lo for lo, hi in positions), 0, 0.0, positions)
+def delivered(number: int, at: float, *positions: tuple[int, int]) -> f.BatchDelivered:
+    return f.BatchDelivered(0, at, number, sum(hi - lo for lo, hi in positions), 0, 0.0, positions)
 
 
 def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
         worked(3, 3, 2.0, 3.0),
         delivered(0, 4.0, (0, 4)),
         delivered(1, 5.0, (4, 8)),
-        f.Asked(0, 6.0),
+        f.BatchAsked(0, 6.0),
     )
     arrow = {each.values["position"]: each.flows[0] for each in found.work}
     assert [batch.flows for batch in found.batches] == [
@@ -288,7 +288,7 @@ def test_work_of_two_lanes_on_the_same_samples_has_an_arrow_from_each(tmp_path: 
         worked(0, 8, 3.0, 4.0)._replace(lane="gpu"),
         delivered(0, 5.0, (0, 6)),
         delivered(1, 6.0, (6, 8)),
-        f.Asked(0, 7.0),
+        f.BatchAsked(0, 7.0),
     )
     first, second, device = sorted(arrow for each in found.work for arrow in each.flows)
     assert [batch.flows for batch in found.batches] == [[first, second, device], [second, device]]
@@ -297,13 +297,13 @@ def test_work_of_two_lanes_on_the_same_samples_has_an_arrow_from_each(tmp_path: 
 def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
     found = told(
         tmp_path / "run.pftrace",
-        f.Began(0, 0.0, 8, {"cpu": 1}),
+        f.EpochBegan(0, 0.0, 8, {"cpu": 1}),
         worked(0, 8, 1.0, 2.0),
         delivered(0, 3.0, (0, 4)),
-        f.Began(1, 4.0, 8, {"cpu": 1}),
+        f.EpochBegan(1, 4.0, 8, {"cpu": 1}),
         worked(0, 4, 5.0, 6.0),
         delivered(0, 7.0, (0, 4)),
-        f.Ended(1, 8.0),
+        f.EpochEnded(1, 8.0),
     )
     assert found.counts == [4, 0] and [each.name for each in found.slices["epochs"]] == ["epoch 0", "epoch 1"]
 

@@ -18,8 +18,8 @@ from minato_gpu import DataLoader
 from minato_gpu.lab.top import client
 from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.observe import listening, shared_service
-from minato_gpu.observe.listening import PROTOCOL
+from minato_gpu.observe import shared_service, stats_socket
+from minato_gpu.observe.stats_socket import PROTOCOL
 from minato_gpu.threads import OwnThread
 from tests.support.leaks import check_scenario, open_links, stop, threads_since
 from tests.support.programs import Program
@@ -252,24 +252,24 @@ def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.Monk
 def test_another_users_process_is_told_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = _loader(worker_kind="thread")
     list(loader)
-    monkeypatch.setattr(listening, "is_ours", lambda _: False)
+    monkeypatch.setattr(stats_socket, "is_ours", lambda _: False)
     with pytest.raises(NoAnswer, match="or has ended"):
         ask(os.getpid())
 
 
 def test_who_hangs_up_or_does_not_read_harms_nobody(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stats_socket, "_TIMEOUT_S", 0.05)
     loader = _loader(worker_kind="thread")
     list(loader)
     folder = PrivateFolder()
     for _ in range(3):
         folder.connect(os.getpid(), 5.0).close()
-    monkeypatch.setattr(listening, "_command", lambda: "x" * (1 << 22))  # more than a socket holds
+    monkeypatch.setattr(stats_socket, "_command", lambda: "x" * (1 << 22))  # more than a socket holds
     with folder.connect(os.getpid(), 5.0) as reads_nothing:
         poll = select.poll()
         poll.register(reads_nothing, 0)  # when the other end has been closed
         assert poll.poll(30_000)
-        monkeypatch.setattr(listening, "_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(stats_socket, "_TIMEOUT_S", 30.0)
         found = ask(os.getpid(), 30.0)
     assert len(found.command) == 1 << 22
     folder.close()

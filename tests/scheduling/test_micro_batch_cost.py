@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from minato_gpu.estimates.estimator import Estimator, Observed
-from minato_gpu.estimates.micro_batch_cost import MicroBatchCost
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.messages import Dispatch, Event, Instruction
+from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.spans import count
 
@@ -23,7 +23,7 @@ def test_what_a_micro_batch_takes_beside_its_samples_is_found_from_their_sizes()
     for size in (1, 2, 8, 4, 16, 64, 3, 128, 20, 5) * 4:
         found = cost.of_samples(size, FIXED_S + size * EACH_S)
     assert cost.fixed_s == pytest.approx(FIXED_S, rel=0.02)
-    assert found == pytest.approx(5 * (EACH_S + FIXED_S / MOST), rel=0.05)
+    assert found == pytest.approx(5 * (EACH_S + FIXED_S / MOST), rel=0.1)
 
 
 def test_of_a_first_micro_batch_of_one_sample_most_is_taken_to_be_its_own_cost() -> None:
@@ -97,6 +97,30 @@ def test_beside_the_cpu_a_gpu_is_given_full_micro_batches_and_workers_several_sa
     assert np.mean(sizes["device"]) > 0.6 * MOST
     assert np.mean(sizes["cpu"]) > 4
     assert samples / outcome.makespan_s > 0.85 * (14 / cpu.mean() + MOST / (FIXED_S + MOST * EACH_S))
+
+
+def test_a_gpu_of_which_nothing_is_known_and_that_stalls_is_given_full_micro_batches() -> None:
+    """Headers are read before any lane has prepared a sample, and each micro-batch takes much longer than its samples:
+    few at once would look costly, and fewer would follow."""
+    samples, rng = 64 * 128, np.random.default_rng(0)
+    cpu = 12e-3 * rng.lognormal(0.0, 0.6, samples)
+    device = np.full(samples, EACH_S)
+    work = Work(
+        cpu=cpu,
+        predicted_cpu=cpu,
+        batch=128,
+        epoch_samples=(samples,),
+        slots=14,
+        devices=1,
+        device_run_s=0.3,
+        device=device,
+        predicted_device=device + 0.3 / MOST,
+        header_s=0.4e-3,
+    )
+    policy = Policy(window=28 * 128, max_lateness=8, micro_batch=MOST, device_s=0.1, device_ahead=2, inspect=True)
+    loader = VirtualLoader(work, policy, trip_s=5e-4)
+    outcome = loader.run()
+    assert samples / outcome.makespan_s > 0.85 * (14 / cpu.mean() + MOST / (0.3 + MOST * EACH_S))
 
 
 @pytest.mark.parametrize(("batch", "delivers"), [(8, True), (14, False)])

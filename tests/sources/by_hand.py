@@ -8,7 +8,7 @@ from typing import Any
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import ASKED, Blocks, copy, space_of
 from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
-from minato_gpu.sources.page_cache import Placement, Where
+from minato_gpu.sources.page_cache import FilePlacement, Where
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.source import Key, Source
 
@@ -133,7 +133,7 @@ class Kept(Bench):
         assert self.service.counts()["bytes_ahead"] == 0
 
 
-class Always(Placement):
+class Always(FilePlacement):
     """Reads files to one place."""
 
     def __init__(self, there: Where) -> None:

@@ -17,7 +17,7 @@ from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
 from minato_gpu.sources.disk.filesystem import Uncached
 from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
-from minato_gpu.sources.page_cache import FIRST, PageCache, Placement, Where, bring_in, read
+from minato_gpu.sources.page_cache import FIRST, FilePlacement, PageCache, Where, bring_in, read
 from minato_gpu.sources.reading import AT_HAND
 
 FILES, NBYTES = 24, 9000
@@ -129,7 +129,7 @@ def test_a_worker_reads_storage_where_it_has_gone(path: Path) -> None:
 def why_off(files: int, cached: int | None, nbytes: int = 1000) -> str:
     """Why memory keeps no files after so many of these have been looked at."""
     memory = MemoryTier(3 * 4096, 100)
-    decide = Placement(memory, lambda item: (item, 1), copies=False)
+    decide = FilePlacement(memory, lambda item: (item, 1), copies=False)
     for _ in range(files):
         assert decide.is_open
         decide.had(nbytes, cached)
@@ -153,9 +153,9 @@ def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) 
     memory = MemoryTier(3 * 4096, 100)
     expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
     monkeypatch.setattr(page_cache, "say_once", lambda text, level: said.append(text))
-    decide = Placement(memory, expected, copies=copies)
+    decide = FilePlacement(memory, expected, copies=copies)
     passes = Where.BLOCK if copies else Where.PAGE_CACHE
-    assert Placement(None, expected, copies=copies).where(0) is passes
+    assert FilePlacement(None, expected, copies=copies).where(0) is passes
     memory.items(0, 1)
     assert decide.where(0) is Where.UNCACHED
     assert decide.where(1) is passes

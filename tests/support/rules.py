@@ -73,7 +73,7 @@ def open_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def begin_and_wait(self: DeviceLane, *args: Any, **more: Any) -> None:
         begin(self, *args, **more)
-        assert wait_until(lambda: self._told)  # that it has opened
+        assert wait_until(lambda: self._messages)  # that it has opened
 
     monkeypatch.setattr(DeviceLane, "__init__", begin_and_wait)
 

@@ -28,7 +28,7 @@ FOLDER = "minato_gpu_analysis_"
 """How the names of the folders begin in which the analysis leaves its files."""
 
 
-class FileReads(NamedTuple):
+class MeasuredReads(NamedTuple):
     """The reads of a call: ``files``, ``nbytes`` in so many ``requests``; None: it could not be seen."""
 
     files: tuple[str, ...] = ()
@@ -68,21 +68,21 @@ class Look:
             _HEARD_BY_ALL[:] = [_HEARD.files]
         self._before = self._read()
 
-    def end(self) -> FileReads:
+    def end(self) -> MeasuredReads:
         """Returns the reads since ``begin``."""
         nbytes, requests = (now - then for now, then in zip(self._read(), self._before, strict=True))
         heard, _HEARD.files = _HEARD.files or [], None
         _HEARD_BY_ALL.clear()
         files = tuple(dict.fromkeys(path for path in heard if _is_data(path)))
         if self._counts < 0:
-            return FileReads(files)
+            return MeasuredReads(files)
         if files:
             # what is read twice comes from storage once
-            return FileReads(files, float(min(nbytes, sum(map(_size, files)))), float(min(requests, len(files))))
+            return MeasuredReads(files, float(min(nbytes, sum(map(_size, files)))), float(min(requests, len(files))))
         if self._calls < _LOOKED_FOR:  # it takes a millisecond
             self._still = held_files() if nbytes > 0 else mapped_files()
             self._calls += 1
-        return FileReads(self._still, float(nbytes), float(requests)) if nbytes > 0 else FileReads(self._still)
+        return MeasuredReads(self._still, float(nbytes), float(requests)) if nbytes > 0 else MeasuredReads(self._still)
 
     def _read(self) -> tuple[int, int]:
         """Bytes and calls so far, but for this one's own: the kernel counts it after it has answered."""

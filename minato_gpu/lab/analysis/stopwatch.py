@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch.utils.data import IterableDataset
 
-from minato_gpu.lab.analysis.files import FileReads, Look
+from minato_gpu.lab.analysis.files import Look, MeasuredReads
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, Value
@@ -38,16 +38,16 @@ class Seen:
     key: JSON
     seconds: float
     cpu_s: float
-    opened: FileReads = field(default_factory=FileReads)
+    opened: MeasuredReads = field(default_factory=MeasuredReads)
     stages: dict[str, float] = field(default_factory=dict)
 
-    def add(self, name: str, seconds: float, cpu_s: float, opened: FileReads) -> None:
+    def add(self, name: str, seconds: float, cpu_s: float, opened: MeasuredReads) -> None:
         """A stage of the pipeline has been run on it."""
         self.seconds += seconds
         self.cpu_s += cpu_s
         self.stages[name] = self.stages.get(name, 0.0) + seconds
         known = [each for each in (self.opened, opened) if each.nbytes is not None]
-        self.opened = FileReads(
+        self.opened = MeasuredReads(
             (*self.opened.files, *opened.files),
             sum(each.nbytes or 0.0 for each in known) if known else None,
             sum(each.requests or 0.0 for each in known) if known else None,
@@ -129,12 +129,12 @@ def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[C
         if kind == "items":
             keys, seconds, cpu_s, (files, nbytes, requests) = values
             each = len(keys) or 1
-            opened = FileReads(tuple(files), _share(nbytes, each), _share(requests, each))
+            opened = MeasuredReads(tuple(files), _share(nbytes, each), _share(requests, each))
             samples += [Seen(at, key, seconds / each, cpu_s / each, opened) for key in keys]
             last = samples[-1] if keys else None
         elif kind == "stage" and last is not None:
             name, seconds, cpu_s, opened = values
-            last.add(name, seconds, cpu_s, FileReads(tuple(opened[0]), *opened[1:]))
+            last.add(name, seconds, cpu_s, MeasuredReads(tuple(opened[0]), *opened[1:]))
             last.at = at
         elif kind == "collate":
             batches.append(Collated(at, *values))
@@ -166,7 +166,7 @@ class Stopwatch:
     def __init__(self, book: NoteBook, *, looks: bool) -> None:
         self.book, self.looks = book, looks
 
-    def timed(self, call: Callable[[], Value]) -> tuple[Value, float, float, float, FileReads]:
+    def timed(self, call: Callable[[], Value]) -> tuple[Value, float, float, float, MeasuredReads]:
         """Returns the call's result, when it ended, its seconds, those on a core, and the files it read.
 
         Its seconds are without those in which it waited for a core: how many cores there are is another question.
@@ -181,7 +181,7 @@ class Stopwatch:
             value = call()
             end, cpu_s = perf_counter(), thread_time() - on_core
         finally:
-            opened = FileReads() if look is None else look.end()
+            opened = MeasuredReads() if look is None else look.end()
         return value, end, max(end - begin - (delay() - waited), cpu_s), cpu_s, opened
 
     def items(self, keys: Sequence[Key], call: Callable[[], Value]) -> Value:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, share
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_storage import Link, SimulatedStorage, Tier, VirtualStorage, order_of
+from minato_gpu.lab.analysis.virtual_storage import SharedBandwidth, SimulatedStorage, Tier, VirtualStorage, order_of
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader, run_together
@@ -158,7 +158,9 @@ class SimulatedRank:
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
         return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
-    def _loader(self, drawn: DrawnCosts, seed: int, link: Link | None) -> tuple[VirtualLoader, VirtualStorage | None]:
+    def _loader(
+        self, drawn: DrawnCosts, seed: int, link: SharedBandwidth | None
+    ) -> tuple[VirtualLoader, VirtualStorage | None]:
         profile = self.profile
         lateness = 0 if profile.in_order else profile.max_lateness
         reading = None
@@ -229,7 +231,7 @@ def simulated_together(
     """Simulates ranks by this loader that begin at the same time and share one storage's rate: that of the first one's
     profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
     storage = runs[0].profile.storage
-    link = None if storage is None else Link(storage.bytes_per_s)
+    link = None if storage is None else SharedBandwidth(storage.bytes_per_s)
     made = [run._loader(drawn, seed, link) for run in runs]
     try:
         outcomes = run_together([loader for loader, _ in made], meet=meet)

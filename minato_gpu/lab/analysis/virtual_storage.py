@@ -106,7 +106,7 @@ class _NoBytes(Blocks):
         pass
 
 
-class Link:
+class SharedBandwidth:
     """The rate of a storage, in bytes a second: one answer comes after the other, whoever has asked."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -180,7 +180,7 @@ class _Requests(RemoteReads):
     """Requests to the storage, each of which reads one part of a sample. ``count``: of those so far, but for what was
     asked for a second time."""
 
-    def __init__(self, storage: SimulatedStorage, link: Link, seed: int) -> None:
+    def __init__(self, storage: SimulatedStorage, link: SharedBandwidth, seed: int) -> None:
         super().__init__()
         self.count = 0
         self._under_way: set[str] = set()  # of those the paths
@@ -268,7 +268,7 @@ class VirtualStorage:
         *,
         shards: int = 1,
         seed: int = 0,
-        link: Link | None = None,
+        link: SharedBandwidth | None = None,
     ) -> None:
         self.ahead = -(-READ_AHEAD // batch)
         self._begun: list[int] = []  # requests before each epoch
@@ -277,14 +277,14 @@ class VirtualStorage:
         blocks = _NoBytes()
         self._service = Service(blocks, ReaderSettings.ahead_bytes, self._tell, memory)
         self._time = VirtualTime()
-        self._time.run_until_complete(self._open(blocks, link or Link(storage.measured.bytes_per_s), seed))
+        self._time.run_until_complete(self._open(blocks, link or SharedBandwidth(storage.measured.bytes_per_s), seed))
         self._telling = Notifier()
         self._timer: asyncio.TimerHandle | None = None
         self._told: list[int] = []
         self._order = order_of(orders, 0)
         self._at = 0
 
-    async def _open(self, blocks: Blocks, link: Link, seed: int) -> None:
+    async def _open(self, blocks: Blocks, link: SharedBandwidth, seed: int) -> None:
         self._requests = _Requests(self._storage, link, seed)
         service, files = self._service, partial(_LocalRequests, self._requests)
         self._pool = service.pool = ReaderPool(blocks, service.done, self._requests, service.behind, files=files)

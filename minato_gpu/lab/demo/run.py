@@ -11,7 +11,7 @@ from rich.console import Console
 from minato_gpu.lab import report
 from minato_gpu.lab.console import show_columns
 from minato_gpu.lab.demo import display, photographs, picture, summary
-from minato_gpu.lab.demo.training import Settings, train
+from minato_gpu.lab.demo.training import TrainingSettings, train
 from minato_gpu.samples import JSON
 
 
@@ -32,7 +32,7 @@ def run(
     """
     device = "cuda" if torch.cuda.is_available() else None
     folder = data if data is not None else _made(console, out / "data", size, seed)
-    settings = Settings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
+    settings = TrainingSettings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
     with display.training(console, epochs) as watch:
         outcome = train(settings, watch)
@@ -58,7 +58,7 @@ def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
     return folder
 
 
-def _said(settings: Settings, made: int | None) -> dict[str, JSON]:
+def _said(settings: TrainingSettings, made: int | None) -> dict[str, JSON]:
     """The settings as they go into the document: without the path of the user's data."""
     said = {"command": "demo", "photographs_made": made, **asdict(settings), "device": settings.device or "cpu"}
     del said["data"]

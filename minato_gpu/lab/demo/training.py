@@ -27,7 +27,7 @@ LANES: tuple[LaneName, ...] = ("cpu", "device")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainingSettings:
     """``device``: where batches and the model live, None for the CPU."""
 
     data: Path
@@ -88,7 +88,7 @@ class TrainingOutcome:
         return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
 
 
-def train(settings: Settings, watch: Watch) -> TrainingOutcome:
+def train(settings: TrainingSettings, watch: Watch) -> TrainingOutcome:
     """Train for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
     Raises whatever the data set, the pipeline or the loader raises.

@@ -84,9 +84,11 @@ class VirtualIntake:
             return None
         self._admitted += 1
         first, stop, epoch = int(work.firsts[at]), int(work.firsts[at + 1]), int(work.epochs[at])
+        cpu: list[float] | None = self._cpu[first:stop]
         device = None if self._device is None else self._device[first:stop]
         between = [work.plans(serial) for serial in range(first, stop)] if work.cuts else None
-        costs = self._cpu[first:stop], device
+        if work.header_s is not None:
+            cpu = device = None
         what = SourceBatch(at), epoch, TicketId(first), stop - first
         homes = self._policy.homes
         home = homes[self.home(at) % len(homes)]
@@ -96,7 +98,9 @@ class VirtualIntake:
             here = self._here.intersection(range(first, stop))
             self._here -= here
             fetched = _spans(here)
-        return m.Admitted(now, *what, *costs, after == 0, between=between, home=home, fetched=fetched, follow=after)
+        return m.Admitted(
+            now, *what, cpu, device, after == 0, between=between, home=home, fetched=fetched, follow=after
+        )
 
     def came(self, serials: Sequence[int]) -> list[TicketSpan]:
         """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is

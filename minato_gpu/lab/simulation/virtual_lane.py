@@ -105,6 +105,8 @@ class VirtualLane:
         self.running: dict[int, ChunkRun] = {}
         self._samples, self._ends = samples, ends
         self._run_s = work.device_run_s if self.kind == m.DEVICE else 0.0
+        self._header_s = work.header_s or 0.0
+        self.prepared = 0  # samples
         self._shows_one = bool(work.cuts)  # of a chunk of one sample, too, how far it has come
         self._free = 0  # slots
         self._queue: deque[m.Chunk] = deque()
@@ -127,7 +129,9 @@ class VirtualLane:
             device, time, ends = self.kind == m.DEVICE, now + self._run_s, []
             for lo, hi in chunk.spans:
                 for serial in range(lo, hi):
-                    time += self._samples.seconds(serial, device, chunk.stop) * self._slower
+                    reads = chunk.kind == "inspect"
+                    seconds = self._header_s if reads else self._samples.seconds(serial, device, chunk.stop)
+                    time += seconds * self._slower
                     ends.append(time)
             run = self.running[chunk.number] = ChunkRun(chunk, now, ends)
             self._ends(time, self, run)
@@ -135,6 +139,7 @@ class VirtualLane:
     def end(self, now: float, run: ChunkRun) -> None:
         """A chunk is through: its slot takes the next one."""
         del self.running[run.chunk.number]
+        self.prepared += len(run.ends) if run.chunk.kind == "run" else 0
         if run.chunk.stop >= 0:
             self._samples.came_to(run.serials(), run.chunk.stop)
         self.open(now)

@@ -16,7 +16,7 @@ import numpy as np
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.intake import Reading, VirtualIntake
 from minato_gpu.lab.simulation.virtual_lane import ChunkRun, SampleProgress, VirtualLane
-from minato_gpu.lab.simulation.work import Outcome, Work
+from minato_gpu.lab.simulation.work import LEARNED, Outcome, Work
 from minato_gpu.samples import OutputBatch
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
@@ -166,6 +166,9 @@ class VirtualLoader:
         if run.version != version or lane.running.get(chunk.number) is not run:
             return
         lane.end(self._now, run)
+        if chunk.kind == "inspect":
+            self._tell(self._inspected(run))
+            return
         serials, spent = self._newly(run, count)
         if lane.kind == m.DEVICE:
             self._device_s += spent
@@ -178,6 +181,19 @@ class VirtualLoader:
             self._push(report.time, "report", report)
         else:
             self._tell(report)
+
+    def _inspected(self, run: ChunkRun) -> m.Inspected:
+        """Headers have been read: what the samples are predicted to cost, nan where nothing is known of a lane yet."""
+        work, serials = self._work, run.serials()
+        learned = dict.fromkeys((m.CPU, m.DEVICE), 0)
+        for lane in self._lanes.values():
+            learned[lane.kind] += lane.prepared
+        unknown = np.full(len(serials), np.nan)
+        cpu, device = (
+            unknown if costs is None or learned[kind] < LEARNED else costs[serials]
+            for kind, costs in ((m.CPU, work.predicted_cpu), (m.DEVICE, work.predicted_device))
+        )
+        return m.Inspected(self._now, run.chunk.number, cpu.tolist(), device.tolist())
 
     def _look(self, now: float) -> None:
         """Tell how far the unfinished chunks have come, as the shell does when ``wake_at`` comes."""

@@ -14,6 +14,9 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
+LEARNED = 64  # samples of a lane from which its costs are predicted
+
+
 @dataclass(frozen=True)
 class Cut:
     """A split point: ``cpu`` seconds of each sample before it on the CPU, ``device`` seconds after it on the device."""
@@ -33,6 +36,8 @@ class Work:
     number of samples of each epoch. ``stagger_s``: how much later than the one before each worker is ready, the first
     at once. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
     consumer's step takes longer for each second of device work since the batch before. ``cuts``: split points, rising.
+    ``header_s``: seconds that a worker takes to read the header of a sample, which the scheduler asks for; predictions
+    are known no earlier, nor before their lane has prepared ``LEARNED`` samples. None: they are known from the start.
     """
 
     cpu: Array
@@ -47,6 +52,7 @@ class Work:
     device_run_s: float = 0.0
     harm: float = 0.0
     cuts: tuple[Cut, ...] = ()
+    header_s: float | None = None
 
     def plans(self, serial: int) -> list[Plan]:
         """Returns the predictions for the serial's split points."""

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.observe.listening import PROTOCOL
+from minato_gpu.observe.stats_socket import PROTOCOL
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0

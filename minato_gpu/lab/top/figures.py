@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minato_gpu.lab.top.client import LoaderState
-from minato_gpu.observe.counting import Counts, counters
+from minato_gpu.observe.counters import Counts, counters
 from minato_gpu.samples import JSON
 
 

@@ -428,7 +428,8 @@ class FarLane(Lane):
     def stats(self) -> Mapping[str, bool | int | float]:
         """See Lane."""
         wire = self.wire
-        return {**self._counts, "received_bytes": self._counts["received_bytes"] + (wire.received if wire else 0)}
+        received = self._counts["received_bytes"] + (0 if wire is None else wire.received)
+        return {"connected": wire is not None, "lost": self._counts["lost"], "received_bytes": received}
 
     def close(self, timeout: float) -> bool:
         """See Lane."""

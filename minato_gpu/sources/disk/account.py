@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from minato_gpu.sources.disk.entry import Entry, scan
+from minato_gpu.sources.disk.entry import CacheEntry, scan
 from minato_gpu.sources.disk.filesystem import OpenFile
 from minato_gpu.sources.disk.runs import reserved
 
@@ -92,7 +92,7 @@ class Account:
                         gone.nbytes, gone.copies = gone.nbytes + nbytes, gone.copies + 1
         return gone
 
-    def count_each(self, totals: Totals) -> Iterator[Entry]:
+    def count_each(self, totals: Totals) -> Iterator[CacheEntry]:
         """Yields every copy, and sets ``totals`` to what copies and unfinished files take; while nothing changes."""
         totals.nbytes, totals.copies = reserved(self._root), 0
         for entry in scan(self._path):

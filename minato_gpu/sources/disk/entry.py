@@ -17,7 +17,7 @@ HEAD = _HEADER.size
 _BLOCK = 4096
 
 
-class Entry(NamedTuple):
+class CacheEntry(NamedTuple):
     """A copy in a directory: its file, the bytes that it holds and takes on disk, and when it was used last."""
 
     name: str
@@ -68,7 +68,7 @@ def disk_space_of(length: int) -> int:
     return -(-(HEAD + length) // _BLOCK) * _BLOCK
 
 
-def scan(root: Path) -> Iterator[Entry]:
+def scan(root: Path) -> Iterator[CacheEntry]:
     """Yields every copy in the directory; of those that come or go meanwhile, some."""
     for folder in [*_listed(root)]:
         if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
@@ -80,7 +80,7 @@ def scan(root: Path) -> Iterator[Entry]:
                 except FileNotFoundError:
                     continue
                 name = f"{folder.name}/{file.name}"
-                yield Entry(name, found.st_size - HEAD, found.st_blocks * 512, found.st_mtime)
+                yield CacheEntry(name, found.st_size - HEAD, found.st_blocks * 512, found.st_mtime)
 
 
 def _listed(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from minato_gpu.sources.disk.account import AT_A_TIME, Account
 from minato_gpu.sources.disk.directory import Directory
-from minato_gpu.sources.disk.runs import Record, Run, find_runs, is_over, unused_before
+from minato_gpu.sources.disk.runs import CacheRun, RunRecord, find_runs, is_over, unused_before
 
 _AT_ONCE = 8 << 20  # bytes of room that are made together, at least
 _LISTED = 1 << 16  # copies that are found by one scan, at most
@@ -22,13 +22,13 @@ _LISTED = 1 << 16  # copies that are found by one scan, at most
 class Eviction:
     """Makes room for a ``run``, which may fill ``room`` bytes. For one thread. Methods raise OSError."""
 
-    def __init__(self, directory: Directory, account: Account, run: Run, room: int) -> None:
+    def __init__(self, directory: Directory, account: Account, run: CacheRun, room: int) -> None:
         self._directory, self._account, self._run, self._room = directory, account, run, room
         self._listed: list[tuple[str, int]] = []  # what may go, with its bytes, the first last
         self._before = 0.0  # of those that have been used since nothing is listed
         self._is_whole = False  # whether nothing else may go
 
-    def others(self) -> list[Record]:
+    def others(self) -> list[RunRecord]:
         """Returns the other runs that may want copies."""
         now = time.time()
         return [each for each in find_runs(self._directory.root.fd, self._run.name)[0] if not is_over(each, now)]
@@ -55,7 +55,7 @@ class Eviction:
             self._before = 0.0  # what is left may be of use, and is listed again
             return gone
 
-    def _is_smaller(self, others: Iterable[Record]) -> bool:
+    def _is_smaller(self, others: Iterable[RunRecord]) -> bool:
         return any(each.budget > self._run.record.budget for each in others)
 
     def _evict(self, nbytes: int, before: float) -> int:

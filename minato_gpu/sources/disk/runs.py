@@ -28,7 +28,7 @@ _READS_NOTHING_S = 900.0
 _HEARD_S = 60.0
 
 
-class Record(NamedTuple):
+class RunRecord(NamedTuple):
     """What other processes see of a run. Times are in seconds since 1970."""
 
     began: float = 0.0
@@ -37,7 +37,7 @@ class Record(NamedTuple):
     heard: float = math.inf  # when it has read last, to the minute
 
 
-class Run:
+class CacheRun:
     """This process's run. To be made while the account's lock is held. Raises OSError."""
 
     def __init__(self, root: int, budget: int) -> None:
@@ -51,7 +51,7 @@ class Run:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = OpenFile(os.open(_RECORD, flags, 0o600, dir_fd=self.folder.fd))
         began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
-        self.record = Record(began, budget, has_read=False, heard=began)
+        self.record = RunRecord(began, budget, has_read=False, heard=began)
         self._epochs = 0
         self._write()
 
@@ -86,7 +86,7 @@ class Run:
         os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:3]), 0)
 
 
-def find_runs(root: int, mine: str = "") -> tuple[list[Record], list[str]]:
+def find_runs(root: int, mine: str = "") -> tuple[list[RunRecord], list[str]]:
     """Returns the records of the runs that live, but for ``mine``, and the names of those that have died."""
     living, dead = [], []
     for name in _names(root, _FOLDER):
@@ -119,7 +119,7 @@ def reserved(root: int) -> int:
     return sum(_reserved(root, name) for name in _names(root, _FOLDER))
 
 
-def unused_before(records: Iterable[Record], now: float) -> float:
+def unused_before(records: Iterable[RunRecord], now: float) -> float:
     """Returns the time since when every copy that is of use to any of these runs has been used; 0: all may be.
 
     A run in its first epoch may want any copy, unless it has read nothing for a quarter of an hour; later it wants
@@ -128,25 +128,25 @@ def unused_before(records: Iterable[Record], now: float) -> float:
     return min((_needs_from(record, now) for record in records), default=math.inf)
 
 
-def is_over(record: Record, now: float) -> bool:
+def is_over(record: RunRecord, now: float) -> bool:
     """Returns whether a run wants no copies any more."""
     return now - record.heard > _DAY_S
 
 
-def _needs_from(record: Record, now: float) -> float:
+def _needs_from(record: RunRecord, now: float) -> float:
     if is_over(record, now):
         return math.inf
     return record.began if record.has_read or now - record.heard > _READS_NOTHING_S else 0.0
 
 
-def _record(folder: int) -> Record:
+def _record(folder: int) -> RunRecord:
     """Where it cannot be read, that of a run that may want any copy."""
     try:
         file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
         began, budget, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))
-        return Record(began, budget, has_read, os.fstat(file.fd).st_mtime)
+        return RunRecord(began, budget, has_read, os.fstat(file.fd).st_mtime)
     except (OSError, struct.error):
-        return Record()
+        return RunRecord()
 
 
 def _reserved(root: int, name: str) -> int:

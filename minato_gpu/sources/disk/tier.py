@@ -21,10 +21,10 @@ from minato_gpu.notices import say_once
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
-from minato_gpu.sources.disk.entry import Entry, disk_space_of, name_of, scan
+from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, scan
 from minato_gpu.sources.disk.eviction import Eviction
 from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
-from minato_gpu.sources.disk.runs import Run, find_runs, remove_dead
+from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class DiskTier:
         self._lock = threading.Lock()
         self._account = Account(self._directory.path, self._root)
         self._uncached = Uncached()
-        self._run: Run | None = None
+        self._run: CacheRun | None = None
         self._eviction: Eviction | None = None
         _OPEN.add(self)
         try:
@@ -163,7 +163,7 @@ class DiskTier:
         totals = self._if_it_can(self._account.look, Totals())
         return Room(self._room, totals.copies, totals.nbytes)
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CacheEntry]:
         """Yields every copy; some of those that come or go meanwhile."""
         if self._off is None:
             yield from scan(self._directory.path)
@@ -225,7 +225,7 @@ class DiskTier:
         """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
         with self._account.change() as totals:
             living, dead = find_runs(self._root)
-            self._run = Run(self._root, budget)  # first: should this process die, too, the next one counts
+            self._run = CacheRun(self._root, budget)  # first: should this process die, too, the next one counts
             totals.nbytes -= remove_dead(self._root, dead)
             if dead and not living:
                 now = self._account.count_all()
@@ -303,7 +303,7 @@ class DiskTier:
             raise
         return True
 
-    def _reserved(self, run: Run, size: int) -> tuple[str, int] | None:
+    def _reserved(self, run: CacheRun, size: int) -> tuple[str, int] | None:
         """Makes a file whose bytes are on the account; None where there is no room for them."""
         with self._account.change() as totals:
             if totals.nbytes + size > self._room:
@@ -320,7 +320,7 @@ class DiskTier:
         self._count(evicted=gone)
         return gone > 0
 
-    def _publish(self, run: Run, new: str, name: str, size: int) -> None:
+    def _publish(self, run: CacheRun, new: str, name: str, size: int) -> None:
         """Puts a file that has been written in its place."""
         with self._account.change() as totals:
             took = os.stat(new, dir_fd=run.folder.fd).st_blocks * 512

@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.sources.disk.directory import Directory
 from minato_gpu.sources.disk.entry import disk_space_of
-from minato_gpu.sources.disk.runs import Record, unused_before
+from minato_gpu.sources.disk.runs import RunRecord, unused_before
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
     BUDGET,
@@ -226,13 +226,13 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "now", "before"),
     [
-        (Record(T, 1, False, T), T + 900, 0.0),  # any copy may be of use in the first epoch
-        (Record(T, 1, False, T), T + 901, T),  # a single pass that has ended holds on to what it has used
-        (Record(T, 1, True, T + 10), T + 11, T),  # as any run does
-        (Record(T, 1, True, T + 10), T + 11 + DAY, math.inf),  # unless it has read nothing for a day
-        (Record(), T, 0.0),  # that of a record which cannot be read
+        (RunRecord(T, 1, False, T), T + 900, 0.0),  # any copy may be of use in the first epoch
+        (RunRecord(T, 1, False, T), T + 901, T),  # a single pass that has ended holds on to what it has used
+        (RunRecord(T, 1, True, T + 10), T + 11, T),  # as any run does
+        (RunRecord(T, 1, True, T + 10), T + 11 + DAY, math.inf),  # unless it has read nothing for a day
+        (RunRecord(), T, 0.0),  # that of a record which cannot be read
     ],
 )
-def test_what_is_of_use_to_a_run(record: Record, now: float, before: float) -> None:
+def test_what_is_of_use_to_a_run(record: RunRecord, now: float, before: float) -> None:
     assert unused_before([record], now) == before
-    assert unused_before([record, Record(T - 5, 1, True, now)], now) == min(before, T - 5)
+    assert unused_before([record, RunRecord(T - 5, 1, True, now)], now) == min(before, T - 5)

@@ -2,17 +2,18 @@
 
 A GPU takes milliseconds for a micro-batch of whatever size: its JPEG engine as long as for the largest photograph. Were
 that counted as the samples' own cost, a lane that was given few at once would look slow, and be given fewer still. So
-samples are counted as in a full micro-batch. While all have been small, and of one size, a full one is taken to need
-but three times as long: then the lane is given larger ones, and it is known.
+samples are counted as in a full micro-batch. While all have been small, and much of one size, a full one is taken to
+need but three times as long: then the lane is given larger ones, and it is known.
 
-Method: least squares with exponential forgetting.
+Method: ridge regression with exponential forgetting, towards that guess. Sizes that differ little say little, and a
+host that is busy adds its stalls to single micro-batches: plain least squares then takes these for the samples' own.
 """
 
 from __future__ import annotations
 
 _FORGET = 0.97
 _GUESS = 3.0  # times the seconds of small ones that a full one is taken to need
-_ALIKE = 0.03  # standard deviation of sizes over their mean, below which they say nothing
+_SPREAD = 1 / 8  # of a full micro-batch: two micro-batches whose sizes spread so far count as much as the guess
 _LEAST = 0.02  # of its seconds that samples are taken to cost
 
 
@@ -33,13 +34,10 @@ class MicroBatchCost:
     def fixed_s(self) -> float:
         """Seconds of a micro-batch beside its samples."""
         n, s = self._n / self._weight, self._s / self._weight
-        variance = self._nn / self._weight - n * n
-        if variance > (_ALIKE * n) ** 2:
-            slope = (self._ns / self._weight - n * s) / variance
-        elif self._most > _GUESS * n:
-            slope = (_GUESS - 1) * s / (self._most - n)
-        else:
-            slope = s / n
+        variance, covariance = self._nn / self._weight - n * n, self._ns / self._weight - n * s
+        guess = (_GUESS - 1) * s / (self._most - n) if self._most > _GUESS * n else s / n
+        spread = 2 * (_SPREAD * self._most) ** 2 / self._weight
+        slope = (covariance + spread * guess) / (variance + spread)
         return min(max(s - max(slope, 0.0) * n, 0.0), s)
 
     def _add(self, count: int, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""The socket on which a training process tells how its loaders stand, for ``minato-gpu top``.
+"""The Unix socket on which a training process answers ``minato-gpu top``.
 
-Whoever connects is told, as lines of JSON: a first one that says what this is and which process, then one for each
-loader. Nothing is ever read from a connection, and nothing is said to another user's process.
+Whoever connects gets lines of JSON: one that says what this is and which process, then one for each loader. Nothing is
+ever read from a connection, and another user's process gets nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from time import perf_counter
 
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.notices import say_once
-from minato_gpu.observe.shared_service import Door, SharedService, Teller, Tellers
+from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
 from minato_gpu.samples import JSON, plain
 
 PROTOCOL = "minato_gpu.stats.1"
@@ -25,12 +25,12 @@ PROTOCOL = "minato_gpu.stats.1"
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 
 
-class Listener(Door):
-    """A socket with this process's number, and the thread behind it."""
+class Listener(SocketThread):
+    """A socket that is named after this process's number, and its thread."""
 
-    def __init__(self, tellers: Tellers) -> None:
-        """Raises OSError where there is no folder for it, or another has its name; RuntimeError without a thread."""
-        self._tellers = tellers
+    def __init__(self, providers: StatsProviders) -> None:
+        """Raises OSError without a folder for the socket or if its name is taken, RuntimeError without a thread."""
+        self._providers = providers
         with contextlib.ExitStack() as undo:
             self._folder = PrivateFolder()
             undo.callback(self._folder.close)
@@ -45,12 +45,12 @@ class Listener(Door):
         with connection:
             if is_ours(connection):
                 connection.settimeout(_TIMEOUT_S)
-                connection.sendall("".join(_lines(self._tellers)).encode())
+                connection.sendall("".join(_lines(self._providers)).encode())
                 with contextlib.suppress(OSError):  # a process that was forked meanwhile may have it open
                     connection.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, wait: bool) -> None:
-        """See Door. The name is gone at once: a loader that comes next may take it."""
+        """Removes the socket's name at once, so that the next loader may take it, and ends the thread."""
         self._folder.remove(os.getpid())
         super().close(wait=wait)
 
@@ -59,15 +59,15 @@ class Listener(Door):
         self._folder.close()
 
 
-def _lines(tellers: Tellers) -> Iterator[str]:
+def _lines(providers: StatsProviders) -> Iterator[str]:
     first: dict[str, JSON] = {"protocol": PROTOCOL, "pid": os.getpid(), "command": _command()}
     if "RANK" in os.environ:
         first["rank"] = os.environ["RANK"]
     yield _line(first)
-    for name, teller in tellers():
-        told = teller.told()
-        if told is not None:
-            yield _line({"loader": name, "epoch": told.epoch, "at_s": perf_counter(), "stats": told.stats})
+    for name, provider in providers():
+        snapshot = provider.snapshot()
+        if snapshot is not None:
+            yield _line({"loader": name, "epoch": snapshot.epoch, "at_s": perf_counter(), "stats": snapshot.stats})
 
 
 def _line(content: dict[str, JSON]) -> str:
@@ -75,16 +75,16 @@ def _line(content: dict[str, JSON]) -> str:
 
 
 def _command() -> str:
-    """As it was called, without the interpreter."""
+    """Returns this process's command line, without the interpreter."""
     return " ".join(sys.argv) or "python"
 
 
 _listening = SharedService(Listener)
 
 
-def watch(teller: Teller) -> None:
-    """Let others ask how the loader stands, until it is gone. Where that cannot be, it is said once."""
+def watch(provider: StatsProvider) -> None:
+    """Lets ``minato-gpu top`` see the loader until it is gone. If that is impossible, it is logged once."""
     try:
-        _listening.add(teller)
+        _listening.add(provider)
     except (OSError, RuntimeError) as error:  # a limit of descriptors or threads, say
         say_once(f"minato-gpu top cannot watch this process: {error}")

@@ -1,8 +1,8 @@
-"""Counters and gauges of a loader, and where in ``stats()`` each stands: pure.
+"""Counters and gauges of a loader, and where in ``stats()`` each stands. Pure.
 
-What an epoch counts begins anew with the next. What a set of workers counts (reads, hits in a cache) goes on as long as
-they stay, and begins anew with others: such a counter that stands lower at the beginning of an epoch than at the end of
-the one before has begun anew.
+Counts of an epoch begin at zero with each epoch. Counts of a set of workers (reads, hits in a cache) go on as long as
+these workers stay, and begin at zero with others: such a count has begun anew if it is lower at the beginning of an
+epoch than at the end of the one before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Counts = Mapping[Key, float]
 
 
 class Kind(Enum):
-    """How a metric counts: from an epoch's beginning, from the beginning of a set of workers, or not: it is a level."""
+    """How a metric counts: per epoch, per set of workers, or as a level."""
 
     OF_EPOCH = "counter of an epoch"
     OF_WORKERS = "counter of a set of workers"
@@ -28,13 +28,12 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """``path``: where it stands in ``stats()``, with a star for each of ``labels``, and a bar between names of which
-    one is there; an empty one is derived."""
+    """Where a metric is found in ``stats()``, and what Prometheus is told about it."""
 
     kind: Kind
-    path: str
-    text: str
-    labels: tuple[str, ...] = ()
+    path: str  # in stats(), with a star for each label, and a bar between alternatives; "" where it is derived
+    text: str  # its description
+    labels: tuple[str, ...] = ()  # names of what the stars stand for
 
 
 _EPOCH, _WORKERS, _GAUGE = Kind
@@ -86,7 +85,7 @@ OTHER = "other"
 
 
 def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:
-    """What ``stats`` count, as they stand."""
+    """Returns the counters of ``stats``, by name and label."""
     counts = {
         (name, "".join(which)): float(value)
         for name, metric in COUNTERS.items()
@@ -100,7 +99,7 @@ def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:
 
 
 def found(stats: Mapping[str, JSON], path: str) -> Iterator[tuple[tuple[str, ...], JSON]]:
-    """What stands at the path, each with what the stars stand for; nothing where that is not known."""
+    """Yields the values at a path of ``stats``, each with the names that the stars stand for."""
     first, _, rest = path.partition("/")
     for name in stats if first == "*" else first.split("|"):
         value, which = stats.get(name), (name,) if first == "*" else ()
@@ -111,9 +110,10 @@ def found(stats: Mapping[str, JSON], path: str) -> Iterator[tuple[tuple[str, ...
 
 
 def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
-    """What is to be added to the counters of the epoch that has begun, and stands at ``begun``.
+    """Returns what is to be added to the counters of a new epoch, so that they never fall.
 
-    ``ended``: of the epoch before it, to which ``before`` was to be added.
+    ``begun`` are the new epoch's counters at its beginning, ``ended`` those of the epoch before it at its end, to which
+    ``before`` was to be added.
     """
     sums = dict(before)
     for key, last in ended.items():
@@ -123,5 +123,5 @@ def carried(before: Counts, ended: Counts, begun: Counts) -> dict[Key, float]:
 
 
 def summed(before: Counts, now: Counts) -> dict[Key, float]:
-    """Both, added up."""
+    """Adds two sets of counters up."""
     return {key: before.get(key, 0.0) + now.get(key, 0.0) for key in {**before, **now}}
