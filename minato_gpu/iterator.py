@@ -13,9 +13,9 @@ from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.delivery import EpochIterator, in_memory
 from minato_gpu.device import nvjpeg
-from minato_gpu.engine.building import Records, build_engine
+from minato_gpu.engine.builder import Records, build_engine
 from minato_gpu.engine.engine import Engine
-from minato_gpu.faults.deferred import DeferredError
+from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.loads import Load
 from minato_gpu.pipeline import Field
@@ -173,7 +173,7 @@ def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.Mo
     """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
     device = _Careless(order)
     monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
     got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
     wanted = on_host("plain, processes")
     assert not all(

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.pipeline import DaliFragment, Field
@@ -77,7 +77,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "fake":
         device = FakeDevice(LAZY_COPIES)
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
         return device
     copy = Accelerator.copy
 

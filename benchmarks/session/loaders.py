@@ -31,7 +31,7 @@ from benchmarks.session.transforms import brought
 from minato_gpu import DataLoader as MinatoDataLoader
 from minato_gpu.arguments import LaneName
 from minato_gpu.device import nvjpeg
-from minato_gpu.engine import building
+from minato_gpu.engine import builder
 from minato_gpu.engine import settings as engine_settings
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.stages import Tolerance
@@ -105,7 +105,7 @@ class Ours:
         """In a process of its own, whose settings it changes."""
         engine_settings.MOST_ON_GPU = self.micro_batch
         if device == "cuda" and self.lanes == ("device",):
-            mock.patch.object(building, "usable_cores", return_value=building.THREADS_BESIDE).start()
+            mock.patch.object(builder, "usable_cores", return_value=builder.THREADS_BESIDE).start()
         if self.engine_load is not None:
             os.environ[nvjpeg.ENGINE_LOAD] = str(self.engine_load)
         return MinatoDataLoader(

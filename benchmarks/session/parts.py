@@ -21,7 +21,7 @@ from benchmarks.session.request import Request
 from benchmarks.session.rows import summary
 from benchmarks.session.settings import Settings
 from benchmarks.session.work import MIXED, SMALL
-from minato_gpu.engine import building
+from minato_gpu.engine import builder
 
 DEVICE_BUDGET = 500_000_000
 """Bytes of the second run of ``memory``: three batches of 256 photographs; what DALI works with comes on top."""
@@ -283,7 +283,7 @@ def _head(request: Request, contender: Contender, which: str, step: str) -> Row:
         "step": step,
         "loader_settings": contender.settings(),
         "tries": _tries(request, "hybrid" if isinstance(contender, Ours) else contender.name),
-        **({"dali_threads": building.THREADS_BESIDE} if _has_device(contender) else {}),
+        **({"dali_threads": builder.THREADS_BESIDE} if _has_device(contender) else {}),
     }
 
 

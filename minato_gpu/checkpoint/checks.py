@@ -11,7 +11,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import MOST_READ_AGAIN
 from minato_gpu.samples import JSON, Key, name_of
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.occurrences import Plane
 from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, NextKeys
 from minato_gpu.sampling.samplers import Sampling, length_of

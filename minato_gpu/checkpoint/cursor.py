@@ -17,7 +17,7 @@ from minato_gpu.checkpoint.streams import plain_between, plain_streams
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.packing import packed, packed_state, packed_states
 from minato_gpu.samples import Key, witness_of
-from minato_gpu.sampling.delivered import HISTORY, DeliveredPositions
+from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches, Mark
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, states_between

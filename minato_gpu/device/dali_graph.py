@@ -1,24 +1,22 @@
-"""Consecutive DALI stages as one DALI pipeline, fed with micro-batches.
+"""Runs consecutive DALI stages as one DALI pipeline (``DaliGraph``), fed with micro-batches.
 
-What holds the interpreter lock stops the training loop, so little here does:
-- Inputs are fed without a copy (``no_copy``) and held until the run that reads them has ended. A copy of 64 inputs of
-  500 KB held the lock for 6 to 23 ms. DALI gets one list for each input: what is small and alike is stacked before,
-  which takes a hundredth of the time that a tensor for each sample takes. (What the device itself has made is copied
-  there, by DALI: it takes no list of separate arrays without a copy.)
-- ``build`` holds the lock for as long as DALI builds, 2 to 60 ms. So a graph is built before there is a sample, while
-  its lane opens: which parameters are drawn is learned from the fragments, as they ask for them by name. A fragment
-  that wants to see all names at once waits for a sample. Rejected: building in a thread beside batches that are being
-  delivered, which hides nothing; in another process, which cannot hand a graph over; through DALI's C interface, whose
-  graphs Python cannot feed.
-- While the device is at a micro-batch the next one is fed and scheduled behind it (``ahead``), so that the decoder need
-  not wait for the host: on an H200 its JPEG engine was at work for 43 % of the time without that, and for 91 % under
-  DALI's own iterator. Outputs come in the order of the runs, each with its own error.
-- Before a run of a graph that decodes the host waits for the stream, where nvJPEG's engine may write too early
-  (``nvjpeg.decoding_waits``): no work that is under way reads memory that DALI may give to the decoder. Then nothing is
+Holding the interpreter lock stops the training loop, so the following keep it short:
+- Inputs are fed without a copy (``no_copy``) and held until their run has ended: copying 64 inputs of 500 KB held the
+  lock for 6 to 23 ms. DALI gets one list per input; small arrays of one shape are stacked first, which takes a
+  hundredth of the time of a tensor per sample. (Inputs on the device are copied there by DALI, which takes no list of
+  separate arrays without a copy.)
+- Building holds the lock for 2 to 60 ms, so a graph is built while its lane opens, before there is a sample: fragments
+  ask for drawn parameters by name, which tells the graph's inputs. A fragment that needs all names waits for a sample.
+  Rejected: building in a thread, which hides nothing; in another process, which cannot hand a graph over; by DALI's C
+  interface, whose graphs Python cannot feed.
+- The next micro-batch is fed and scheduled while the device is at one (``ahead``), so that the decoder does not wait
+  for the host: on an H200 its JPEG engine was busy 43 % of the time without that, and 91 % under DALI's own iterator.
+  Outputs come in the order of the runs, each with its own error.
+- Where nvJPEG's engine may write too early (``nvjpeg.decoding_waits``), the host waits for the stream before each run
+  of a graph that decodes, so that no work in progress reads memory that DALI gives to the decoder. Then nothing is
   scheduled ahead.
-- A graph outlives the errors of its operators (``dali_errors``); it is built anew where its inputs have failed, or
-  where nothing else has come of it for so long that the graph itself is under suspicion. That stops the training loop
-  too, and there is no other way to go on; so it gets the rarer the more has failed, as of a folder of broken files.
+- A graph outlives its operators' errors (``dali_errors``). It is rebuilt when its inputs failed, or when
+  ``_FAILURE_LIMIT`` runs in a row did (twice as many the next time, since rebuilding stops the training loop, too).
 """
 
 from __future__ import annotations
@@ -42,43 +40,43 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value, add_note
 from minato_gpu.stages import DaliFragment, Stage
 
-_DECODERS = (b"decoders__Image", b"ImageDecoder")  # in a graph's definition, today's and the former
-_STACKED = 1024  # bytes of an input up to which those of a micro-batch are copied into one block
-_SUSPECT = 32  # runs that fail, and none between them that does not, cost a graph; then twice as many, and so on
+_DECODERS = (b"decoders__Image", b"ImageDecoder")  # operator names in a graph's definition, current and former
+_STACKED = 1024  # bytes of an input up to which a micro-batch is stacked into one block
+_FAILURE_LIMIT = 32  # failed runs in a row after which the graph is rebuilt; doubles each time
 
 
 class Graph(Protocol):
-    """A built ``Pipeline`` with dynamic execution."""
+    """A built DALI ``Pipeline`` with dynamic execution."""
 
     def feed_input(self, source: str, values: Sequence[object]) -> None:
-        """The samples of an input, for the next run."""
+        """Sets an input's samples for the next run."""
 
     def schedule_run(self) -> None:
-        """Begin a run on what was fed; several may be under way."""
+        """Starts a run on what was fed; several may be in flight."""
 
     def outputs(self, stream: Stream | None) -> Sequence[Output]:
-        """Those of the oldest run whose outputs nobody has had; waits until the host's part of it is done."""
+        """Returns the outputs of the oldest run not asked for yet; waits until the host's part of it has ended."""
 
     def input_feed_count(self, source: str) -> int:
-        """How many batches of an input a run needs first. KeyError where it has no such input."""
+        """Returns how many batches of an input a run needs first. Raises KeyError where there is no such input."""
 
     def serialize(self) -> bytes:
-        """The graph's definition, with the names of its operators."""
+        """Returns the graph's definition, with the names of its operators."""
 
 
-class Scheduled:
-    """A run that DALI is at, and what it reads. ``outputs`` or ``error``: once they were asked for."""
+class ScheduledRun:
+    """A run that DALI has started, with the inputs that it reads."""
 
     __slots__ = ("drawn", "error", "fed", "graph", "outputs")
 
     def __init__(self, graph: Graph, fed: object, drawn: Drawn) -> None:
-        self.graph: Graph | None = graph
+        self.graph: Graph | None = graph  # None once asked for
         self.fed, self.drawn = fed, drawn
-        self.outputs: Sequence[Output] | None = None
+        self.outputs: Sequence[Output] | None = None  # these two once asked for
         self.error: BaseException | None = None
 
     def ask(self, stream: Stream | None) -> None:
-        """Wait for the outputs, in the order in which runs were scheduled; the graph is let go of."""
+        """Waits for the run's outputs or error, once; runs must be asked in the order in which they were scheduled."""
         if self.graph is None:
             return
         try:
@@ -89,7 +87,7 @@ class Scheduled:
 
 
 class DaliGraph(Segment):
-    """Consecutive DALI fragments as one DALI pipeline, fed with lists of any length up to ``max_batch``."""
+    """Segment of consecutive DALI fragments as one DALI pipeline; takes up to ``max_batch`` samples at once."""
 
     def __init__(
         self,
@@ -106,35 +104,37 @@ class DaliGraph(Segment):
         self._known = pipeline.fields_at(stages.start)
         self._max_batch, self._threads = max_batch, threads
         by_host = {name for stage in self._members for name in getattr(stage.device, "host_reads", ())}
+        # inputs that an earlier segment left on the device
         self._resident = frozenset() if device == "cpu" else made.intersection(self._reads).difference(by_host)
-        self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters, by stage, where they are known
+        self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters by stage; None: unknown
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
         self._graph: Graph | None = None
-        self._ahead: Scheduled | None = None  # the next micro-batch's
-        self._waits = False  # for the stream, before each run of this graph
+        self._ahead: ScheduledRun | None = None  # the next micro-batch's
+        self._waits_for_stream = False  # before each run of this graph
         self._held = HeldUntilRead()
-        self._failed = 0  # runs, since one did not
-        self._suspect = _SUSPECT  # so many of them cost the next graph
+        self._failures = 0  # runs in a row
+        self._failure_limit = _FAILURE_LIMIT  # after so many the graph is rebuilt
 
     def run(self, batch: Batch, drawn: Drawn) -> list[dict[str, Value]]:
-        """See Segment. Raises RuntimeError, from DALI, when any sample of the batch fails."""
+        """Runs a micro-batch, or takes its outputs if it was scheduled ahead. Raises RuntimeError, from DALI, when any
+        sample fails."""
         self._enter(drawn)
         self.sweep()
-        run = self._scheduled_before(drawn)
+        run = self._take_scheduled(drawn)
         if run is None:
-            if not self._takes(drawn[0]):
+            if not self._accepts(drawn[0]):
                 self._graph = None
             if not self.built:
                 self.build(drawn[0])
-                self._enter(drawn)  # what it takes to build is no sample's
+                self._enter(drawn)  # building is not part of the samples' step
             run = self._schedule(batch, drawn)
         self.at.scheduled()
         run.ask(self.stream)
         if run.error is not None:
             self._fail(run.error, run.fed)
         assert run.outputs is not None
-        self._failed, self._suspect = 0, _SUSPECT
+        self._failures, self._failure_limit = 0, _FAILURE_LIMIT
         columns: list[Sequence[Value]]
         if self._device == "cpu":
             columns = [list(self.at.each(on_host(output))) for output in run.outputs]
@@ -147,25 +147,25 @@ class DaliGraph(Segment):
         return [dict(zip(self.writes, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def ahead(self, batch: Batch, drawn: Drawn) -> bool:
-        """See Segment. Not where the host must wait before a run; what fails to be fed is fed again in its turn."""
-        if self._device == "cpu" or self._waits or self._ahead is not None:
+        """Schedules a micro-batch behind the current one. Returns False on the CPU, where the host must wait before a
+        run, or when feeding fails: ``run`` then feeds it again."""
+        if self._device == "cpu" or self._waits_for_stream or self._ahead is not None:
             return False
-        if not (self.built and self._takes(drawn[0])):
+        if not (self.built and self._accepts(drawn[0])):
             return False
         with contextlib.suppress(Exception):
             self._ahead = self._schedule(batch, drawn)
         return self._ahead is not None
 
     def forget(self) -> None:
-        """See Segment."""
         run, self._ahead = self._ahead, None
         if run is not None:
             run.ask(self.stream)
             self._keep(run.outputs, run.fed)
 
-    def _scheduled_before(self, drawn: Drawn) -> Scheduled | None:
-        """The run that was scheduled ahead for these samples. One for others is asked first for what it has made: DALI
-        answers in the order in which runs were scheduled."""
+    def _take_scheduled(self, drawn: Drawn) -> ScheduledRun | None:
+        """Returns the run scheduled ahead for these samples; None where there is none. A run for other samples is asked
+        for its outputs first, because DALI answers in order."""
         run = self._ahead
         if run is None:
             return None
@@ -178,7 +178,7 @@ class DaliGraph(Segment):
     def _enter(self, drawn: Drawn) -> None:
         self.at.enter(self.stages.start, drawn[0] if len(drawn) == 1 else None, len(drawn))
 
-    def _schedule(self, batch: Batch, drawn: Drawn) -> Scheduled:
+    def _schedule(self, batch: Batch, drawn: Drawn) -> ScheduledRun:
         fed = self._feed(batch, drawn)
         self.runs += 1
         assert self._graph is not None
@@ -187,67 +187,63 @@ class DaliGraph(Segment):
                 self.at.pause()
                 self._graph.feed_input(source, values)
             self.at.pause()
-            if self._waits and self.stream is not None:
+            if self._waits_for_stream and self.stream is not None:
                 await_stream(self.stream)
-                self.at.pause()  # the micro-batch before is through
+                self.at.pause()  # the previous micro-batch has ended
             self._graph.schedule_run()
         except BaseException as error:
             self._fail(error, fed)
-        return Scheduled(self._graph, fed, drawn)
+        return ScheduledRun(self._graph, fed, drawn)
 
     def _fail(self, error: BaseException, fed: object) -> NoReturn:
-        """A run has failed: whether the graph is to be trusted further. Raises the error."""
-        self._failed += 1
+        """Counts a failed run, rebuilds the graph if it cannot be trusted, and raises the error."""
+        self._failures += 1
         if self.stream is not None:
             self._held.hold(None, fed)
-        suspect = self._failed >= self._suspect
+        suspect = self._failures >= self._failure_limit
         if suspect:
-            self._suspect += self._failed
+            self._failure_limit += self._failures
         if suspect or not leaves_graph_usable(error):
-            self._renew()
-        # DALI's frames hold the graph: whoever kept the error would keep its threads and memory.
+            self._rebuild()
+        # DALI's frames hold the graph: an error that is kept would keep its threads and memory.
         raise error.with_traceback(None) from None
 
     def _keep(self, *things: object) -> None:
-        """What the device is still at, unless that has been waited for."""
+        """Holds what the device may still read until it has passed this point of the stream."""
         if self.stream is not None:
             self._held.hold(self.stream.record_event(), *things)
 
     def sweep(self) -> None:
-        """Let go of what the device is through with; never waits."""
         self._held.sweep()
 
     @property
     def built(self) -> bool:
-        """See Segment."""
         return self._graph is not None
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """See Segment."""
         if self._graph is None:
             self._names = {number: tuple(params[number]) if number in params else None for number in self.stages}
             self._graph = self._build()
-            self.builds += 1  # not before its threads are there: whoever sees it looks for them
+            self.builds += 1  # after its threads exist: the lane then looks for them
 
-    def _renew(self) -> None:
-        """Another graph in the place of one that is not to be trusted. At once: its split point is offered only where
-        there is one, so nobody might come to build it."""
+    def _rebuild(self) -> None:
+        """Replaces a graph that cannot be trusted, at once: a split point is only offered while its graph is built, so
+        no later sample would cause it."""
         self._graph = None
-        with contextlib.suppress(Exception):  # what it was built for has its own error; the next run has this one
+        with contextlib.suppress(Exception):  # the caller raises the run's error; the next run would raise this one
             self._graph = self._build()
             self.builds += 1
 
-    def _takes(self, params: Mapping[int, Mapping[str, Value]]) -> bool:
-        """Whether the sample has drawn what the fragments asked for when nobody knew what is drawn."""
+    def _accepts(self, params: Mapping[int, Mapping[str, Value]]) -> bool:
+        """Returns True when the sample has drawn all parameters that fragments asked for before any sample was
+        known."""
         asked = self._sources.values() if self.built else ()
         return all(self._names[number] is not None or key in params[number] for number, key in asked)
 
     def load(self) -> None:
-        """See Segment."""
         importlib.import_module("nvidia.dali.fn")
 
     def close(self) -> None:
-        """See Segment."""
         self.forget()
         self._graph = None
         self._held.close()
@@ -260,18 +256,18 @@ class DaliGraph(Segment):
                 feed[source] = self._field(name, [fields[name] for fields in batch])
         for source, (number, key) in self._sources.items():
             if source in self._inputs:
-                feed[source] = self._listed([plain(params[number][key]) for params in drawn])
+                feed[source] = self._as_list([plain(params[number][key]) for params in drawn])
         return feed
 
     def _field(self, name: str, values: list[Value]) -> Sequence[object]:
-        if name in self._resident:  # DALI takes nothing strided
+        if name in self._resident:  # DALI takes no strided arrays
             return [as_tensor(value, self._device).contiguous() for value in self.at.each(values)]
         declared = self._known[name]
         dtype = None if declared.dtype == np.dtype(object) else np.dtype(declared.dtype)
-        return self._listed([plain(value, dtype) for value in self.at.each(values)])
+        return self._as_list([plain(value, dtype) for value in self.at.each(values)])
 
-    def _listed(self, arrays: Sequence[npt.NDArray[Value]]) -> Sequence[object]:
-        """DALI's list of these, which keeps their memory: of one block where they are small and alike."""
+    def _as_list(self, arrays: Sequence[npt.NDArray[Value]]) -> Sequence[object]:
+        """Returns arrays as a DALI list that keeps their memory: one block where they are small and of one shape."""
         tensors = importlib.import_module("nvidia.dali.tensors")
         found: Sequence[object]
         first = arrays[0]
@@ -301,7 +297,9 @@ class DaliGraph(Segment):
         graph.build()
         fields = [f"field{n}" for n in range(len(self._reads))]
         self._inputs = frozenset(source for source in (*fields, *self._sources) if is_input(graph, source))
-        self._waits = self._device != "cpu" and _decodes(graph) and nvjpeg.decoding_waits(gpu_name(self._device))
+        self._waits_for_stream = (
+            self._device != "cpu" and _decodes(graph) and nvjpeg.decoding_waits(gpu_name(self._device))
+        )
         built: Graph = graph
         return built
 
@@ -331,7 +329,7 @@ class DaliGraph(Segment):
             return dali.fn.external_source(name=name, no_copy=True)
 
         names = self._names[number]
-        nodes = AskedFor(source) if names is None else {key: source(key) for key in names}
+        nodes = LazyInputs(source) if names is None else {key: source(key) for key in names}
         try:
             written = fragment.build(dali, reads, nodes, "gpu" if on_gpu else "cpu")
         except Exception as error:
@@ -345,11 +343,11 @@ class DaliGraph(Segment):
 
 
 class NamesUnknown(Exception):
-    """Which parameters a stage draws is not known before there is a sample."""
+    """Raised when a fragment needs the names of all drawn parameters before there is a sample."""
 
 
-class AskedFor(Mapping[str, Value]):
-    """The nodes of drawn parameters while nobody knows which there are: each is made when it is asked for."""
+class LazyInputs(Mapping[str, Value]):
+    """Mapping that makes the input node of a drawn parameter when a fragment asks for it by name."""
 
     def __init__(self, make: Callable[[str], Value]) -> None:
         self._make = make
@@ -371,7 +369,7 @@ class AskedFor(Mapping[str, Value]):
 
 
 def _decodes(graph: Graph) -> bool:
-    """Whether a graph decodes pictures, as far as it tells: one with functions of Python's does not."""
+    """Returns True when a graph decodes images, or cannot be serialised because it holds Python functions."""
     try:
         definition = graph.serialize()
     except RuntimeError:
@@ -380,7 +378,8 @@ def _decodes(graph: Graph) -> bool:
 
 
 def is_input(graph: Graph, source: str) -> bool:
-    """Whether the graph wants this input: DALI removes those that no output depends on, and refuses to be fed them."""
+    """Returns whether the graph has this input: DALI removes inputs on which no output depends and refuses to be fed
+    them."""
     try:
         graph.input_feed_count(source)
     except KeyError:

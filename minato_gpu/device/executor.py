@@ -1,13 +1,13 @@
-"""The device lane's executor: runs the device implementations of a pipeline's last stages on micro-batches.
+"""The device executor: runs the device implementations of a pipeline's last stages on micro-batches.
 
-Consecutive DALI stages become one DALI graph, fed by ``external_source`` with a batch size that varies from run
-to run; CuPy and torch stages run between graphs, sample by sample. On device "cpu" the same code runs DALI's CPU
-operators, NumPy and CPU tensors. DALI, CuPy and torch are imported when an executor needs them, not before.
+``DeviceExecutor`` divides the stages into segments: consecutive DALI stages become one DALI graph, fed by
+``external_source`` with micro-batches of any size; CuPy and torch stages run sample by sample. On device "cpu" the same
+code runs DALI's CPU operators, NumPy and CPU tensors. DALI, CuPy and torch are imported when first needed.
 
 Decisions:
-- ``exec_dynamic=True``: without it, views of outputs were overwritten by later runs. With it, a view keeps the
-  buffer of its micro-batch alive, even beyond the executor.
-- What becomes of a micro-batch that fails is in ``micro_batches``.
+- ``exec_dynamic=True``: without it, later runs overwrote views of outputs. With it, a view keeps its micro-batch's
+  buffer alive, even beyond the executor.
+- Failed micro-batches are handled in ``micro_batches``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.micro_batches import MicroBatches, Samples
 from minato_gpu.device.segments import Segment
-from minato_gpu.device.values import Given, Result, device_number
+from minato_gpu.device.values import ExecutorInput, Result, device_number
 from minato_gpu.lanes.base import Draws
 from minato_gpu.pipeline import Pipeline, check_written, stage_error
 from minato_gpu.samples import StageError, Value
@@ -31,16 +31,18 @@ Fields = Mapping[str, Value]
 
 
 class DeviceExecutor:
-    """Runs stages ``start`` to ``stop`` (None: the last) of a pipeline by their device implementations, on ``device``
-    ("cpu", "cuda" or "cuda:N"). For one thread at a time.
+    """Runs the stages from ``start`` to ``stop`` of a pipeline by their device implementations. For one thread at a
+    time.
 
-    ``max_batch``: samples in one micro-batch; more are run as several. ``threads``: DALI's CPU threads. Graphs are
-    built by the first run, if not by ``build`` before.
+    Args:
+        start: number of the first stage.
+        stop: number after the last stage; None: to the pipeline's end.
+        device: "cpu", "cuda" or "cuda:N".
+        max_batch: most samples in a micro-batch; more are run as several.
+        threads: DALI's threads on the CPU.
+        at: where the current step is noted.
 
-    ``makes``: names of the fields in a result; ``made``: of those that device stages wrote; ``batches``: micro-batches,
-    how large they are and how they fail; ``at``: what it is at.
-
-    Raises ValueError where it would run to the last stage from one that is not among ``pipeline.splits``.
+    Raises ValueError when ``stop`` is None and ``start`` is not among ``pipeline.splits``.
     """
 
     def __init__(
@@ -60,58 +62,58 @@ class DeviceExecutor:
             raise ValueError(f"max_batch and threads must be at least 1, got {max_batch} and {threads}")
         device_number(device)
         self.pipeline, self.device = pipeline, device
-        self.batches = MicroBatches(self._through, self._failure, max_batch)
+        self.batches = MicroBatches(self._run_segments, self._failure, max_batch)
         self._first_runs = 0
         self._stages = range(start, len(pipeline.stages) if stop is None else stop)
         self._segments = segments(pipeline, self._stages, device=device, max_batch=max_batch, threads=threads)
-        self.at = CurrentStep() if at is None else at
+        self.at = CurrentStep() if at is None else at  # the current step
         for segment in self._segments:
             segment.at = self.at
-        self._given = pipeline.fields_at(start)
-        self._takes: dict[int, list[str]] = {}  # by stage, what it reads and no earlier one of these has made
+        self._input_fields = pipeline.fields_at(start)
+        self._missing_reads: dict[int, list[str]] = {}  # fields that stage n reads from the input
         for number in self._stages:
             earlier = pipeline.written(range(start, number))
-            self._takes[number] = [name for name in pipeline.stages[number].reads if name not in earlier]
+            self._missing_reads[number] = [name for name in pipeline.stages[number].reads if name not in earlier]
         made = pipeline.written(self._stages)
+        # names of all fields of a result, and of those that device stages wrote (``made``)
         self.makes = pipeline.outputs if self._stages.stop == len(pipeline.stages) else made
-        self._handed_through = [name for name in self.makes if name not in made]
+        self._passed_through = [name for name in self.makes if name not in made]
         self.made = frozenset(made).intersection(self.makes)
 
     @property
     def built(self) -> bool:
-        """Whether the next run builds no graph."""
+        """True when the next run builds no graph."""
         return all(segment.built for segment in self._segments)
 
-    def draws(self, sample: Given) -> Draws:
-        """The parameters of the sample for ``build``; of its fields only what the host read made is looked at. Raises
-        an error where they are not known."""
+    def draws(self, sample: ExecutorInput) -> Draws:
+        """Returns a sample's drawn parameters for ``build``; of its fields only those that the host read made are used.
+        Raises whatever drawing raises."""
         fields, seed = sample
         if not isinstance(seed, int):
             return {number: seed[number] for number in self._stages}
         return {number: self.pipeline.draw(number, fields, seed) for number in self._stages}
 
     def build(self, params: Mapping[int, Mapping[str, Value]]) -> None:
-        """Build the graphs ahead of need, from the parameters of any sample, or (empty) of none: see Segment."""
+        """Builds the graphs from the parameters of any sample, or from none (empty); see ``Segment.build``."""
         for segment in self._segments:
             segment.build(params)
 
     @property
     def builds(self) -> int:
-        """How many graphs have been built so far; a run that builds one takes much longer than others.
-
-        So does the first run on a GPU, in which libraries load or compile their kernels: it counts as one that builds.
-        """
+        """Number of graphs built so far. A run that builds one takes much longer; so does the first run on a GPU, which
+        loads and compiles kernels and counts as one."""
         return self._first_runs + sum(segment.builds for segment in self._segments)
 
-    def run(self, items: Sequence[Given], stream: Stream | None = None) -> list[Result]:
-        """Prepare samples; the same length and order, a StageError in the place of a bad one.
+    def run(self, items: Sequence[ExecutorInput], stream: Stream | None = None) -> list[Result]:
+        """Prepares samples; returns results in the same order, a StageError in place of a bad sample.
 
-        Their fields are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
-        A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays
-        where the device is the CPU, else objects with ``__dlpack__`` on that device; fields that no device stage
-        wrote are handed through. Results may be kept; each keeps the memory of its whole micro-batch. With ``stream``,
-        a CUDA stream that is the calling thread's current one, they are ready there, and the host has not waited.
-        Raises an error that ``is_out_of_memory`` knows where there is no memory for a micro-batch.
+        The input fields are those that exist at ``start`` (at least ``pipeline.live(start)``; "path" helps in errors).
+        A result holds the pipeline's outputs, or what the stages wrote when ``stop`` is not the end: NumPy arrays on
+        device "cpu", else objects with ``__dlpack__`` on the device; fields that no device stage wrote are passed
+        through. A result keeps the memory of its whole micro-batch alive.
+
+        With ``stream``, the current CUDA stream of the thread, results are ready on that stream and the host has not
+        waited. Raises an error for which ``is_out_of_memory`` is true when memory is short for a micro-batch.
         """
         for segment in self._segments:
             segment.stream = None if self.device == "cpu" else stream
@@ -123,34 +125,34 @@ class DeviceExecutor:
             self._first_runs = 1
         return results
 
-    def ahead(self, items: Sequence[Given]) -> bool:
-        """Begin samples behind those that are at work; ``run`` is to be called with them next. Whether that was done:
-        what was drawn for them must be known, and all of them be one micro-batch."""
+    def ahead(self, items: Sequence[ExecutorInput]) -> bool:
+        """Schedules samples behind the current micro-batch; ``run`` must be called with them next. Returns False, with
+        nothing done, unless their parameters are drawn and they fit into one micro-batch."""
         drawn = [draws for _, draws in items if not isinstance(draws, int)]
         if not 0 < len(items) <= self.batches.size.limit or len(drawn) < len(items):
             return False
         return self._segments[0].ahead([fields for fields, _ in items], drawn)
 
     def forget(self) -> None:
-        """``run`` will not be called with what was begun ahead."""
+        """Drops what was scheduled ahead: ``run`` will not be called with it."""
         self._segments[0].forget()
 
     def load(self) -> None:
-        """Import the libraries that the stages need (DALI takes most of a second), ahead of the first ``run``."""
+        """Imports the libraries that the stages need (DALI takes most of a second), before the first ``run``."""
         for segment in self._segments:
             segment.load()
 
     def sweep(self) -> None:
-        """Let go of what the device is through with, in this thread; never waits."""
+        """Frees what the device has finished reading; never waits."""
         for segment in self._segments:
             segment.sweep()
 
     def close(self) -> None:
-        """Let go of graphs, threads and device memory. Idempotent."""
+        """Frees graphs, threads and device memory. Idempotent."""
         for segment in self._segments:
             segment.close()
 
-    def _run_batch(self, items: Sequence[Given], first: int) -> list[Result]:
+    def _run_batch(self, items: Sequence[ExecutorInput], first: int) -> list[Result]:
         drawn = [
             self._prepare(fields, seed, first + n) if isinstance(seed, int) else seed
             for n, (fields, seed) in enumerate(items)
@@ -161,29 +163,30 @@ class DeviceExecutor:
         return [p if isinstance(p, StageError) else next(found) for p in drawn]
 
     def _failure(self, fields: Fields, error: Exception) -> StageError:
-        """Of several DALI stages, which are one graph, none is named: DALI's own text says what it was at."""
+        """Returns the error of a sample, with its stage where that is known: a DALI graph of several stages names none,
+        but DALI's text does."""
         at = self.at.step.stage
         known = any(at in s.stages and (len(s.stages) == 1 or not isinstance(s, DaliGraph)) for s in self._segments)
         return _failed(self.pipeline.stages[at].name if known else None, fields, error)
 
     def _prepare(self, fields: Fields, seed: int, sample: int) -> Draws | StageError:
-        """The sample's drawn values by stage number, or what is wrong with what it brings."""
+        """Returns a sample's drawn parameters by stage number, or the error of its fields or draws."""
         params: dict[int, Value] = {}
         for number in self._stages:
             stage = self.pipeline.stages[number]
             self.at.enter(number, sample)
             try:
                 params[number] = self.pipeline.draw(number, fields, seed)
-                for name in self._takes[number]:
-                    problem = self._given[name].problem(fields[name]) if name in fields else "is missing"
+                for name in self._missing_reads[number]:
+                    problem = self._input_fields[name].problem(fields[name]) if name in fields else "is missing"
                     if problem is not None:
                         raise ValueError(f"field {name!r} {problem}")
             except Exception as error:
                 return _failed(stage.name, fields, error)
-        absent = [name for name in self._handed_through if name not in fields]
+        absent = [name for name in self._passed_through if name not in fields]
         return _failed(None, fields, KeyError(f"the sample has no field {absent[0]!r}")) if absent else params
 
-    def _through(self, samples: Samples) -> list[Result]:
+    def _run_segments(self, samples: Samples) -> list[Result]:
         known: list[Fields] = [fields for fields, _ in samples]
         params = [drawn for _, drawn in samples]
         for segment in self._segments:
@@ -197,7 +200,7 @@ class DeviceExecutor:
 
 
 def segments(pipeline: Pipeline, stages: range, *, device: str, max_batch: int, threads: int) -> list[Segment]:
-    """The segments that run ``stages`` in turn: consecutive stages of one kind are one.
+    """Divides ``stages`` into segments: consecutive stages of one kind are one.
 
     Raises ValueError for a stage without a device implementation.
     """

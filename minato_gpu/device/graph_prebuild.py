@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.dali_graph import NamesUnknown
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.device.values import Given
+from minato_gpu.device.values import ExecutorInput
 from minato_gpu.notices import LOGGER
 
 
@@ -34,7 +34,7 @@ class BuildAhead:
             else:
                 del self._missing[split]
 
-    def start(self, samples: Sequence[Given]) -> None:
+    def start(self, samples: Sequence[ExecutorInput]) -> None:
         """Builds the remaining graphs from the draws of the first sample whose draws raise nothing. Raises a fragment's
         error."""
         for sample in samples if self._missing else ():

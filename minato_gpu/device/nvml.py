@@ -1,7 +1,7 @@
-"""What NVML says about a device: how busy it is, and its memory. Absent NVML is no error: there is then nothing to say.
+"""Reads a device's utilisation and memory from NVML; returns None without NVML.
 
-``pynvml`` is the module of the package nvidia-ml-py, which the cuda extras bring. NVML is opened for each reading: it
-takes about a millisecond, is asked for by ``stats()`` alone, and leaves nothing open.
+``pynvml`` is the module of the package nvidia-ml-py, which the cuda extras install. NVML is opened for each reading,
+which takes about a millisecond and happens only in ``stats()``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from contextlib import suppress
 from types import ModuleType
 
 _KINDS = ("GPU", "MIG")
-"""A part of a GPU that is divided (MIG) has a UUID of its own, which CUDA and PyTorch give as they do a whole GPU's."""
+"""Prefixes of UUIDs in NVML: a whole GPU, or a MIG part, which has a UUID of its own in CUDA and PyTorch, too."""
 
 
 def reading(uuid: str) -> dict[str, float | int | None] | None:
-    """``utilisation`` (share of the last sampling period, 0 to 1, of everybody's work; None where NVML does not measure
-    it, as for a part of a GPU), ``memory_used_bytes`` and ``memory_total_bytes`` of the device with this UUID; None
-    where NVML or the device is not to be had."""
+    """Returns ``utilisation``, ``memory_used_bytes`` and ``memory_total_bytes`` of the device with this UUID; None
+    where NVML or the device is not found.
+
+    ``utilisation`` is the share of the last sampling period, 0 to 1, over all processes; None where NVML does not
+    measure it, as for a MIG part of a GPU.
+    """
     nvml = library()
     if nvml is None:
         return None
@@ -39,8 +42,8 @@ def reading(uuid: str) -> dict[str, float | int | None] | None:
 
 
 def handle_of(nvml: ModuleType, uuid: str) -> object:
-    """The device with this UUID, a whole GPU or a part of one, while NVML is open. Raises NVMLError where it knows
-    none."""
+    """Returns NVML's handle of the GPU or MIG part with this UUID; NVML must be open. Raises NVMLError where it is
+    unknown."""
     for kind in _KINDS[:-1]:
         with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
@@ -55,7 +58,7 @@ def _utilisation(nvml: ModuleType, handle: object) -> float | None:
 
 
 def library() -> ModuleType | None:
-    """The module pynvml; None where it is not installed."""
+    """Returns the module pynvml; None where it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a deprecated package of the same name complains on import

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.run import DeviceRun
-from minato_gpu.device.values import Given
+from minato_gpu.device.values import ExecutorInput
 from minato_gpu.lanes.base import Begun, Failure, Handed, Item, Piece, Task, failure
 from minato_gpu.lanes.store import Store
 from minato_gpu.samples import Origin, explain, sample_seed
@@ -25,7 +25,7 @@ class ReadTask(NamedTuple):
     numbers: list[int]  # of the tickets
     items: list[Item]  # for each number: its failure, else None
     ready: list[int]  # indices into ``numbers`` of the samples that were read
-    given: list[Given]  # their fields, for the executor
+    given: list[ExecutorInput]  # their fields, for the executor
     begun: bool = False  # the executor has scheduled them
 
 
@@ -84,7 +84,7 @@ class TaskReader:
             with contextlib.suppress(Exception):
                 executor.forget()
 
-    def fields(self, piece: Piece, at: int, task: Task) -> Given | Failure:
+    def fields(self, piece: Piece, at: int, task: Task) -> ExecutorInput | Failure:
         """Returns a sample's fields with its seed or draws, or the failure that keeps it from being prepared."""
         source = None if piece.sources is None else piece.sources[at]
         assert source is not None
@@ -102,7 +102,7 @@ class TaskReader:
     def _read(self, run: DeviceRun, numbers: list[int]) -> ReadTask:
         items: list[Item] = [None] * len(numbers)
         ready: list[int] = []
-        given: list[Given] = []
+        given: list[ExecutorInput] = []
         for at, number in enumerate(numbers):
             one = self.fields(*run.tickets[number], run.task)
             if isinstance(one, Failure):

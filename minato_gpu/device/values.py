@@ -1,4 +1,4 @@
-"""Values of a sample between the host, DALI, CuPy and torch."""
+"""Types and conversions of a sample's values between the host, DALI, CuPy and torch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from minato_gpu.lanes.base import Draws
 from minato_gpu.samples import StageError, Value
 
-Given = tuple[Mapping[str, Value], int | Draws]
-"""Fields of a sample, and its seed; or, in its place, what was drawn with it, where the fields have been checked."""
-Batch = Sequence[Mapping[str, Value]]  # fields of samples
-Result = dict[str, Value] | StageError  # of a sample: what its stages have written
-Drawn = Sequence[Draws]  # what was drawn for each
+ExecutorInput = tuple[Mapping[str, Value], int | Draws]
+"""A sample's fields with its seed, or with what was drawn from it if the fields have been checked."""
+Batch = Sequence[Mapping[str, Value]]  # the fields of each sample
+Result = dict[str, Value] | StageError  # the fields that a sample's stages wrote, or its error
+Drawn = Sequence[Draws]  # the drawn parameters of each sample
 
 
 def to_numpy(value: Value) -> Value:
-    """``value`` (NumPy, DALI, CuPy or torch) as a NumPy array; a view where it lies on the host already."""
+    """Returns a value of NumPy, DALI, CuPy or torch as a NumPy array; a view where it is on the host."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value
     for to_host in ("as_cpu", "cpu", "get"):  # DALI on a device, torch, CuPy
@@ -29,12 +29,12 @@ def to_numpy(value: Value) -> Value:
 
 
 def plain(value: Value, dtype: npt.DTypeLike | None = None) -> Value:
-    """As a C-ordered NumPy array of this dtype."""
+    """Returns the value as a C-ordered NumPy array of this dtype."""
     return np.asarray(to_numpy(value), dtype, order="C")
 
 
 def as_tensor(value: Value, device: str) -> Value:
-    """As a torch tensor on ``device``."""
+    """Returns the value as a torch tensor on ``device``; one that is a tensor or no array is returned as it is."""
     if isinstance(value, torch.Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -44,7 +44,7 @@ def as_tensor(value: Value, device: str) -> Value:
 
 
 def device_number(device: str) -> int | None:
-    """The number of a CUDA device, or None for "cpu". ValueError for anything else."""
+    """Returns the number of a CUDA device, None for "cpu". Raises ValueError for anything else."""
     kind, _, number = device.partition(":")
     if kind == "cpu" and not number:
         return None

@@ -1,4 +1,4 @@
-"""What is done about a worker that has died: others do what it had taken, unless that has killed before.
+"""Decides what happens to the work of a worker that has died: others do it, unless it has killed two workers.
 
 The sample that it was at is taken to be the cause once two workers have died at it (``MOST``): from then on it is a bad
 sample, and ``on_error`` decides. So is a batch that two workers have died joining. A worker that hung and was killed
@@ -32,44 +32,44 @@ LOOPS = 5
 
 
 class Verdict(NamedTuple):
-    """Offsets ``settled`` of the chunk are given up; ``items``: what their tickets get instead of a sample."""
+    """What is given up of a chunk whose worker has died."""
 
-    settled: Span
-    items: list[Item]
+    settled: Span  # offsets in the chunk that are given up
+    items: list[Item]  # what their tickets get instead of a sample
 
     @property
     def failure(self) -> Failure | None:
-        """The first of these, a failure where there is any."""
+        """The first failure among the items, if there is any."""
         return next((item for item in self.items if isinstance(item, Failure)), None)
 
 
 class Deaths:
-    """The deaths of one loader run. ``stages``: names of the pipeline's stages."""
+    """The deaths of workers in one run of a loader. ``stages``: names of the pipeline's stages."""
 
     def __init__(self, stages: tuple[str, ...] = ()) -> None:
         self._stages = stages
         self._at: Counter[Hashable] = Counter()
         self._singly: set[TicketId] = set()
-        self._unborn: Counter[tuple[str, int]] = Counter()  # by lane and worker
+        self._failed_starts: Counter[tuple[str, int]] = Counter()  # by lane and worker
 
     def begin_run(self) -> None:
-        """Tickets are numbered anew."""
+        """Forgets the tickets of the last run, as numbers begin anew."""
         self._at.clear()
         self._singly.clear()
 
     def check_start(self, lane: str, exit_: Exit, claim: Claim) -> None:
-        """Raises WorkerDied where no worker in this one's place gets as far as taking a task."""
+        """Raises WorkerDied if workers in this place keep dying before they take a task."""
         number = lane, exit_.number
-        self._unborn[number] = 0 if claim.chunk >= 0 else self._unborn[number] + 1
-        if self._unborn[number] >= STARTS:
-            raise WorkerDied(f"{_told(exit_)} {STARTS} workers in a row ended before they had taken any work")
+        self._failed_starts[number] = 0 if claim.chunk >= 0 else self._failed_starts[number] + 1
+        if self._failed_starts[number] >= STARTS:
+            raise WorkerDied(f"{_died(exit_)} {STARTS} workers in a row ended before they had taken any work")
 
     def singly(self, spans: tuple[TicketSpan, ...]) -> bool:
-        """Whether samples among these should be asked for one by one."""
+        """Whether samples among these should be asked for one by one, as a worker has died at one of them."""
         return bool(self._singly) and not self._singly.isdisjoint(tickets(spans))
 
     def stage(self, claim: Claim) -> str | None:
-        """The name of what a worker was at."""
+        """Returns the name of the stage that a worker was at."""
         if claim.stage in (JOINING, REPORTING):
             return "collate" if claim.stage == JOINING else "send"
         return self._stages[claim.stage - 1] if 0 < claim.stage <= len(self._stages) else None
@@ -86,8 +86,11 @@ class Deaths:
         *,
         job: bool = False,
     ) -> Verdict:
-        """Of a lane's task, with samples ``spans``, those from ``done`` to ``stop`` are not reported: which of them are
-        given up? ``job``: they are a batch."""
+        """Decides which samples of a dead worker's task are given up.
+
+        ``spans`` are the task's samples, of which those from offset ``done`` to ``stop`` are not reported. ``job``: the
+        task joins them to a batch.
+        """
         nothing = Verdict((0, 0), [])
         reporting = claim.stage == REPORTING
         at = (min(claim.started, stop) if reporting else claim.started) - 1
@@ -113,13 +116,13 @@ class Deaths:
         return Verdict((at, at + 1), [self._of_sample(exit_, claim, lane, serial, assembly)])
 
     def _check_loop(self, exit_: Exit, left: tuple[TicketSpan, ...]) -> None:
-        """Raises WorkerDied where workers with a task of which this is left do not get as far as its first sample."""
+        """Raises WorkerDied if workers with the same rest of a task keep dying before its first sample."""
         if not left:
             return
         what = ("none of", left[0][0])
         self._at[what] += 1
         if self._at[what] >= LOOPS:
-            raise WorkerDied(f"{_told(exit_)} {LOOPS} workers have died with one task, and at none of its samples")
+            raise WorkerDied(f"{_died(exit_)} {LOOPS} workers have died with one task, and at none of its samples")
 
     def _again(self, what: Hashable) -> bool:
         self._at[what] += 1
@@ -136,10 +139,10 @@ class Deaths:
 
     def _failure(self, exit_: Exit, origin: Origin, collated: bool) -> Failure:
         kind, died = (WorkerHung, "hung or died") if exit_.hung else (KilledWorkers, "died")
-        error = kind(f"{_told(exit_)}\n{MOST} workers have {died} at this ({origin}).")
+        error = kind(f"{_died(exit_)}\n{MOST} workers have {died} at this ({origin}).")
         where = f"in DataLoader worker process {exit_.number} ({origin})"
         return failure(error, where, collated=collated, origin=origin, name=exit_.error)
 
 
-def _told(exit_: Exit) -> str:
+def _died(exit_: Exit) -> str:
     return exit_.message().rstrip()

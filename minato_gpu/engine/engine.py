@@ -37,13 +37,13 @@ _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its
 
 
 def _wait(wake: int) -> bool:
-    """Until the pump thread is woken."""
+    """Waits until the pump thread is woken. Returns False: there is nothing else to look after."""
     await_event(wake)
     return False
 
 
 class Engine(Batches):
-    """One set of lanes, and the epochs that run through it."""
+    """Runs epochs through one set of lanes, one after the other."""
 
     def __init__(self, parts: Parts) -> None:
         self._links = parts.links
@@ -82,7 +82,10 @@ class Engine(Batches):
     # --- epochs --------------------------------------------------------------------------------------------
 
     def begin(self, source: EpochBatches, expected: int | None, *, prefetched: bool) -> None:
-        """Start an epoch. ``prefetched``: ``prefetch`` was given this very source and it goes on from there."""
+        """Starts an epoch.
+
+        ``prefetched``: ``prefetch`` was given this very source, and the epoch goes on from there.
+        """
         with self._lock:
             self._items.left.clear()
             pump = self.pump
@@ -107,9 +110,10 @@ class Engine(Batches):
             self._attention()
 
     def prefetch(self, source: EpochBatches) -> None:
-        """Let the window run on into this epoch; the current one's sampler has ended (see ``Epochs.drained``).
+        """Lets the window run on into the next epoch, once the current one's sampler has ended (see
+        ``Epochs.drained``).
 
-        Raises what its sampler does; it is then not drawn from again until it begins.
+        Raises what its sampler raises; it is then not drawn from again until the epoch begins.
         """
         with self._lock:
             self.epochs.add(source, early=True)
@@ -119,7 +123,7 @@ class Engine(Batches):
     # --- the consumer's side -------------------------------------------------------------------------------
 
     def next(self, number: int, judge: Judge | None = None, asked: Callable[[], None] = lambda: None) -> Value:
-        """See Batches."""
+        """Returns the next batch (see ``Batches``)."""
         asked()
         started, epochs = perf_counter(), self.epochs
         self.delivered = None
@@ -177,7 +181,7 @@ class Engine(Batches):
         return self.assembly.value(batch)
 
     def _next_item(self, started: float) -> Value:
-        """The next sample of the run that was taken last: nothing else is to be done for it."""
+        """Returns the next sample of the run that was taken last; nothing else has to be done for it."""
         try:
             self.delivered = self._items.span
             return self._items.next(self.log, started)
@@ -203,7 +207,7 @@ class Engine(Batches):
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> Wait:
-        """Pump until the next batch is ready, or the epoch turns out to be over."""
+        """Pumps until the next batch is ready, or the epoch turns out to be over."""
         asked, run = perf_counter(), self.pump.run
         run.handle(m.Asked(asked))
         wait = Wait(asked, run.scheduler.stall_cause(), self.assembly.window.places.copy())
@@ -222,24 +226,24 @@ class Engine(Batches):
         return wait
 
     def _look_at_host(self) -> None:
-        """Have as many workers at work as this rank's share of the host's cores is now."""
+        """Puts as many workers to work as this rank's share of the host's cores is now."""
         if self._share is not None and self._share.look(perf_counter(), self.pump.run.scheduler.batches_ready):
             self._resize(self._share.workers)
 
     def _resize(self, workers: int) -> None:
-        """Have so many workers at work from now on."""
+        """Puts so many workers to work from now on."""
         for lane in self.pump.lanes.values():
             lane.resize(workers)
         self.log.workers["at_work"] = workers
 
     def _listen(self, listener: int = CONSUMER) -> None:
-        """From now on whatever is told wakes this one; the caller looks at what was told before."""
+        """Has ``listener`` woken by whatever is reported from now on; the caller looks at what was reported before."""
         self._links.board.words[RING_FROM] = 0
         self._links.board.words[ATTENTION] = listener
         self._links.board.fence()
 
     def _sleep(self, started: float) -> None:
-        """Until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
+        """Sleeps until a report arrives, a worker ends, or the scheduler wants to look at what runs."""
         now = perf_counter()
         wake = self.pump.run.scheduler.wake_at()
         self._look_at_host()
@@ -270,10 +274,10 @@ class Engine(Batches):
             self.pump.look()
 
     def _leave_due(self) -> None:
-        """Let the pump thread do what is due, soon: woken by the first worker that reports, if all are at work.
+        """Has the pump thread do soon what is due.
 
-        Woken from here it would take this very core from the consumer, where workers keep all of them busy. Another
-        lane that may be idle does not wait for a worker's report.
+        If all workers are at work, the first one that reports wakes it: woken from here it would take this very core
+        from the consumer, as workers keep all of them busy. Another lane that may be idle does not wait for that.
         """
         with self._lock:
             if not self.closed:
@@ -284,7 +288,7 @@ class Engine(Batches):
     # --- pumping (with the lock held) ----------------------------------------------------------------------
 
     def _attend(self) -> None:
-        """The pump thread: serves while the consumer is away and the board asks for attention."""
+        """Runs the pump thread: serves while the consumer is away and the board asks for attention."""
         look_at: float | None = None
         while True:
             waits = self._minder.watches or look_at is not None
@@ -299,13 +303,15 @@ class Engine(Batches):
                 look_at = self._look_at()
 
     def _look_at(self) -> float | None:
-        """When the pump thread is to look at what runs: batches that go to a device are to be complete before they are
-        asked for, and not to wait for what is slow."""
+        """Returns when the pump thread is to look at what runs.
+
+        Batches that go to a device are to be complete before they are asked for, and not to wait for what is slow.
+        """
         goes_on = self.assembly.loading is not None and self._links.board.words[ATTENTION] == PUMP
         return self.pump.run.scheduler.wake_at() if goes_on else None
 
     def _serve(self, watch: bool) -> None:
-        """Do what is due; ``watch``: for workers, too."""
+        """Does what is due; ``watch``: looks after workers, too."""
         if watch:
             self._minder.keep_watch(self.log)
             self._attention()
@@ -319,7 +325,7 @@ class Engine(Batches):
             self._attention()
 
     def _attention(self) -> None:
-        """Ask workers to wake the pump thread if their reports will need an answer before the consumer is back."""
+        """Asks workers to wake the pump thread if their reports will need an answer before the consumer is back."""
         words = self._links.board.words
         if not self.pump.needs_attention:
             words[ATTENTION] = NOBODY
@@ -334,7 +340,7 @@ class Engine(Batches):
             self._own_fds.arm()
 
     def _settle(self) -> None:
-        """Do what deliveries have left to be done."""
+        """Does what deliveries have left to be done."""
         self.assembly.holdings.reclaim()
         self.epochs.settle()
 
@@ -348,7 +354,7 @@ class Engine(Batches):
     # --- the end -------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = 2.0) -> None:
-        """End lanes and thread; batches that the consumer holds live on. Idempotent, callable from anywhere."""
+        """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it."""
         if os.getpid() != self._process:
             return  # a fork has dropped its copy of an iterator: workers and channels are its parent's
         if OwnThread.is_current():

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
-from minato_gpu.faults.deferred import DeferredError
+from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
@@ -28,10 +28,10 @@ _WIDE_BYTES = 1 << 20  # of a place of such
 
 
 class Epoch:
-    """One pass over the sampler: its tickets so far, and where it ends in the order of delivery once that is known."""
+    """One pass over the sampler: its tickets so far, and its end in the order of delivery, once that is known."""
 
     def __init__(self, source: EpochBatches, first_order: OutputBatch, first_serial: TicketId) -> None:
-        """``first_order`` and ``first_serial``: of its first position, whether this run delivers that or not."""
+        """``first_order`` and ``first_serial`` belong to its first position, whether this run delivers that or not."""
         self.source = source
         self.number = source.number
         self.first_order = first_order
@@ -39,13 +39,14 @@ class Epoch:
         self.end: OutputBatch | None = None
 
     def samples_after(self, serial: TicketId) -> int | None:
-        """How many are to follow, by the sampler's length; None where it has none, or has yielded more already."""
+        """Returns how many samples are to follow, by the sampler's length; None if it has none, or has yielded more
+        already."""
         said = self.source.length
         left = -1 if said is None else said - (serial - self.first_serial)
         return None if left < 0 else left
 
     def positions(self, spans: Iterable[TicketSpan]) -> list[Span]:
-        """Where these tickets stand in the sampler's order."""
+        """Returns the positions of these tickets in the sampler's order."""
         return shifted(spans, -self.first_serial)
 
 
@@ -73,12 +74,12 @@ class Epochs:
         self._ahead: deque[tuple[Record | Epoch | Exception, tuple[tuple[int, int], ...] | None]] = deque()
 
     def __getitem__(self, number: int) -> Epoch:
-        """The epoch of that number."""
+        """Returns the epoch of that number."""
         return self._epochs[number]
 
     @property
     def first(self) -> Epoch | None:
-        """The one that is delivered."""
+        """The epoch that is delivered."""
         return next(iter(self._epochs.values()), None)
 
     @property
@@ -88,8 +89,8 @@ class Epochs:
         return not self._drawing and self._drawn - self.order < window + self._parts.read_ahead
 
     def stats(self) -> dict[str, int]:
-        """The window's length in batches, the most that it was in this run and may be, and the bytes that it may grow
-        to hold."""
+        """Returns the window's present length in batches, the longest that it was and may be, and the bytes up to
+        which it grows."""
         window, least = self._pump.run.scheduler.window, self._settings.window * self._together
         lengths = {"batches": least + window.extra, "longest": least + window.longest, "most": least + window.most}
         return {**lengths, "limit_bytes": window.limit}
@@ -101,21 +102,21 @@ class Epochs:
 
     @property
     def due(self) -> bool:
-        """Whether there is something that the scheduler has not been told."""
+        """Whether the scheduler has not been told everything."""
         return bool(self._due)
 
     def start(self, source: EpochBatches) -> None:
-        """Begin a run with this epoch, of which an earlier run may have delivered some."""
+        """Begins a run with this epoch, of which an earlier run may have delivered some."""
         self._forget()
         self._resume(source)
         self.add(source)
 
     def go_on(self, number: int) -> None:
-        """A prefetched epoch is the one that is delivered now."""
+        """Makes a prefetched epoch the one that is delivered."""
         self._epochs = {number: self._epochs[number]}
 
     def add(self, source: EpochBatches, *, early: bool = False) -> None:
-        """One more epoch is to be drawn, once those before it are; ``early``: ahead of its beginning."""
+        """Adds an epoch, to be drawn once those before it are; ``early``: before it begins."""
         resumed = source.delivered.batches > 0 or (source.streams is not None and source.streams.batches > 0)
         first = OutputBatch(0 if resumed else self._drawn)
         epoch = Epoch(source, first, TicketId(0) if resumed else self._serial)
@@ -127,7 +128,7 @@ class Epochs:
             self._drawing.append(epoch)
 
     def _resume(self, source: EpochBatches) -> None:
-        """An earlier run has delivered some of the epoch: number places, batches and serials on from there."""
+        """Goes on with places, batches and serials after those of the epoch that an earlier run has delivered."""
         starts = {} if source.streams is None else dict(enumerate(source.streams.starts))
         for worker, start in self._pump.run.stream_starts.items():  # of streams that had ended: their workers stay
             if worker not in starts and (following := start.next_epoch) is not None:
@@ -146,8 +147,10 @@ class Epochs:
             self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
     def draw(self) -> None:
-        """Draw batches until the window is full, and as far beyond it as bytes are read ahead. Raises what a sampler
-        does, once the window would have come to where it did without having grown."""
+        """Draws batches until the window is full, and as far beyond it as bytes are read ahead.
+
+        An error of a sampler is raised once the window, had it not grown, would have come to where it occurred.
+        """
         raises_below = self.order + self._settings.window * self._together
         limit = raises_below + self._pump.run.scheduler.window.extra
         most = limit + self._parts.read_ahead - self._together
@@ -189,7 +192,7 @@ class Epochs:
             raise error
 
     def _enter(self, limit: int, raises_below: int) -> None:
-        """Let places that have been drawn into the window, up to ``limit``, and errors up to ``raises_below``."""
+        """Admits drawn places to the window, up to ``limit``, and raises errors up to ``raises_below``."""
         while self._ahead and self._place < limit:
             drawn, left = self._ahead[0]
             if isinstance(drawn, Exception) and self._place >= raises_below:
@@ -209,7 +212,7 @@ class Epochs:
             self._place = SourceBatch(self._place + (drawn.rows if self._settings.items else 1))
 
     def draw_on(self) -> None:
-        """Draw while a batch is at hand: what a sampler raises is kept for when the consumer asks for more.
+        """Draws while a batch is ready: an error of the sampler is kept until the consumer asks for more.
 
         An interrupt passes through: it is not the sampler's, and the consumer wants it now.
         """
@@ -219,7 +222,7 @@ class Epochs:
             self.raised.keep(error)
 
     def draw_ahead(self) -> None:
-        """Draw for a prefetched epoch. What raises is not drawn from again before it begins."""
+        """Draws for a prefetched epoch. A sampler that raises is not drawn from again before the epoch begins."""
         try:
             self.draw()
             if self._ends_in_error:
@@ -229,15 +232,18 @@ class Epochs:
             raise
 
     def delivered(self, step_s: float, batch: Batch) -> None:
-        """The next batch is the consumer's, which was away for ``step_s`` seconds before."""
+        """Notes that the consumer has the next batch, after ``step_s`` seconds away."""
         self._due.append(partial(self._delivered, self.order, step_s))
         self.order = OutputBatch(self.order + batch.orders)
         if batch.items:
             self._widen(max(step_s, self._pump.run.typical_s), batch.nbytes // batch.orders)
 
     def _widen(self, seconds: float, nbytes: int) -> None:
-        """Have more samples in a place, and in the window, while they cost next to nothing, or fewer. The last that
-        were delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``."""
+        """Puts more samples into a place, and more places into the window, while samples cost next to nothing; else
+        fewer.
+
+        The last samples delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``.
+        """
         typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: a busy machine's vary
         self._item_s = max(typical, _CHEAP_S / 2)
         most = self._together // 2 if typical > _CHEAP_S else min(self._settings.items, _WIDE_BYTES // max(nbytes, 1))
@@ -247,12 +253,13 @@ class Epochs:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes, self._together)
 
     def settle(self) -> None:
-        """Tell the scheduler what it has not been told."""
+        """Tells the scheduler what it has not been told."""
         while self._due:
             self._pump.run.handle(self._due.popleft()(perf_counter()))
 
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
-        """A place enters the window; of one that has nothing left, only that there is such a batch."""
+        """Returns the event by which a place enters the window; of a place with nothing left, that there is such a
+        batch."""
         homes = self._settings.policy.homes
         home = homes[(place - record.begins) % len(homes)]
         if not record.rows:
@@ -268,7 +275,10 @@ class Epochs:
 
 
 def _more(epoch: Epoch, first: Drawn, most: int) -> tuple[Drawn, BaseException | None]:
-    """Up to ``most`` of the sampler's batches as one, beginning with this, each of one sample; what it raised then."""
+    """Draws up to ``most`` batches of one sample each, beginning with ``first``.
+
+    Returns them as one, and the sampler's error.
+    """
     keys, counts, error = [*first.keys], [*(first.occurrences or (0,))], None
     try:
         while len(keys) < most and (drawn := epoch.source.draw()) is not None:

@@ -1,4 +1,4 @@
-"""The last step: what the consumer gets for a batch that is taken, and what is noted of it."""
+"""The last step of a batch: its value for the consumer, and what is logged of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minato_gpu.window.records import Batch
 
 
 class Handover:
-    """Of streams, which workers iterate for themselves, a batch's samples have no positions."""
+    """Hands batches over to the consumer. Samples of streams, which workers iterate themselves, have no positions."""
 
     def __init__(self, parts: Parts, items: ItemRun) -> None:
         self._items = items
@@ -35,8 +35,11 @@ class Handover:
         judge: Judge | None,
         asked: float,
     ) -> Value:
-        """The batch of these positions as the consumer sees it, which has waited for it since ``asked``. Raises what
-        ``judge`` does, where the batch must not come without its bad samples. Of a run of samples, the first."""
+        """Returns the batch of these positions as the consumer sees it; the consumer has waited since ``asked``.
+
+        Of a run of samples it returns the first. Raises what ``judge`` raises, if the batch must not come without its
+        bad samples.
+        """
         if batch.items:
             self._items.begin(batch, epoch)
             return self._items.next(log, asked)
@@ -48,7 +51,7 @@ class Handover:
         return value
 
     def value(self, epoch: Epoch, batch: Batch) -> Value:
-        """The batch as the consumer sees it, where it has not failed; that it cannot be handed over is its failure."""
+        """Returns the batch as the consumer sees it. If it cannot be handed over, that is its failure."""
         if batch.failure is None and batch.size:
             try:
                 return self._assembly.value(batch)
@@ -68,7 +71,7 @@ class Handover:
         wait: float,
         positions: Sequence[Span],
     ) -> None:
-        """The consumer waited so many seconds for the batch of these positions, and gets it ``now``."""
+        """Logs the delivery of a batch at ``now``, after a wait."""
         first, number, size = epoch.first_serial, batch.order - epoch.first_order, batch.size
         if (streams := epoch.source.streams) is not None:
             size = streams.size_of(batch.dealt[0][0], self._whole)
@@ -84,21 +87,18 @@ class Handover:
 
 
 class ItemRun:
-    """What was taken together, and is delivered one by one: samples, or batches of workers' own streams.
-
-    ``whole``: samples of a batch. ``left``: how the consumer gets at each.
-    """
+    """Samples (or batches of workers' own streams) that were taken together and are delivered one by one."""
 
     def __init__(self, whole: int) -> None:
-        self._whole = whole
-        self.left: deque[Callable[[], Value]] = deque()
+        self._whole = whole  # samples of a batch of a worker's stream
+        self.left: deque[Callable[[], Value]] = deque()  # return the items
         self.epoch = 0
         self._tickets: Iterator[TicketId] = iter(())
         self._number = self._first = 0  # among the epoch's batches; the epoch's first serial
         self._streams: WorkerStreams | None = None
 
     def begin(self, batch: Batch, epoch: Epoch) -> None:
-        """These are the next."""
+        """Begins with the items of this batch."""
         self.left.extend(batch.items)
         self.epoch, self._number, self._first = epoch.number, batch.number, epoch.first_serial
         self._streams, self._tickets = epoch.source.streams, tickets(batch.spans)
@@ -109,11 +109,11 @@ class ItemRun:
 
     @property
     def span(self) -> list[Span]:
-        """The positions of the next."""
+        """Returns the positions of the next item."""
         return [(self._position, self._position + 1)]
 
     def next(self, log: Telemetry, asked: float) -> Value:
-        """The next as the consumer sees it. Raises what keeps it from being handed over."""
+        """Returns the next item as the consumer sees it. Raises what keeps it from being handed over."""
         lent, positions, number = self.left.popleft(), self.span, self._number
         size = 1 if self._streams is None else self._streams.size_of(self._position, self._whole)
         self._number = number + 1

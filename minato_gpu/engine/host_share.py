@@ -1,4 +1,4 @@
-"""The page by which the ranks of one job on this host share its cores (``max_workers="host"``).
+"""The page of memory by which the ranks of one job on this host share its cores (``max_workers="host"``).
 
 It is a small file in the user's private folder, mapped by every rank. A rank writes its own row and reads the others';
 nobody waits for anybody. A row that has been silent for a second does not count, so a rank that is dead, stopped or
@@ -20,17 +20,17 @@ _ROW_BYTES = 64  # float64 each; a cache line
 
 
 class HostShare:
-    """A rank's part in its job's page. ``workers``: how many should be at work now."""
+    """A rank's row in its job's page. ``workers``: how many should be at work now."""
 
     def __init__(self, host: HostCores, workers: int) -> None:
-        """Raises OSError where the user has no private folder."""
+        """Raises OSError if the user has no private folder."""
         self.workers = workers
         self._host = host
         self._due = 0.0
         self._page = SharedFile(f"cores-{host.job}", _ROW_BYTES * host.ranks)
 
     def look(self, now: float, ready: float) -> bool:
-        """Say that ``ready`` batches lie ready, and see what others have. Returns whether ``workers`` has changed."""
+        """Writes how many batches are ready, and reads what others have. Returns whether ``workers`` has changed."""
         if now < self._due:
             return False
         self._due = now + PERIOD_S
@@ -42,5 +42,5 @@ class HostShare:
         return self.workers != before
 
     def close(self) -> None:
-        """Leave the page; the last rank removes it."""
+        """Leaves the page; the last rank removes it."""
         self._page.close()

@@ -14,8 +14,7 @@ from minato_gpu.window.assembly import Assembly
 
 
 class Jobs:
-    """The jobs of one run, by the order of their batches. A job names its batch's samples, and of each where it is
-    stored; those that are stored nowhere it prepares."""
+    """The jobs of one run, by the order of their batches."""
 
     def __init__(self, assembly: Assembly, deaths: Deaths) -> None:
         self._assembly = assembly
@@ -24,11 +23,11 @@ class Jobs:
         self._left: set[TicketId] = set()  # samples that jobs are to prepare, and nobody has
 
     def leave(self, spans: tuple[TicketSpan, ...]) -> None:
-        """These samples are to be prepared by the jobs that join them."""
+        """Leaves these samples to the jobs that join them, to be prepared there."""
         self._left.update(tickets(spans))
 
     def task(self, chunk: m.Chunk, run: int, seeds: dict[int, int]) -> Task:
-        """The task of joining the chunk's batch, without marks."""
+        """Returns the task of joining the chunk's batch, without marks."""
         spans, window = self._assembly.spans(chunk.order), self._assembly.window
         stored = None if chunk.order in self._anew else self._stored(spans)
         epoch, piece = window.at(spans[0][0]).epoch, window.described(spans)._replace(stored=stored)
@@ -36,7 +35,7 @@ class Jobs:
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], (piece,), singly=singly)
 
     def _stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
-        """Where the samples are stored; None where none is, or a device does not give them up."""
+        """Returns where the samples are stored; None where none is, or a device does not give them up."""
         try:
             stored = self._assembly.stored(spans)
         except Exception:
@@ -45,8 +44,10 @@ class Jobs:
 
     @staticmethod
     def send(lane: Lane, task: Task) -> Task:
-        """Have a batch joined; returns the task, as it was sent. What a device has left in this process may be
-        nothing that can be sent to a worker: the job then prepares all of them."""
+        """Sends a job to a lane; returns the task as it was sent.
+
+        What a device has left in this process may be impossible to send to a worker: the job then prepares all of them.
+        """
         try:
             lane.send(task)
         except Exception:
@@ -58,8 +59,10 @@ class Jobs:
         return task
 
     def joined(self, order: OutputBatch, items: list[Item], prepared: int, log: Telemetry) -> int:
-        """A worker is through with the job, and has ``prepared`` so many of its samples; returns how many of these
-        nobody had prepared before."""
+        """Takes in a job that has ended, having ``prepared`` so many of its samples.
+
+        Returns how many of them are counted first.
+        """
         spans = self._assembly.spans(order)
         first = self._left.intersection(tickets(spans)) if self._left else set[TicketId]()
         self._left -= first
@@ -68,7 +71,7 @@ class Jobs:
         return len(first)
 
     def lost(self, chunk: m.Chunk, job: Piece, exit_: Exit, claim: Claim, log: Telemetry) -> bool:
-        """A worker died at the job; returns whether another is to try it."""
+        """Handles the death of a worker at the job; returns whether another worker is to try it."""
         order, stop = chunk.order, len(job.keys)
         spans = self._assembly.spans(order)
         verdict = self._deaths.judge(exit_, claim, chunk.lane, spans, 0, stop, self._assembly, job=True)

@@ -1,4 +1,5 @@
-"""Waiting for lanes that ring no bell, and the reader process: their descriptors, watched by whoever waits."""
+"""Waits for lanes that do not ring the workers' bell, and for the reader process: their descriptors, watched
+together."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from minato_gpu.lanes.contract import Lane
 
 
 class LaneWatch:
-    """Watches the descriptors of those of the lanes that do not ring the workers' bell, for one thread.
+    """Watches the descriptors of lanes that do not ring the workers' bell, for one thread.
 
     Each is watched until it has been readable once; then ``arm`` asks for more. So a lane that speaks while nobody
     wants to hear it wakes nobody twice. Lanes are asked for their descriptors every time, which may have changed.
@@ -23,16 +24,16 @@ class LaneWatch:
         self._epoll = select.epoll() if self.any else None
 
     def fileno(self) -> int:
-        """Readable once one of them has something to tell."""
+        """Returns a descriptor that is readable once a lane has something to report."""
         assert self._epoll is not None
         return self._epoll.fileno()
 
     def spoke(self) -> bool:
-        """Whether any of them has something to tell; those are not watched any more."""
+        """Whether any lane has something to report; such lanes are not watched any more until ``arm``."""
         return self._epoll is not None and bool(self._epoll.poll(0))
 
     def arm(self, names: Iterable[str] | None = None) -> None:
-        """Watch them again, or only those of the lanes ``names``; what has come meanwhile is noticed at once."""
+        """Watches lanes again (all, or ``names``); what has come meanwhile is noticed at once."""
         if self._epoll is None:
             return
         for fd in self._more if names is None else ():
@@ -51,6 +52,6 @@ class LaneWatch:
                 epoll.register(fd, mask)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stops watching."""
         if self._epoll is not None:
             self._epoll.close()

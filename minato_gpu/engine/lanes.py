@@ -24,24 +24,20 @@ from minato_gpu.window.loading import Loading
 
 @dataclass
 class Site:
-    """Where lanes are opened, and what they need for it.
-
-    ``replaceable``: worker processes that end are replaced. ``device_lanes``: names. ``make_loading`` opens the way to
-    devices, ``loading`` once it is there; ``make_device_lane`` a lane, with its device's.
-    """
+    """Where lanes are opened, and what they need for it."""
 
     loader: Arguments
     options: Options
     job: Job
     links: WorkerChannels
-    replaceable: bool
-    device_lanes: tuple[str, ...]
+    replaceable: bool  # worker processes that end are replaced
+    device_lanes: tuple[str, ...]  # their names
     make_loading: Callable[[WorkerChannels], Loading]
     make_device_lane: Callable[[WorkerChannels, Transfers | None, str], DeviceLane]
-    loading: Loading | None = None
+    loading: Loading | None = None  # the way of batches to devices, once it is open
 
     def open_lanes(self, undo: contextlib.ExitStack) -> dict[str, Lane]:
-        """All lanes, by name; ``undo`` closes what is open."""
+        """Opens all lanes, by name; ``undo`` closes what is open."""
         lanes: dict[str, Lane] = {}
         for opened in LANES:
             for lane in opened(self, undo):
@@ -57,7 +53,7 @@ def _processes(site: Site, _: contextlib.ExitStack) -> Iterator[Lane]:
 
 
 def _loading(site: Site, undo: contextlib.ExitStack) -> Iterator[Lane]:
-    """No lane, but what those below need of a GPU."""
+    """Opens no lane, but what the lanes after it need of a GPU."""
     if site.options.device.type == "cuda":
         site.loading = site.make_loading(site.links)
         undo.callback(site.loading.close)

@@ -1,4 +1,4 @@
-"""What an engine is made of, and what it is to do, as the loader's arguments say."""
+"""The parts of an engine."""
 
 from __future__ import annotations
 
@@ -22,23 +22,19 @@ from minato_gpu.window.assembly import Assembly
 
 @dataclass(frozen=True)
 class Parts:
-    """``lanes`` by name, first the CPU's. ``recorder`` of the scheduler's events. ``reads``: samples' bytes are read
-    ahead, of ``read_ahead`` batches beyond the window. ``worker_count``, or ``host_share`` where ranks share the host's
-    cores: decides how many workers are at work, if their number may change. ``watchdog``: notices workers and lanes
-    that hang.
-    """
+    """The parts of an engine."""
 
     links: WorkerChannels
-    lanes: Mapping[str, Lane]
+    lanes: Mapping[str, Lane]  # by name, the CPU's first
     assembly: Assembly
     make_scheduler: Callable[[], Scheduler]
     settings: Settings = field(default_factory=Settings)
     estimates: Estimator | None = None
-    recorder: EventLog | None = None
-    reads: ReadAhead | None = None
+    recorder: EventLog | None = None  # of the scheduler's events
+    reads: ReadAhead | None = None  # of samples' bytes
     deaths: Deaths = field(default_factory=Deaths)
     facts: Facts = NO_SUBSCRIBERS
-    worker_count: WorkerCount | None = None
-    host_share: HostShare | None = None
-    watchdog: Watchdog | None = None
-    read_ahead: int = 0
+    worker_count: WorkerCount | None = None  # decides how many workers are at work, if that may change
+    host_share: HostShare | None = None  # decides it where ranks share the host's cores
+    watchdog: Watchdog | None = None  # notices workers and lanes that hang
+    read_ahead: int = 0  # batches beyond the window whose bytes are read

@@ -1,4 +1,4 @@
-"""Between lanes and the runs of a scheduler: what lanes tell goes to the run that it is about.
+"""Between lanes and the runs of a scheduler: what a lane reports goes to the run that it is about.
 
 No thread, no lock, no waiting: whoever calls holds the engine's lock. When a run (run.py) is given up (the consumer
 left an epoch in the middle), what workers are still at stays in its memory until they are through, so that their late
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
 
-from minato_gpu.engine.abandoned import AbandonedRuns
+from minato_gpu.engine.abandoned_runs import AbandonedRuns
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.run import Run
 from minato_gpu.lanes import contract as c
@@ -45,7 +45,7 @@ class Pump:
         self._arrived: deque[tuple[Lane, c.Message]] = deque()  # to be taken in; where that raises, the rest stays
 
     def new_run(self) -> None:
-        """Forget every ticket and begin with a new scheduler; ``open_lanes`` lets it send work."""
+        """Forgets every ticket and begins with a new scheduler; ``open_lanes`` then lets it send work."""
         ended = self.run
         self._known.update(ended.scheduler.lane_costs)
         ended.revoke_all()
@@ -72,7 +72,7 @@ class Pump:
             self.recorder.begin()
 
     def open_lanes(self) -> None:
-        """Tell the scheduler what slots there are; a lane that is still loading opens when it is ready."""
+        """Tells the scheduler which slots there are. A lane that is still loading opens when it is ready."""
         for lane in self.lanes.values():
             if self._slots[lane.name]:
                 self._open(lane, self._slots[lane.name])
@@ -84,7 +84,7 @@ class Pump:
             self.run.handle(m.LaneOpened(perf_counter(), lane.name, slots, lane.kind, known, lane.on_host))
 
     def check_lanes(self) -> None:
-        """Raise RuntimeError where a lane that nobody else can stand in for will never open, or has broken down."""
+        """Raises RuntimeError if a lane that no other can replace will never open, or has broken down."""
         for name, broken in self._broken.items():
             what = "cannot be opened" if name in self.loading else "has broken down"
             raise RuntimeError(f"the {name} lane {what}: {broken.error!r}") from broken.error
@@ -98,7 +98,7 @@ class Pump:
         return self.run.scheduler.pending or comes or (follows and bool(self.run.scheduler.flights))
 
     def receive(self) -> None:
-        """Take in all that lanes have told, and do what follows from it."""
+        """Takes in all that lanes have reported, and does what follows from it."""
         if self.assembly.loading is not None:
             self.assembly.loading.host.clear()
         if self.reads is not None and (fetched := self.reads.receive()):
@@ -156,7 +156,7 @@ class Pump:
                 self._abandoned.through(run, chunk)
 
     def _change(self, lane: Lane, slots: int) -> None:
-        """The lane has so many more slots, or fewer."""
+        """Notes that a lane has so many more slots, or fewer."""
         self._slots[lane.name] += slots
         self._open(lane, slots)
 
@@ -174,23 +174,25 @@ class Pump:
     # --- what the consumer waits for ------------------------------------------------------------------------
 
     def listen(self) -> bool:
-        """Let workers ring once the batch that the consumer waits for is complete; returns whether it is. To be called
-        after ``receive``."""
+        """Lets workers ring once the batch that the consumer waits for is complete; returns whether it is.
+
+        To be called after ``receive``.
+        """
         self.sleep()
         return self._awaited is not None and self.bell.await_tickets(*self._marks(self._awaited), self._awaited.need)
 
     def sleep(self) -> None:
-        """Nobody is about to look at what lanes tell."""
+        """Notes that nobody is about to look at reports."""
         every_task = self.assembly.loading is not None or self._settings.streams  # each task is some worker's own
         for lane in self.lanes.values():
             lane.sleep(every_task=every_task)
 
     def stop_listening(self) -> None:
-        """The consumer waits no more."""
+        """Notes that the consumer waits no more."""
         self.bell.await_nothing()
 
     def _marks(self, awaited: m.Awaited) -> tuple[int, int]:
-        """The marks among which it is to be looked for what is awaited."""
+        """Returns the range of marks that holds what the consumer waits for."""
         lo, hi = awaited.span
         record = self.assembly.window.at(lo)
         if awaited.exactly and record.first == lo and record.rows == hi - lo:
@@ -198,7 +200,7 @@ class Pump:
         return self.completions.ready_anywhere
 
     def _take_awaited(self) -> None:
-        """Take in what is finished of leases that are under way, if that completes the next batch."""
+        """Takes in what is finished of leases under way, if that completes the next batch."""
         awaited = self._awaited = self.run.scheduler.awaited
         if awaited is None:
             return
@@ -220,9 +222,9 @@ class Pump:
             self._awaited = replace(awaited, need=ready + 1)
 
     def _drop(self, report: Report) -> None:
-        """A report of an earlier run: free what it brings, and what that run held once its last chunk is through.
+        """Drops a report of an earlier run: frees what it brings, and what that run held once its last chunk has ended.
 
-        What a sample looks like is true of every run: nobody is asked for that a second time.
+        A sample's layout is true of every run: nobody is asked for it a second time.
         """
         if report.layout is not None:
             self.assembly.samples.learn(report.layout)
@@ -232,7 +234,7 @@ class Pump:
             self._abandoned.through(report.run, report.chunk)
 
     def read_stats(self) -> dict[str, object]:
-        """What has been read ahead, and what was not."""
+        """Returns the entry ``reads`` of ``stats()``."""
         assert self.reads is not None
         direct, seconds = self._parts.links.board.read_directly()
         told = {"by_workers": direct, "by_workers_s": seconds, "workers_idle_s": self.run.scheduler.fetching.idle_s}
@@ -241,9 +243,9 @@ class Pump:
     # --- workers that have died ----------------------------------------------------------------------------
 
     def lost(self, lane: Lane, exit_: c.Exit, log: Telemetry) -> None:
-        """A worker of the lane has ended, and all that it had reported is received: others do what else it had taken.
+        """Handles a worker of the lane that has ended, after all its reports: others do what else it had taken.
 
-        Raises WorkerDied where a replacement would do no better.
+        Raises WorkerDied if a replacement would do no better.
         """
         claim = exit_.claim
         self._slots[lane.name] -= 1
@@ -258,12 +260,12 @@ class Pump:
     # --- what runs ------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Tell the scheduler how far the unfinished chunks have come."""
+        """Tells the scheduler how far the unfinished chunks have come."""
         self.ask()
         self.run.handle(m.Tick(perf_counter()))
 
     def ask(self) -> None:
-        """Have lanes tell what is finished and what they are at, and take in what they answer at once."""
+        """Asks lanes what is finished and what they are at, and takes in what they answer at once."""
         self.at_work.clear()
         for lane in self.lanes.values():
             lane.look()

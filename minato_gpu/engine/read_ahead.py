@@ -1,4 +1,4 @@
-"""Which samples' bytes have been read ahead: between the sampler's order, the reader process and the scheduler.
+"""Which samples' bytes have arrived: between the sampler's order, the reader process and the scheduler.
 
 A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then the scheduler is
 told as the place is admitted; of the rest, whenever it comes. A sample's bytes are released once it is prepared.
@@ -30,22 +30,20 @@ _TIERS = ("memory", "disk")
 
 
 def start_reader(context: Any, *arguments: Any) -> Any:
-    """Start a process in which a function is called, with what it takes. ``context``: of ``multiprocessing``."""
+    """Starts a process that calls a function and passes its argument on. ``context`` is multiprocessing's."""
     started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
     forking.start(started)
     return started
 
 
 def _main(main: Callable[..., None], *arguments: Any) -> None:
-    """Entry of the reader process."""
+    """Is the entry of the reader process."""
     forking.begin()
     main(*arguments)
 
 
 class ReadAhead:
-    """The tickets of one run at a time. ``reader``: lent by the loader; ``source_of``: what the data set declares of a
-    key; ``look_ahead`` tells of an epoch that begins what is known of those to come; ``facts`` are told what has come.
-    """
+    """Reads ahead for the tickets of one run at a time."""
 
     def __init__(
         self,
@@ -54,9 +52,9 @@ class ReadAhead:
         look_ahead: LookAhead | None = None,
         facts: Facts = NO_SUBSCRIBERS,
     ) -> None:
-        self.reader = reader
-        self._source_of = source_of
-        self._look_ahead = look_ahead
+        self.reader = reader  # lent by the loader
+        self._source_of = source_of  # what the data set declares of a key
+        self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins
         self._facts = facts
         self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, if that is heard
         self._counts = reader.counts  # of these workers
@@ -69,7 +67,7 @@ class ReadAhead:
         self._is_wrong = False  # what ``source`` said was no use, which has been told
 
     def new_run(self) -> None:
-        """Nothing of what was wanted is wanted any more."""
+        """Cancels all that was wanted."""
         self.reader.new_run()
         self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
         self._origins = {}
@@ -82,19 +80,19 @@ class ReadAhead:
 
     @property
     def fd(self) -> int:
-        """Readable when there may be something to ``receive``."""
+        """Returns a descriptor that is readable when there may be something to ``receive``."""
         return self.reader.end.fileno()
 
     # --- tickets ---------------------------------------------------------------------------------------------
 
     def begin(self, source: EpochBatches, *, early: bool) -> None:
-        """The tickets that will be wanted from now on are of this epoch; ``early``: which is drawn ahead."""
+        """Begins an epoch: the tickets wanted from now on are its own. ``early``: it is drawn before it begins."""
         if self._look_ahead is not None and not self._lost:
             self.reader.send(self._outbox)
             self.reader.begin(self._look_ahead(source, early=early))
 
     def want(self, record: Record, spans: Iterable[tuple[int, int]]) -> None:
-        """These tickets of a place that has been drawn, by their numbers in it, are to be read."""
+        """Asks for the bytes of tickets of a place that has been drawn; ``spans``: their numbers in it."""
         first = record.first
         wanted = [self._wanted(TicketId(first + at), record.keys[at]) for lo, hi in spans for at in range(lo, hi)]
         serials = [serial for serial, _, _ in wanted]
@@ -131,7 +129,7 @@ class ReadAhead:
             return ()
 
     def admit(self, record: Record) -> list[TicketSpan]:
-        """A place enters the window; returns what of it is fetched."""
+        """Notes that a place enters the window; returns which of its tickets have their bytes."""
         end = record.first + record.rows
         self._admitted = end
         here = [serial for serial in map(TicketId, range(record.first, end)) if serial in self._here]
@@ -141,7 +139,8 @@ class ReadAhead:
         return joined(singles(here))
 
     def receive(self) -> list[TicketSpan]:
-        """Admitted serials that have been fetched since the last call, as spans; a span may reach over places."""
+        """Returns the admitted tickets whose bytes have arrived since the last call, as spans that may reach over
+        places."""
         told = None if self._lost else self.reader.receive()
         if told is None and not self._lost:
             self._lost = True
@@ -169,7 +168,7 @@ class ReadAhead:
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]
     ) -> tuple[Piece, ...]:
-        """The pieces of a task, with where the bytes of their samples lie; ``parts``: their serials."""
+        """Returns the pieces of a task with the places of their samples' bytes; ``parts`` has their tickets."""
         here = self._here
         return tuple(
             piece._replace(fetched=[here.get(TicketId(serial), ()) for serial in range(lo, hi)])
@@ -177,14 +176,14 @@ class ReadAhead:
         )
 
     def release(self, spans: Iterable[TicketSpan]) -> None:
-        """These samples are prepared."""
+        """Releases the bytes of samples that are prepared."""
         for serial in tickets(spans):
             places = self._here.pop(serial, None)
             if places is not None:
                 self._outbox.release(serial, places)
 
     def say(self) -> None:
-        """Tell the reader process what is wanted and released, if it is time; to be called before anybody waits."""
+        """Tells the reader process what is wanted and released, if it is time. To be called before anybody waits."""
         if self._outbox.is_due(self._admitted, self._missing):
             if self._lost:
                 self._outbox = Outbox()
@@ -194,16 +193,16 @@ class ReadAhead:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """What the reader process has done; see ``DataLoader.stats``."""
+        """Returns what the reader process has done (``stats()["reads"]``)."""
         counts = {name: value for name, value in self._counts.items() if name not in _TIERS}
         return {"process": "lost" if self._lost else "runs", **counts}
 
     def cache_stats(self) -> dict[str, Any]:
-        """What is kept, by tier; see ``DataLoader.stats``."""
+        """Returns what is kept, by tier (``stats()["cache"]``)."""
         return {name: self._counts[name] for name in _TIERS if name in self._counts}
 
     def close(self) -> None:
-        """Give the reader process back. Idempotent."""
+        """Gives the reader process back. Idempotent."""
         if not self._closed:
             self._closed = True
             self.reader.give_back()

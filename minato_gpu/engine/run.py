@@ -1,7 +1,7 @@
-"""One life of a scheduler: what it says is done, and what lanes report of that is told to it.
+"""One life of a scheduler: its instructions become tasks, and lanes' reports become its events.
 
-A run ends when its last epoch has been delivered, or when the consumer leaves one in the middle: then a new one begins,
-and what lanes are still at is abandoned (abandoned.py).
+A run ends when its last epoch has been delivered, or when the consumer leaves one in the middle. Then a new one begins,
+and what lanes are still at is abandoned (abandoned_runs.py).
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ _FIRST = 1  # the first run: workers have a data pipe's seed from the data set t
 
 
 class Run:
-    """``number``: 0 is none, only there until the first begins. ``seeds`` and ``logs``: the base seed and the log of
-    each epoch that has tickets here; a prefetched one has its own already."""
+    """One run of the scheduler."""
 
     def __init__(self, number: int, parts: Parts) -> None:
-        self.number = number
+        self.number = number  # 0: none, only there until the first begins
         self.scheduler = parts.make_scheduler()
-        self.seeds: dict[int, int] = {}
-        self.logs: dict[int, Telemetry] = {}
+        self.seeds: dict[int, int] = {}  # by epoch that has tickets here, prefetched ones among them
+        self.logs: dict[int, Telemetry] = {}  # likewise
         self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
         self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
@@ -53,7 +52,7 @@ class Run:
         self._jobs = Jobs(parts.assembly, parts.deaths)
 
     def add_epoch(self, number: int, seed: int) -> None:
-        """Tickets of this epoch will come."""
+        """Notes that tickets of this epoch will come."""
         self.seeds[number] = seed
         log = self.logs[number] = Telemetry(perf_counter(), number, self._parts.facts)
         for lane in self._lanes.values():
@@ -61,11 +60,11 @@ class Run:
 
     @property
     def sent(self) -> list[Flight]:
-        """The chunks that lanes have."""
+        """Returns the chunks that lanes have."""
         return [flight for flight in self.scheduler.flights.values() if flight.task is not None]
 
     def revoke_all(self) -> None:
-        """Let no worker start another sample of what it was sent; batches are joined to their end."""
+        """Keeps workers from starting another sample of what they were sent. Jobs are joined to their end."""
         for chunk in (flight.chunk for flight in self.sent):
             if chunk.kind != "collate":
                 self._lanes[chunk.lane].revoke(self.number, chunk.number, 0)
@@ -73,7 +72,7 @@ class Run:
     # --- what the scheduler says ----------------------------------------------------------------------------
 
     def handle(self, event: m.Event) -> None:
-        """Tell the scheduler, and do what it says."""
+        """Tells the scheduler of an event, and does what it says."""
         instructions = self.scheduler.handle(event)
         if self._parts.recorder is not None:
             self._parts.recorder(event, instructions)
@@ -118,15 +117,14 @@ class Run:
         lane.send(task._replace(stop=chunk.stop, singly=singly, credit=chunk.credit, ended=ended))
 
     def _dispatch_job(self, lane: Lane, chunk: m.Chunk) -> None:
-        """A worker is to join a batch, and to prepare what is missing of it."""
+        """Sends a worker the job of joining a batch, and of preparing what is missing of it."""
         task = self._jobs.task(chunk, self.number, self.seeds)
         (piece,) = task.pieces
         piece = piece._replace(marks=self._parts.links.completions.reserve(len(piece.keys)))
         self.scheduler.flights[chunk.number].task = self._jobs.send(lane, task._replace(pieces=(piece,)))
 
     def _admit(self, chunk: m.Chunk) -> None:
-        """The scheduler has asked for batches of a worker's own stream: tickets without keys, which enter the window as
-        a place."""
+        """Makes a place of tickets without keys, for batches that the scheduler asks for from a worker's own stream."""
         lo, hi = chunk.spans[0]
         positions = cast("Sequence[Position]", range(lo, hi))
         self._assembly.admit(Record(next(iter(self.seeds)), lo, positions, [None] * (hi - lo), None))
@@ -134,7 +132,7 @@ class Run:
             self.streams.turns.update(dict.fromkeys(serials(lo, hi), chunk.worker))
 
     def _begun(self, task: Task, worker: int) -> Task:
-        """The task, with where the worker's stream begins if it is the first."""
+        """Returns the task with where the worker's stream begins, if it is its first one."""
         shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
         start = self.stream_starts.pop(worker, None)
         return task._replace(samples=self._settings.batch, start=start, shared_seed=shared)
@@ -142,7 +140,7 @@ class Run:
     # --- what lanes report ----------------------------------------------------------------------------------
 
     def reported(self, lane: Lane, report: Report, shown: Telemetry | None) -> None:
-        """A lane has finished some of a chunk. ``shown``: the log of the epoch that is delivered."""
+        """Takes in a lane's report on a chunk. ``shown`` is the log of the epoch that is delivered."""
         if report.layout is not None:
             self._assembly.samples.learn(report.layout)
         flight = self.scheduler.flights[report.chunk]
@@ -173,17 +171,17 @@ class Run:
             self.handle(m.Inspected(perf_counter(), report.chunk, cpu, device, nbytes, between))
 
     def _joined(self, flight: Flight, report: Report) -> int:
-        """A job is done: take its batch in; returns how many samples it has prepared first."""
+        """Takes in the batch of a job that is done; returns how many samples it has prepared first."""
         assert report.items is not None
         return self._jobs.joined(flight.chunk.order, report.items, report.prepared, self.logs[flight.task.epoch])
 
     def recalled(self, chunk: int) -> None:
-        """The lane gives back a chunk, of which it has done no more than it has reported."""
+        """Takes back a chunk of which the lane has done no more than it has reported."""
         if (flight := self.scheduler.flights.get(chunk)) is not None:
             self._end(flight, flight.done)
 
     def _end(self, flight: Flight, done: int, seconds: float = 0.0) -> None:
-        """The lane is through with the chunk."""
+        """Notes that the lane has ended the chunk."""
         self._free_marks(flight)
         self.handle(m.Finished(perf_counter(), flight.chunk.number, done, seconds))
 
@@ -217,7 +215,7 @@ class Run:
         (shown or log).kept_busy(lane.name, report)
 
     def _finished(self, report: Report, spans: tuple[TicketSpan, ...], ended: int = 0) -> None:
-        """Samples are ready, have failed, or are handed over to another lane."""
+        """Takes in samples that are ready, have failed, or are handed over to another lane."""
         found = self._assembly.samples.arrived(spans, report.items)
         self._release(spans)
         failed = tuple(report.first + at for at in found.failed)
@@ -226,12 +224,15 @@ class Run:
         self.handle(m.Finished(now, *what, failed, handed, found.held, ended, report.own_s))
 
     def _release(self, spans: tuple[TicketSpan, ...]) -> None:
-        """What was read ahead for these samples is not needed any more."""
+        """Releases what was read ahead for these samples."""
         if self._reads is not None:
             self._reads.release(spans)
 
     def _advance(self, report: Report, worker: int, span: TicketSpan) -> tuple[Report, tuple[TicketSpan, ...]]:
-        """A worker has come further in its own stream: the report, of its batches alone, and their tickets."""
+        """Takes in how far a worker has come in its own stream.
+
+        Returns the report on its batches alone, and their tickets.
+        """
         lo, hi, items = *span, list[Item]()
         for ticket, item in zip(serials(lo, hi), report.items or (), strict=True):
             state = item.state if isinstance(item, Yielded) else None
@@ -245,11 +246,11 @@ class Run:
         return report._replace(items=items), (((lo, end),) if items else ())
 
     def revoked(self, revoked: Revoked) -> None:
-        """Of a chunk so many samples are kept by the worker that has it."""
+        """Notes how many samples of a chunk the worker that has it keeps."""
         self.handle(m.Revoked(perf_counter(), revoked.chunk, revoked.keep, revoked.nbytes))
 
     def progress(self, each: AtWork, now: float) -> None:
-        """A worker is at a sample of a chunk that holds more of them, or may hand it over."""
+        """Tells the scheduler how far a worker has come in a chunk."""
         flight = self.scheduler.flights.get(each.claim.chunk)
         if flight is not None and flight.chunk.kind in ("run", "next") and (flight.size > 1 or self._settings.cuts):
             done = max(0, each.claim.started - 1)
@@ -258,7 +259,7 @@ class Run:
     # --- workers that have died ----------------------------------------------------------------------------
 
     def lost(self, lane: Lane, exit_: Exit, log: Telemetry) -> None:
-        """A worker of the lane has ended; all that it had reported is received. Others do what else it had taken."""
+        """Handles a worker of the lane that has ended, after all its reports. Others do what else it had taken."""
         claim = exit_.claim
         flight = self.scheduler.flights.get(claim.chunk) if claim.run == self.number else None
         if flight is None:
@@ -283,12 +284,12 @@ class Run:
             self.handle(m.Lost(perf_counter(), lane.name, chunk.number, settled, offsets, found.nbytes))
 
     def _free_marks(self, flight: Flight) -> None:
-        """Nobody is at this chunk any more."""
+        """Frees the marks of a chunk that nobody is at any more."""
         if flight.chunk.kind == "collate":
             self._parts.links.completions.give_back(flight.task.pieces[0].marks)
 
-    def told_of(self, claim: Claim, lane: str) -> str:
-        """What a worker of the lane is at, in words."""
+    def in_words(self, claim: Claim, lane: str) -> str:
+        """Returns in words what a worker of the lane is at."""
         flight = self.scheduler.flights.get(claim.chunk) if claim.run == self.number else None
         stage = self._deaths.stage(claim)
         at = claim.started - 1
@@ -301,6 +302,9 @@ class Run:
 
 
 def _failed(report: Report, *, stream: bool) -> int:
-    """Samples that were not prepared. Those of a batch that could not be joined were; of a stream's batch nobody knows
-    what it was that failed, and one is taken for it."""
+    """Returns how many samples of a report failed.
+
+    Samples of a batch that could not be joined were prepared. Of a stream's batch nobody knows which sample failed: it
+    counts as one.
+    """
     return sum(isinstance(item, Failure) and (stream or not item.collated) for item in report.items or ())

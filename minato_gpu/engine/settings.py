@@ -1,4 +1,4 @@
-"""What a loader's arguments mean for its engine: sizes and rules, worked out once, before anything is started."""
+"""The sizes and rules that a loader's arguments mean for its engine, worked out before anything is started."""
 
 from __future__ import annotations
 
@@ -22,31 +22,20 @@ _LONG_S = 0.1  # a micro-batch of a GPU, or of a device that works alone: as man
 
 @dataclass(frozen=True)
 class Settings:
-    """``workers``: that are started (the loader's ``num_workers`` of them are at work at first). ``batch``: samples of
-    a batch. ``window``: batches admitted and not delivered. ``micro_batch``: most samples of one dispatch to a device.
+    """What an engine is to do."""
 
-    ``streams``: every worker iterates the data set for itself, so that nothing is drawn here, and an epoch ends when
-    its streams do. ``items``: samples are delivered one by one, in order; so many, at most, are then admitted and
-    handed over together (0: they are not). ``cuts``: stages before which samples may go on from one lane to another.
-    ``stacks``: batches are what ``default_collate`` makes of samples that a worker is asked for one by one. ``whole``:
-    a batch that is joined by a worker is wholly its own.
-
-    ``replaces``: a worker that dies is replaced, where it can be; ``replaceable``: it can be, because it is a process.
-    ``timeout``: seconds that the consumer waits for a batch, 0 for no limit. ``policy``: what the scheduler is told.
-    """
-
-    batch: int = 1
-    window: int = 1
-    workers: int = 0
-    micro_batch: int = MICRO_BATCH
-    items: int = 0
-    streams: bool = False
-    stacks: bool = False
-    whole: bool = False
-    cuts: tuple[int, ...] = ()
-    replaces: bool = False
-    replaceable: bool = False
-    timeout: float = 0.0
+    batch: int = 1  # samples of a batch
+    window: int = 1  # batches that are admitted and not delivered
+    workers: int = 0  # that are started; ``num_workers`` of them are at work at first
+    micro_batch: int = MICRO_BATCH  # most samples of one dispatch to a device
+    items: int = 0  # samples, delivered one by one in order, that are admitted and handed over together; 0: batches
+    streams: bool = False  # every worker iterates the data set itself, and the epoch ends when all streams do
+    stacks: bool = False  # batches are what ``default_collate`` makes of samples that are asked for one by one
+    whole: bool = False  # a worker that joins a batch prepares all of it
+    cuts: tuple[int, ...] = ()  # stages before which samples may go on from one lane to another
+    replaces: bool = False  # a worker that dies is replaced, where it can be
+    replaceable: bool = False  # it can be, because it is a process
+    timeout: float = 0.0  # seconds that the consumer waits for a batch; 0: no limit
     policy: Policy = field(default_factory=lambda: Policy(window=1))
 
     @classmethod
@@ -79,8 +68,10 @@ class Settings:
         return replace(found, policy=policy, whole=not (items or found.cuts) and (not batched or policy.fixed))
 
     def _micro_batch(self, loader: Arguments, options: Options) -> int:
-        """A device's dispatches go by what they are predicted to take; of several devices none may hold more than its
-        share of the window."""
+        """Returns the most samples of one dispatch to a device.
+
+        Dispatches go by predicted seconds; of several devices none may hold more than its share of the window.
+        """
         most, devices = MICRO_BATCH, len(options.devices)
         if options.device.type != "cpu":
             most = min(MOST_ON_GPU, max(MICRO_BATCH, self.batch))
@@ -113,17 +104,20 @@ class Settings:
         return replace(policy, device_s=_LONG_S) if on_gpu or not policy.cpu_runs else policy
 
     def _more_batches(self, loader: Arguments, options: Options) -> int:
-        """By which the window may grow: where the user has not said how long it is, and no device has a share of it."""
+        """Returns by how many batches the window may grow: only where the user has not set it, and there are no
+        devices."""
         fixed = loader.prefetch_given or self.streams or len(options.devices) > 1 or "device" in options.lanes
         return 0 if fixed else max(0, _MOST_PREFETCH * self.workers - self.window)
 
     def batches_on_device(self, lanes: int) -> int:
-        """Batches that a device is to hold where no budget is given: the next one, one that is loaded behind it, and
-        room for as many samples as its ``lanes`` prepare at once. The others wait on the host, whose window is
-        larger."""
+        """Returns how many batches a device holds where no budget is given.
+
+        These are the next one, one loaded behind it, and room for as many samples as its ``lanes`` prepare at once. The
+        others wait on the host.
+        """
         return lanes * (2 + -(-HELD * self.micro_batch // self.batch))
 
 
 def _prefetch(loader: Arguments) -> int:
-    """Batches admitted for each worker."""
+    """Returns the batches that are admitted for each worker."""
     return max(1, loader.prefetch_factor or 0)

@@ -15,14 +15,13 @@ from minato_gpu.threads import await_event
 
 
 class WorkerSupervisor:
-    """``replaces``: a worker that dies is replaced, else it is an error; ``watchdog``: notices what hangs; ``lanes``:
-    those that ring no bell, for the pump thread, which ``heard`` one of them the last time that it waited."""
+    """Replaces workers that die or hang, or raises the error."""
 
     def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None, lanes: LaneWatch) -> None:
         self._pump = pump
-        self._lanes = lanes
-        self.heard = False
-        self._replaces = replaces
+        self._lanes = lanes  # those that do not ring the workers' bell
+        self.heard = False  # one of these woke the pump thread the last time that it waited
+        self._replaces = replaces  # else a worker that dies is an error
         self._watchdog = watchdog
         self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
         self.broken: BaseException | None = None  # found while the consumer was away, who may never need the worker
@@ -33,18 +32,21 @@ class WorkerSupervisor:
         return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:
-        """Raise what was found while the consumer was away: now it must wait."""
+        """Raises what was found while the consumer was away."""
         broken, self.broken = self.broken, None
         if broken is not None:
             raise broken
 
     def next_look(self, now: float) -> float | None:
-        """When to look for what hangs."""
+        """Returns when to look for what hangs."""
         return None if self._watchdog is None else self._watchdog.next_look(now)
 
     def wait(self, wake: int, until: float | None = None) -> bool:
-        """Until ``wake`` is readable, that time has come, a lane tells something, a worker has ended, or one may have
-        hung; whether to ``keep_watch``."""
+        """Waits until ``wake`` is readable, the time ``until`` has come, a lane reports, a worker ends, or one may have
+        hung.
+
+        Returns whether to ``keep_watch``.
+        """
         poll = select.poll()
         for fd in (wake, *(self.exit_fds if self._replaces and self.broken is None else ())):
             poll.register(fd, select.POLLIN)
@@ -60,7 +62,7 @@ class WorkerSupervisor:
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:
-        """While the consumer is away: what would be an error is kept for it."""
+        """Looks after workers while the consumer is away. What would be an error is kept for it."""
         try:
             if self._replaces:
                 self._pump.receive()
@@ -72,7 +74,7 @@ class WorkerSupervisor:
             self.keep(error)
 
     def tend(self, log: Telemetry) -> None:
-        """Workers that are known to have ended are replaced; where they are not, that waits until one is needed."""
+        """Replaces workers that are known to have ended. Without replacing, that waits until one is needed."""
         if self._replaces:
             try:
                 self.check_workers(log)
@@ -80,11 +82,11 @@ class WorkerSupervisor:
                 self.keep(error)
 
     def keep(self, error: BaseException) -> None:
-        """What went wrong while the consumer was away; the first is raised."""
+        """Keeps what went wrong while the consumer was away; the first error is raised."""
         self.broken = self.broken or error
 
     def check_workers(self, log: Telemetry) -> None:
-        """Of those that are known to have ended: one is replaced, or is an error, as it is PyTorch's."""
+        """Replaces workers that are known to have ended, or raises as PyTorch does."""
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()
@@ -96,14 +98,14 @@ class WorkerSupervisor:
             self._pump.lost(lane, fault, log)
 
     def look_for_hangs(self, log: Telemetry) -> None:
-        """If it is time to: a worker that has hung is killed where it can be replaced; all else is an error."""
+        """Looks for what hangs, if it is time: kills a worker that can be replaced, and raises for all else."""
         now = perf_counter()
         if self._watchdog is None or now < self._watchdog.next_look(now):
             return
         self._pump.ask()  # a worker that waits for room to report has not hung
         for hung in self._watchdog.look(perf_counter(), self._pump.at_work):
             lane = self._pump.lanes[hung.lane]
-            text = self._watchdog.words(hung, self._pump.run.told_of(hung.claim, hung.lane))
+            text = self._watchdog.words(hung, self._pump.run.in_words(hung.claim, hung.lane))
             if not (self._replaces and lane.can_kill):
                 log.died(hung=True)
                 raise WorkerHung(text + lane.advice)

@@ -24,7 +24,7 @@ from minato_gpu.lanes.base import Failure, reraise
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import JSON, Key, Origin, Position, shown
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 
 RAISE: Final = "raise"
 SKIP: Final = "skip"

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.samples import Key, Position, witness_of
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
 from minato_gpu.sampling.order import REPLAY, STATE, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from minato_gpu.lanes.base import Failure, Item
 from minato_gpu.lanes.streams import EVERY, StreamState, dataset_part, share_seed
 from minato_gpu.samples import Value
-from minato_gpu.sampling.delivered import HISTORY
+from minato_gpu.sampling.delivered_positions import HISTORY
 
 _NOTHING = StreamState(None)
 MOST_BYTES = 1 << 27

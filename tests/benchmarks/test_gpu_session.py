@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS
 from benchmarks.isolate import MeasurementError, isolated
@@ -136,7 +136,7 @@ def test_the_driver_is_asked_for_a_context() -> None:
 def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     device = FakeDevice()
     monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
 
     def later(holds: Any) -> None:
         if fails and not holds:

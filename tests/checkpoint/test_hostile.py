@@ -18,7 +18,7 @@ from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.checkpoint import checks
 from minato_gpu.checkpoint import state as s
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from tests.contracts.samplers import KeepsPlace, Unknown
 from tests.support.concurrency import alone
 from tests.support.examples import half

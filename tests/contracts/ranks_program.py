@@ -21,7 +21,7 @@ from torch.utils.data import DistributedSampler, Subset
 from minato_gpu import DataLoader, delivery
 from minato_gpu.device import accelerator
 from minato_gpu.device.collated import mapped
-from minato_gpu.engine import building
+from minato_gpu.engine import builder
 from tests.support.fake_device import FakeDevice
 from tests.support.numbers import PIPELINE, Numbers
 
@@ -55,7 +55,7 @@ def main(folder: str, length: str, lanes: str, bad: str = "", count: str = "1") 
         devices.append(FakeDevice(torch.distributed.get_rank(), beside=devices))
     with (
         patch.object(accelerator, "available", lambda _: True),
-        patch.object(building, "Accelerator", lambda device: devices[device.index % len(devices)]),
+        patch.object(builder, "Accelerator", lambda device: devices[device.index % len(devices)]),
         patch.object(delivery, "to_device", lambda batch, at: mapped(batch, devices[at.index % len(devices)].put)),
     ):
         train(folder, int(length), lanes, devices, {int(number) for number in bad.split(",") if number})

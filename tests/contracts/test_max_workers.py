@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.engine import building
+from minato_gpu.engine import builder
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Costly
 from tests.contracts.modes import MINATO, Mode
@@ -41,7 +41,7 @@ class Restless:
 
 @pytest.fixture(autouse=True)
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "WorkerCount", Restless)
+    monkeypatch.setattr(builder, "WorkerCount", Restless)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

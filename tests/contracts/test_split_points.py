@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 import minato_gpu.window.samples
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
@@ -118,7 +118,7 @@ def test_batches_on_a_device(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[
     """Results of the device stay there, whichever lane began with their sample."""
     device = FakeDevice(LAZY_COPIES)
     monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
     plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
     loader = loader_for(device="cuda", persistent_workers=True)
     for want in wanted:

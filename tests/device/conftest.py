@@ -6,7 +6,7 @@ import pytest
 
 import minato_gpu.delivery
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu.device.collated import mapped
 from tests.device.several import Careless, Machine
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
@@ -22,7 +22,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
             devices.append((Careless if number == careless else FakeDevice)(order, beside=devices))
             devices[-1].uuid = f"{number}-uuid"
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda device: devices[device.index])
+        monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[device.index])
         put = lambda batch, device: mapped(batch, devices[device.index].put)  # noqa: E731
         monkeypatch.setattr(minato_gpu.delivery, "to_device", put)
         return devices

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minato_gpu.device.dali_errors import leaves_graph_usable, sample_of
-from minato_gpu.device.dali_graph import _SUSPECT, DaliGraph
+from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph
 from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.stages import Fields, Params
 
@@ -141,17 +141,22 @@ def test_where_feeding_fails_the_graph_is_built_anew(graph: DaliGraph, monkeypat
 def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> None:
     """The rarer the more fails: to build stops the training loop."""
     samples, builds = Photographs(), list[int]()
-    for _ in range(4 * _SUSPECT):
+    for _ in range(4 * _FAILURE_LIMIT):
         batch, drawn = samples.some(1)
         spoil(batch[0], 0)
         with contextlib.suppress(RuntimeError):
             graph.run(batch, drawn)
         builds.append(graph.builds)
-    assert [builds.index(count) + 1 for count in (1, 2, 3, 4)] == [1, _SUSPECT, 2 * _SUSPECT, 4 * _SUSPECT]
+    assert [builds.index(count) + 1 for count in (1, 2, 3, 4)] == [
+        1,
+        _FAILURE_LIMIT,
+        2 * _FAILURE_LIMIT,
+        4 * _FAILURE_LIMIT,
+    ]
     assert graph.built
     batch, drawn = samples.some(1)
     samples.check(batch, graph.run(batch, drawn))
-    assert graph._suspect == _SUSPECT
+    assert graph._failure_limit == _FAILURE_LIMIT
 
 
 def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatch, graph: DaliGraph) -> None:

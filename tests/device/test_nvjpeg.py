@@ -32,7 +32,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> dict[str, Libraries]:
             known["loaded"][Path(library).name] = version
         return version
 
-    monkeypatch.setattr(nvjpeg, "_ask", ask)
+    monkeypatch.setattr(nvjpeg, "_version_of", ask)
     monkeypatch.setattr(nvjpeg, "_folders", lambda: [Path("/first"), Path("/packages")])
     monkeypatch.setattr(nvjpeg, "codec_version", lambda: "0.8.1.4")
     for name in (nvjpeg.REGIONS, nvjpeg.ENGINE_LOAD, nvjpeg.WAITS):

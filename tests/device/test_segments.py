@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu import DataLoader
 from minato_gpu.device.executor import DeviceExecutor, segments
 from minato_gpu.device.functions import FunctionSegment
@@ -226,7 +226,7 @@ def test_texts_that_a_function_makes_are_stacked_and_made_by_it(
 ) -> None:
     device = FakeDevice(LAZY_COPIES)
     monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
     how = CupyFunction(lambda xp, f, p: _text(f)) if kind == "cupy" else TorchFunction(lambda f, p: _text(f))
     writes = {"row": Field(np.float32, (3,)), "text": Field(object)}
     read = Stage("read", ("n",), {"row": writes["row"]}, cpu=_rows)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import minato_gpu.delivery
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu.device import nvml
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput, Issued
@@ -110,7 +110,7 @@ def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) ->
 
 def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = machine(2)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda device: devices[:1][device.index])
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[:1][device.index])
     with pytest.raises(IndexError):
         iter(loader_on(devices))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.faults.deferred import DeferredError
+from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.faults.watchdog import Hung, Watchdog
 from minato_gpu.lanes.contract import AtWork
 from minato_gpu.memory.status_board import Claim

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.engine import building, host_share
+from minato_gpu.engine import builder, host_share
 from minato_gpu.engine.host_share import PERIOD_S, HostShare
 from minato_gpu.lanes import host_cores
 from minato_gpu.lanes.host_cores import HostCores
@@ -121,7 +121,7 @@ def test_a_rank_alone_goes_on_without_a_page(monkeypatch: pytest.MonkeyPatch, ca
     def refused(*_: object) -> None:
         raise OSError("no folder for you")
 
-    monkeypatch.setattr(building, "HostShare", refused)
+    monkeypatch.setattr(builder, "HostShare", refused)
     assert [int(batch) for batch in _loader(8)] == list(range(8))
     assert "no folder for you" in caplog.text
 

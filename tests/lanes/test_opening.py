@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.lane import DeviceLane
@@ -207,7 +207,7 @@ def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPa
     """A data set, and nvImageCodec when a worker imports it, use the current one."""
     second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
     monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: second)
+    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: second)
     loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
     assert all(batch.tolist() == [1] * 4 for batch in loader)
 

@@ -44,7 +44,7 @@ FAULTS = (
     Fault(
         "workers that end before any work are replaced for ever",
         "engine/deaths.py",
-        "        if self._unborn[number] >= STARTS:\n",
+        "        if self._failed_starts[number] >= STARTS:\n",
         "        if False:\n",
         ("engine/test_deaths.py", "contracts/test_deaths.py"),
     ),
@@ -147,7 +147,7 @@ FAULTS = (
     ),
     Fault(
         "an error that was kept is raised for every batch",
-        "faults/deferred.py",
+        "faults/deferred_error.py",
         "error, self.kept = self.kept, None",
         "error = self.kept",
         ("engine/test_faults.py",),

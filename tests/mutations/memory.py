@@ -22,7 +22,7 @@ FAULTS = (
     ),
     Fault(
         "memory of a run that was given up is free while workers write",
-        "engine/abandoned.py",
+        "engine/abandoned_runs.py",
         "        self._held.append((chunks, marks, memory))\n",
         "        self._held.append((chunks, marks, []))\n",
         ("engine/test_engine.py",),
@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "a run that was given up is freed while workers write",
-        "engine/abandoned.py",
+        "engine/abandoned_runs.py",
         "        self._held.append((chunks, marks, memory))\n",
         "        self._held.append((set(), marks, memory))\n",
         ("engine/test_engine.py",),

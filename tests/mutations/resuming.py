@@ -7,14 +7,14 @@ from tests.mutations.fault import Fault
 FAULTS = (
     Fault(
         "going back counts batches that the consumer never got",
-        "sampling/delivered.py",
+        "sampling/delivered_positions.py",
         "for before, returned in self._recent if returned]",
         "for before, _ in self._recent]",
         ("sampling/test_sampling.py",),
     ),
     Fault(
         "positions above the line are lost",
-        "sampling/delivered.py",
+        "sampling/delivered_positions.py",
         'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")',
         'ones = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="big")',
         ("sampling/test_sampling.py",),

@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler
 from minato_gpu import DataLoader
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.samples import key_digest
-from minato_gpu.sampling.delivered import DeliveredPositions
+from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import Order

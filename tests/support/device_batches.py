@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minato_gpu.device.accelerator
-import minato_gpu.engine.building
+import minato_gpu.engine.builder
 from minato_gpu import DataLoader
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH
@@ -25,7 +25,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Fake:
     def make(order: Order = LAZY_COPIES, **more: Any) -> FakeDevice:
         device = FakeDevice(order, **more)
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-        monkeypatch.setattr(minato_gpu.engine.building, "Accelerator", lambda _: device)
+        monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
         return device
 
     return make

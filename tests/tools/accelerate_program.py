@@ -22,7 +22,7 @@ from torch.utils.data import Subset
 from minato_gpu import DataLoader
 from minato_gpu.accelerated import prepare
 from minato_gpu.device import accelerator as accelerators
-from minato_gpu.engine import building
+from minato_gpu.engine import builder
 from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 from tests.support.numbers import PIPELINE, Numbers
 
@@ -36,7 +36,7 @@ def main(folder: str) -> None:
     with (
         patch.dict(sys.modules, {"datasets": None}),
         patch.object(accelerators, "available", lambda _: True),
-        patch.object(building, "Accelerator", lambda _: device),
+        patch.object(builder, "Accelerator", lambda _: device),
     ):
         told = train(accelerator, Path(folder, f"state-{accelerator.process_index}.json"))
     device.finish()

@@ -22,7 +22,7 @@ from typing import Any
 from minato_gpu.caching.choice import Choice, choose, look_ahead
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
-from minato_gpu.engine.building import READ_AHEAD
+from minato_gpu.engine.builder import READ_AHEAD
 from minato_gpu.lab.analysis.profile import Storage
 from minato_gpu.lab.simulation.intake import Arrival
 from minato_gpu.sources.blocks import Blocks, space_of

@@ -1,4 +1,4 @@
-"""From a loader's arguments to a running engine."""
+"""Builds a running engine from a loader's arguments."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seco
 
 
 class Records(NamedTuple):
-    """What is noted of an engine's runs. ``events``: where the scheduler's go; ``facts`` is told what happens."""
+    """Where an engine's runs are recorded."""
 
-    events: Path | None = None
+    events: Path | None = None  # where the scheduler's events and instructions go
     facts: Facts = NO_SUBSCRIBERS
 
 
@@ -72,7 +72,7 @@ NO_RECORDS = Records()
 
 
 class Builder:
-    """Makes what an engine is made of."""
+    """Makes the parts of an engine."""
 
     def __init__(self, loader: Arguments, options: Options, records: Records = NO_RECORDS) -> None:
         self.loader = loader
@@ -82,11 +82,11 @@ class Builder:
 
     @cached_property
     def source_of(self) -> SourceOf | None:
-        """Where samples' bytes lie, if the data set says so: then they are read ahead."""
+        """The function that says where a sample's bytes are, if the data set has one: then they are read ahead."""
         return None if self.settings.streams else source_of(self.loader.dataset)
 
     def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
-        """One device's, whose batches go there by ``transfers``."""
+        """Returns the lane of one device, whose batches go there by ``transfers``."""
         device = str(self.options.device) if transfers is None else transfers.accelerator.compute
         both = "cpu" in self.options.lanes
         alone = max(1, usable_cores() // len(self.options.devices))  # workers that only read leave the cores idle
@@ -96,7 +96,7 @@ class Builder:
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
-        """Borrow the reader process, where the data set says what there is to be read."""
+        """Borrows the reader process, if the data set says what there is to be read."""
         if self.source_of is None:
             return None
         loader, cache, share = self.loader, self.options.cache, self.options.share
@@ -119,7 +119,10 @@ class Builder:
         return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
 
     def loading(self, links: WorkerChannels) -> Loading:
-        """The way to every device: each has a budget and a thread of its own, even if it is named more than once."""
+        """Returns the way of batches to devices.
+
+        Each device has a budget and a thread of its own, even if it is named twice.
+        """
         devices = self.options.devices
         accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
         host, budget = Host(links.engine_arena, links.loans, accelerators[devices[0]]), self.loader.device_memory_budget
@@ -131,7 +134,7 @@ class Builder:
         return Loading([ways[device] for device in devices], host)
 
     def estimator(self, lanes: dict[str, Lane]) -> Estimator | None:
-        """Predicts costs; of an iterable data set's samples nothing is known before."""
+        """Returns what predicts costs; None for an iterable data set, of whose samples nothing is known before."""
         if self.settings.streams:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]
@@ -148,9 +151,9 @@ class Builder:
 
 
 def build_engine(loader: Arguments, options: Options, base_seed: int, records: Records, readers: ReaderOwner) -> Engine:
-    """Start workers and device executors for the loader; the engine is closed at the latest when Python ends.
+    """Starts workers and device executors for the loader. The engine is closed at the latest when Python ends.
 
-    ``readers``: has the loader's reader process.
+    ``readers`` owns the loader's reader process.
     """
     builder = Builder(loader, options, records)
     settings = builder.settings
@@ -168,7 +171,7 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
         "in_order": settings.policy.fixed,
     }
     job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
-    with _told_of_descriptors(loader, options), contextlib.ExitStack() as undo:
+    with _explain_descriptors(loader, options), contextlib.ExitStack() as undo:
         reads = builder.read_ahead(readers)
         if reads is not None:
             undo.callback(reads.close)
@@ -192,8 +195,8 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
 
 
 @contextlib.contextmanager
-def _told_of_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
-    """Where descriptors run out, it is said what to do."""
+def _explain_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
+    """Adds to an error of exhausted file descriptors what to do."""
     try:
         yield
     except OSError as error:
@@ -216,7 +219,7 @@ def _host_share(host: HostCores | None, workers: int) -> HostShare | None:
 
 
 def _close_at_exit(engine: Engine) -> None:
-    """Before DALI shuts down: what was registered last runs first."""
+    """Has the engine closed before DALI shuts down: what was registered last runs first."""
     atexit.unregister(engine.close)
     atexit.register(engine.close)
 

@@ -1,4 +1,4 @@
-"""Memory of runs that were broken off, while workers are still at chunks of theirs."""
+"""Keeps the memory of runs that were broken off until no worker is at their chunks any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Chunks = set[tuple[int, int]]
 
 
 class AbandonedRuns:
-    """What earlier runs held is freed once their last chunk is through: until then workers may write to it."""
+    """Memory of earlier runs, freed once their last chunk has ended: until then workers may write to it."""
 
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
@@ -19,12 +19,15 @@ class AbandonedRuns:
         return bool(self._held)
 
     def add(self, chunks: Chunks, marks: list[int], memory: list[object]) -> None:
-        """A run was broken off while lanes were at these chunks; ``memory`` is free when nobody refers to it."""
+        """Keeps the memory of a run that was broken off while lanes were at these chunks.
+
+        Marks are given back, and ``memory`` is dropped, when the last of the chunks has ended.
+        """
         self._held.append((chunks, marks, memory))
         self._sweep()
 
     def through(self, run: int, chunk: int) -> None:
-        """Nobody is at this chunk any more."""
+        """Notes that nobody is at this chunk any more."""
         for chunks, *_ in self._held:
             chunks.discard((run, chunk))
         self._sweep()
