@@ -49,6 +49,8 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
             device["reads"] = pump.read_stats()
             if kept := pump.reads.cache_stats():
                 device["cache"] = kept
+            if shared := pump.reads.share_stats():
+                device["share"] = shared
         device["window"] = epochs.stats()
         return {**device, **in_memory(assembly.holdings.bytes, assembly.holdings.peak, predicted)}
 

@@ -38,7 +38,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "trace", "metrics_port", "cluster"),
+    *("cache_dir", "share", "share_budget", "trace", "metrics_port", "cluster"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -99,8 +99,12 @@ class DataLoader(TorchDataLoader[T]):
         cache_dir: A directory on a local disk, which processes and runs may share. It is made if it does not exist.
         share: A name. Loaders of this user on this host that have the same one share one process that reads ahead: what
             several of them want at a time is read once, and ``cache`` is one budget in memory for all, the first
-            loader's. Each delivers what it would deliver alone. True: the name of torchrun's job. Needs
-            ``source(key)``; not with ``cache_dir``.
+            loader's. Each delivers what it would deliver alone. True: the name of torchrun's job. Not with
+            ``cache_dir``.
+        share_budget: Bytes of prepared samples (a number or a text, as for ``cache``) that this process keeps for the
+            other loaders of the same ``share``; None: only what is read is shared. Loaders with the same data set,
+            pipeline, ``worker_init_fn`` and seed then prepare each sample once, while they are near each other in their
+            orders. Each delivers what it would deliver alone.
         trace: A path. What happens to every sample is written there in Perfetto's format, for ui.perfetto.dev: 256 MiB
             at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. If another trace is being written to
             that path (another rank's), a number is added to the name.
@@ -154,6 +158,7 @@ class DataLoader(TorchDataLoader[T]):
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         share: str | bool | None = None,
+        share_budget: int | str | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
         cluster: LaneSource | None = None,
@@ -195,6 +200,7 @@ class DataLoader(TorchDataLoader[T]):
         self.cache = cache
         self.cache_dir = cache_dir
         self.share = share
+        self.share_budget = share_budget
         self.trace = trace
         self.metrics_port = metrics_port
         self.cluster = cluster

@@ -17,6 +17,7 @@ from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.lanes.host_cores import HostCores
+from minato_gpu.memory.shm_limits import memory_limit
 from minato_gpu.notices import say_once
 from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
@@ -49,6 +50,7 @@ class Options:
     host: HostCores | None  # the cores that the workers share with other ranks
     cache: CacheOptions
     share: str = ""  # the name of the reader process that loaders share; "": none
+    share_bytes: int = 0  # of prepared samples, that it keeps
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
     more_lanes: tuple[LaneSource, ...] = ()  # beside the loader's own workers and devices
@@ -91,6 +93,7 @@ class Options:
             host=host,
             cache=CacheOptions.check(loader),
             share=_share(loader),
+            share_bytes=_share_budget(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
             more_lanes=_cluster(loader),
@@ -167,10 +170,13 @@ def _share(loader: Arguments) -> str:
         )
     if loader.num_workers == 0:
         raise ValueError("share: it is the process that reads ahead for workers; it needs num_workers > 0")
-    if isinstance(loader.dataset, IterableDataset) or source_of(loader.dataset) is None:
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("share: an iterable data set reads for itself, so there is nothing to share; leave share out")
+    if source_of(loader.dataset) is None and loader.share_budget is None:
         raise ValueError(
             "share: the data set does not say where its samples' bytes lie, so there is nothing to share; give it a "
-            "method source(key) that returns a minato_gpu.Source, or leave share out"
+            "method source(key) that returns a minato_gpu.Source, pass share_budget to share prepared samples, or "
+            "leave share out"
         )
     if loader.cache_dir is not None:
         raise ValueError(
@@ -196,8 +202,23 @@ def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
         )
     if loader.lanes is not None and "cpu" not in loader.lanes:
         raise ValueError("cluster adds CPU workers, and lanes leaves them out: add 'cpu' to lanes")
+    if loader.share_budget is not None:
+        raise ValueError("cluster: workers of other machines share no samples; leave out share_budget, or cluster")
     loader.cluster.check(loader)
     return (loader.cluster,)
+
+
+def _share_budget(loader: Arguments) -> int:
+    """Bytes of prepared samples that stay for other loaders; 0: none do."""
+    if loader.share_budget is None:
+        return 0
+    if not loader.share:
+        raise ValueError("share_budget is for samples that loaders share; pass share, their name, too")
+    budget = nbytes("share_budget", loader.share_budget, "leave it out to share no prepared samples")
+    limit, what = memory_limit()
+    if budget > limit:
+        raise ValueError(f"share_budget={budget} is more than the {limit} bytes of {what}; pass less")
+    return budget
 
 
 def _lateness(loader: Arguments) -> int:

@@ -42,6 +42,7 @@ from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.options import Options
+from minato_gpu.samples import Key
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
 from minato_gpu.scheduling import messages as m
@@ -49,16 +50,22 @@ from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
+from minato_gpu.sources.fingerprint import fingerprint
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.sources.shared_reader import open_reader
-from minato_gpu.sources.source import SourceOf, source_of
+from minato_gpu.sources.source import Source, SourceOf, source_of
 from minato_gpu.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
 THREADS_BESIDE = 4  # beside a CPU lane: of a photograph that a GPU's own engine does not take, half is done on a core
 READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seconds' worth of 500 a second
+
+
+def _no_source(key: Key) -> tuple[Source, ...]:
+    """Of a data set that says nothing of its samples' bytes."""
+    return ()
 
 
 class Records(NamedTuple):
@@ -97,9 +104,11 @@ class Builder:
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
         """Borrows the reader process, if the data set says what there is to be read."""
-        if self.source_of is None:
-            return None
         loader, cache, share = self.loader, self.options.cache, self.options.share
+        fingerprint = self._fingerprint() if self.options.share_bytes else ""
+        source_of = _no_source if self.source_of is None and fingerprint else self.source_of
+        if source_of is None:
+            return None
         # a device lane makes fields of its own, and other loaders may have another pipeline: then raw bytes are kept
         pipeline = loader.pipeline if self.options.lanes == ("cpu",) and not share else None
         settings = ReaderSettings(
@@ -109,6 +118,8 @@ class Builder:
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
             keeps_fields=cache.memory_bytes > 0 and pipeline is not None and bool(KeepableFields(pipeline)),
+            share_bytes=self.options.share_bytes if fingerprint else 0,
+            fingerprint=fingerprint,
         )
         context, _ = start_method(loader.multiprocessing_context)
         start = functools.partial(start_reader, context)
@@ -116,7 +127,24 @@ class Builder:
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
         look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if follows else None
-        return ReadAhead(reader, self.source_of, look_ahead, self.records.facts)
+        return ReadAhead(reader, source_of, look_ahead, self.records.facts)
+
+    def _fingerprint(self) -> str:
+        """Of what prepares samples, for loaders that share them; "" where this one cannot, which is said once."""
+        loader, why = self.loader, ""
+        if self.options.threads:
+            why = "threads draw from generators that they have in common"
+        elif self.options.lanes != ("cpu",):
+            why = "a device lane prepares them, too"
+        else:
+            try:
+                return fingerprint(loader.dataset, loader.pipeline, loader.worker_init_fn)
+            except Exception as error:
+                why = (
+                    f"whether others would prepare the same is not known, as what prepares them has no pickle: {error}"
+                )
+        say_once(f"share={self.options.share!r}: this loader shares no prepared samples: {why}")
+        return ""
 
     def loading(self, links: WorkerChannels) -> Loading:
         """Returns the way of batches to devices.
@@ -182,6 +210,7 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
             fetched=None if reads is None else reads.reader.arena,
             active=loader.num_workers,
             fields=None if reads is None else reads.reader.fields,
+            prepared=None if reads is None else reads.reader.prepared,
         )
         undo.callback(links.close)
         names = settings.policy.device_lanes

@@ -17,16 +17,26 @@ from minato_gpu.lanes.base import Piece
 from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
-from minato_gpu.samples import Position, TicketId
+from minato_gpu.samples import Position, TicketId, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
-from minato_gpu.sources.source import Key, Source
+from minato_gpu.sources.source import Key, Source, prepared_key
 from minato_gpu.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
+_ELSEWHERE = (*_TIERS, "share")  # counts that stats() tells under another name
+
+
+def _number(record: Record, at: int, seeds: dict[int, int]) -> tuple[Key, ...]:
+    """What a sample is to other loaders: a number of 63 bits of its seed, key and occurrence."""
+    occurrence = 0 if record.occurrences is None else record.occurrences[at]
+    try:
+        return (prepared_key(sample_seed(seeds[record.epoch], 0, record.keys[at], occurrence) >> 1),)
+    except Exception:  # the key has no digest
+        return ()
 
 
 def start_reader(context: Any, *arguments: Any) -> Any:
@@ -59,6 +69,8 @@ class ReadAhead:
         self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, if that is heard
         self._counts = reader.counts  # of these workers
         self._lost = self._closed = False
+        self._shares = reader.prepared is not None  # prepared samples, too
+        self._seeds: dict[int, int] = {}  # of epochs, then
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
         self._here: dict[TicketId, tuple[Place, ...]] = {}
         self._outbox = Outbox()
@@ -87,6 +99,8 @@ class ReadAhead:
 
     def begin(self, source: EpochBatches, *, early: bool) -> None:
         """Begins an epoch: the tickets wanted from now on are its own. ``early``: it is drawn before it begins."""
+        if self._shares:
+            self._seeds[source.number] = source.seed
         if self._look_ahead is not None and not self._lost:
             self.reader.send(self._outbox)
             self.reader.begin(self._look_ahead(source, early=early))
@@ -95,6 +109,11 @@ class ReadAhead:
         """Asks for the bytes of tickets of a place that has been drawn; ``spans``: their numbers in it."""
         first = record.first
         wanted = [self._wanted(TicketId(first + at), record.keys[at]) for lo, hi in spans for at in range(lo, hi)]
+        if self._shares:
+            wanted = [
+                (serial, sample, (*keys, *_number(record, serial - first, self._seeds)))
+                for serial, sample, keys in wanted
+            ]
         serials = [serial for serial, _, _ in wanted]
         if self._lost:
             self._here.update(dict.fromkeys(serials, ()))
@@ -136,6 +155,8 @@ class ReadAhead:
         if len(here) < record.rows:
             self._missing += sum(serial in self._waits for serial in range(record.first, end))
             self.say()
+        if self._shares and not self._lost:
+            self.reader.admit(end)
         return joined(singles(here))
 
     def receive(self) -> list[TicketSpan]:
@@ -194,12 +215,16 @@ class ReadAhead:
 
     def stats(self) -> dict[str, Any]:
         """Returns what the reader process has done (``stats()["reads"]``)."""
-        counts = {name: value for name, value in self._counts.items() if name not in _TIERS}
+        counts = {name: value for name, value in self._counts.items() if name not in _ELSEWHERE}
         return {"process": "lost" if self._lost else "runs", **counts}
 
     def cache_stats(self) -> dict[str, Any]:
         """Returns what is kept, by tier (``stats()["cache"]``)."""
         return {name: self._counts[name] for name in _TIERS if name in self._counts}
+
+    def share_stats(self) -> dict[str, Any]:
+        """What has been shared of prepared samples; see ``DataLoader.stats``."""
+        return self._counts.get("share") or {}
 
     def close(self) -> None:
         """Gives the reader process back. Idempotent."""

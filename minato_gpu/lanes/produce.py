@@ -17,6 +17,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import Begun, Draws, Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
 from minato_gpu.lanes.keeping import Keeping
 from minato_gpu.lanes.seeding import Seeder
+from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed, stage_seed
@@ -95,6 +96,7 @@ class Producer:
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
         self.keeping: Keeping | None = None  # where fields may be kept
+        self.sharing: Sharing | None = None  # where samples are shared with other loaders
         self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed, number) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
@@ -126,7 +128,11 @@ class Producer:
         the data set on, and nothing of the first try is kept."""
         if self.seeder is None or self._init_error is not None:
             return False
-        if self.keeping is not None or any(piece.sources is not None for piece in task.pieces):
+        if (
+            self.keeping is not None
+            or self.sharing is not None
+            or any(piece.sources is not None for piece in task.pieces)
+        ):
             return False
         return self.seeder.begin_unseeded(samples)
 
@@ -142,6 +148,7 @@ class Producer:
         """The way to prepare the samples of this piece."""
         produce = self._once(task, piece, unseeded)
         if piece.fetched is not None:
+            produce = produce if self.sharing is None else self.sharing.shared(produce)
             produce = self._with_bytes(produce, piece.fetched)
         return _twice(produce) if self._job.retries and self._init_error is None else produce
 

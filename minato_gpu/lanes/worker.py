@@ -23,6 +23,7 @@ from minato_gpu.lanes.leases import lay_down, lay_down_reads
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
+from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream, StreamState, share_seed
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -76,6 +77,8 @@ class Worker:
         self._producer.handing_over = partial(board.handing_over, number)
         if job.pipeline is not None and links.fields is not None:
             self._producer.keeping = Keeping(job.pipeline, links.fields, self._producer.seeder)
+        if links.prepared is not None:
+            self._producer.sharing = Sharing(links.prepared)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
@@ -85,6 +88,7 @@ class Worker:
     def run(self) -> None:
         """Serve until there will be no other task."""
         AT_HAND.arena, AT_HAND.keeps_fields = self._links.fetched, self._producer.keeping is not None
+        AT_HAND.shares = self._producer.sharing is not None
         delay = RunQueueDelay()
         try:
             self._serve(delay)

@@ -45,13 +45,15 @@ class WorkerChannels:
         fetched: Arena | None = None,
         active: int | None = None,
         fields: socket.socket | None = None,
+        prepared: socket.socket | None = None,
     ) -> None:
         """``fetched``: where a reader process lays down what it has read. ``active``: workers that take tasks at first,
-        if not all. ``fields``: where workers send the reader process what is to be kept. Both stay the reader's."""
+        if not all. ``fields``, ``prepared``: where workers send the reader process what is to be kept, and samples for
+        other loaders. All of these stay the reader's."""
         self.workers = workers
         self.loans = Loans()  # of all arenas
         self.fetched = fetched
-        self.fields = fields
+        self.fields, self.prepared = fields, prepared
         active = workers if active is None else active
         with contextlib.ExitStack() as undo:
             self._open(arenas, workers - active, undo)

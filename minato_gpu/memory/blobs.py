@@ -32,7 +32,9 @@ _ALIGN = 64
 _NUMBERS = "biuf"  # kinds of NumPy's types that buffers and Python's numbers know as they are
 
 
-class _BlobPickler(ForkingPickler):
+class BlobPickler(ForkingPickler):
+    """Pickles to ``file``, and gives ``keep`` the bytes of arrays and tensors."""
+
     def __init__(self, file: io.BytesIO, keep: Callable[[pickle.PickleBuffer], bool | None]) -> None:
         # positional: ForkingPickler forwards nothing else, and adds multiprocessing's and torch's own reducers
         super().__init__(file, 5, True, keep)
@@ -201,7 +203,7 @@ def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: Fals
     """The value pickled; ``nbytes`` is the size of its blob, without the parts."""
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    _BlobPickler(file, buffers.append).dump(value)
+    BlobPickler(file, buffers.append).dump(value)
     data = file.getvalue()
     views, lengths = [], []
     nbytes = round_up(_HEAD.size + 8 * len(buffers) + len(data), _ALIGN)

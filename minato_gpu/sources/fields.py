@@ -139,10 +139,10 @@ class Received(NamedTuple):
         read_into(self.file, view, 0)
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
+def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
     """The ends of the reader process and of all workers."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
+    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     for end in ends:
         end.setblocking(False)
     return ends

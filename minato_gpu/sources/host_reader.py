@@ -16,22 +16,27 @@ import select
 import signal
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
+from minato_gpu.sources.fields import Received
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
 from minato_gpu.sources.process import Link, ReaderSettings, failed
-from minato_gpu.sources.service import Service
+from minato_gpu.sources.service import Ready, Service, Wanted
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
+from minato_gpu.sources.source import PREPARED, Key
 
-PROTOCOL = 1
+PROTOCOL = 2
 """To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
 LINGER_S = 5.0
 HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
-ANSWER = struct.Struct("<QQI")  # after it: capacity of the arena, bytes kept in memory, and the process
+ANSWER = struct.Struct("<QQQI")  # after it: capacity of the arena, bytes kept there, of prepared samples, the process
 MAGIC = b"minato-share"
 LARGEST = 1 << 16  # bytes of what is said first
 _PAUSE_S = 1.0  # where a loader cannot be let in, as descriptors are short
@@ -66,23 +71,97 @@ def _let_go_of_all_but(kept: set[int]) -> None:
 
 
 async def _serve(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
-    reader = HostReader(arena, listening, PrivateFolder(), name_of(share), settings.memory_bytes)
+    reader = HostReader(arena, listening, PrivateFolder(), name_of(share), settings)
     try:
         await reader.ended.wait()
     finally:
         os._exit(0)
 
 
-class HostReader:
-    """Lets loaders in, and ends the process after the last one has left. ``budget``: bytes kept in memory."""
+class SharedLink(Link):
+    """A loader's, whose tickets wait for samples that others prepare, once their bytes have been read."""
 
-    def __init__(self, arena: Arena, listening: socket.socket, folder: PrivateFolder, name: str, budget: int) -> None:
+    _sharer: Sharer | None = None
+
+    def share(self, prepared: PreparedSamples, of_samples: socket.socket) -> None:
+        """Share prepared samples, which workers send by ``of_samples``."""
+        settings = self._settings
+        of_samples.setblocking(False)
+        self._fields, self._prepared = of_samples, prepared
+        self._sharer = prepared.join(settings.fingerprint, settings.workers, super()._add)
+        self._loop.add_reader(of_samples.fileno(), self._take_fields)
+
+    def _take(self, found: Received) -> None:
+        if self._sharer is not None:
+            self._sharer.receive(found)
+
+    @property
+    def _there(self) -> int:
+        return super()._there if self._sharer is None else len(self._sharer.there)
+
+    def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
+        if self._sharer is not None:
+            for ticket, _, keys in tickets:
+                if keys and keys[-1][0] == PREPARED:
+                    self._sharer.want(ticket, keys[-1][1])
+            tickets = [(ticket, sample, _of_storage(keys)) for ticket, sample, keys in tickets]
+        super()._want(place, tickets)
+
+    def _add(self, ready: Ready) -> None:
+        if self._sharer is None:
+            super()._add(ready)
+        else:
+            self._sharer.ready(ready)
+
+    def _admit(self, end: int) -> None:
+        if self._sharer is not None:
+            self._sharer.admit(end)
+
+    def _release(self, tickets: Sequence[int]) -> None:
+        if self._sharer is not None:
+            self._sharer.release(tickets)
+        super()._release(tickets)
+
+    def _drop(self) -> None:
+        if self._sharer is not None:
+            self._sharer.drop()
+        super()._drop()
+
+    def _count_anew(self) -> None:
+        if self._sharer is not None:
+            self._sharer.count_anew()
+        super()._count_anew()
+
+    def _counts(self, *, fully: bool) -> dict[str, Any]:
+        shared = {} if self._sharer is None else {"share": self._sharer.counts()}
+        return super()._counts(fully=fully) | shared
+
+    def leave(self) -> None:
+        """Forget a loader that has left; others go on."""
+        super().leave()
+        if self._sharer is not None and self._fields is not None:
+            self._prepared.leave(self._sharer)
+            self._loop.remove_reader(self._fields.fileno())
+            self._fields.close()
+
+
+def _of_storage(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    return keys[:-1] if keys and keys[-1][0] == PREPARED else keys
+
+
+class HostReader:
+    """Lets loaders in, and ends the process after the last one has left. ``settings``: the budgets in memory."""
+
+    def __init__(
+        self, arena: Arena, listening: socket.socket, folder: PrivateFolder, name: str, settings: ReaderSettings
+    ) -> None:
         self.ended = asyncio.Event()
         self._loop = loop = asyncio.get_running_loop()
         self._arena, self._listening, self._folder, self._name = arena, listening, folder, name
-        self._links: set[Link] = set()
-        self._memory = SharedTier(budget) if budget else None
+        self._links: set[SharedLink] = set()
+        self._memory = SharedTier(settings.memory_bytes) if settings.memory_bytes else None
         self._reads = reads = SharedReads(arena, loop.call_soon)
+        self._prepared = PreparedSamples(settings.share_bytes, reads.blocks, loop.call_soon, loop.call_later, loop.time)
         placement = FilePlacement(self._memory, reads.expected, copies=False)
         self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
         reads.pool = self._pool
@@ -112,28 +191,34 @@ class HostReader:
     def _welcome(self, connection: socket.socket) -> None:
         """Its first message has come, or it has been closed."""
         self._loop.remove_reader(connection.fileno())
-        memory = self._memory
+        memory, files = self._memory, list[int]()
         try:
-            settings = settings_of(connection.recv(LARGEST))
+            said, files, _, _ = socket.recv_fds(connection, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
+            settings = settings_of(said)
             if settings is None:
                 connection.send(HEAD.pack(MAGIC, PROTOCOL))
                 raise ConnectionError("it speaks another version")
             kept = 0 if memory is None else memory.budget
-            answer = HEAD.pack(MAGIC, PROTOCOL) + ANSWER.pack(self._arena.capacity, kept, os.getpid())
+            budgets = self._arena.capacity, kept, self._prepared.budget
+            answer = HEAD.pack(MAGIC, PROTOCOL) + ANSWER.pack(*budgets, os.getpid())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
             socket.send_fds(connection, [answer], [self._arena.fd])
         except OSError:
             connection.close()
+            for file in files:
+                os.close(file)
             return
         part = None if memory is None else memory.part()
-        link = Link(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
+        link = SharedLink(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
+        for file in files:
+            link.share(self._prepared, socket.socket(fileno=file))
         self._links.add(link)
         self._timer.cancel()
 
     def _client(self, service: Service) -> ClientPool:
         return self._reads.client(service, self._pool)
 
-    def _leave(self, link: Link) -> None:
+    def _leave(self, link: SharedLink) -> None:
         """A loader has left."""
         if link in self._links:
             self._links.remove(link)

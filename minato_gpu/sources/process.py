@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool, Reads
-from minato_gpu.sources.service import Ready, Service
+from minato_gpu.sources.service import Ready, Service, Wanted
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk.tier import DiskTier
@@ -49,6 +49,8 @@ class ReaderSettings:
     samples: int = 0  # of the data set
     workers: int = 1  # that prepare them
     keeps_fields: bool = False  # of samples, in memory
+    share_bytes: int = 0  # of prepared samples that stay for other loaders; 0: none do
+    fingerprint: str = ""  # of what prepares them
 
 
 def main(
@@ -133,6 +135,27 @@ class Link:
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
         self._loop.add_reader(of_fields.fileno(), self._take_fields)
 
+    def _take(self, found: fields.Received) -> None:
+        """Fields have come."""
+        self._service.receive(found)
+
+    @property
+    def _there(self) -> int:
+        """Tickets that the loader was told of, or will be soon, and has not released."""
+        return self._service.there
+
+    def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
+        self._service.want(place, tickets)
+
+    def _admit(self, end: int) -> None:
+        """Tickets below ``end`` are in the window, which is of no account."""
+
+    def _release(self, tickets: Sequence[int]) -> None:
+        self._service.release(tickets)
+
+    def _drop(self) -> None:
+        self._service.drop()
+
     def _take_fields(self) -> None:
         """All that have come. Before a sample is wanted, too, which may be one of those: where this process had no core
         for a while, the engine's message has come as well."""
@@ -146,7 +169,7 @@ class Link:
             if found is None:
                 return
             try:
-                self._service.receive(found)
+                self._take(found)
             finally:
                 if found.file >= 0:
                     os.close(found.file)
@@ -163,14 +186,16 @@ class Link:
         self._take_fields()
         for kind, run, what in found:
             if run != self._run:
-                self._service.drop()
+                self._drop()
                 self._run, self._notifier = run, Notifier()
             if kind == "say":
                 released, wanted = what
-                self._service.release(released)
-                self._send_in(self._notifier.look(self._service.there))
+                self._release(released)
+                self._send_in(self._notifier.look(self._there))
                 for place, tickets in wanted:
-                    self._service.want(place, tickets)
+                    self._want(place, tickets)
+            elif kind == "admit":
+                self._admit(what)
             elif kind == "begin":
                 self._open_disk()
                 self._service.begin(what)
@@ -186,15 +211,18 @@ class Link:
         self._blocks.trim()
         self._messages.put((self._run, [], self._counts(fully=True)))
         self._flush()
-        self._service.count_anew()
-        self.pool.count_anew()
+        self._count_anew()
         if self._tier is not None:
             self._tier.count_anew()
         self._disk_counts = None
 
+    def _count_anew(self) -> None:
+        self._service.count_anew()
+        self.pool.count_anew()
+
     def leave(self) -> None:
         """Forget a loader that has left; others go on."""
-        self._service.drop()
+        self._drop()
         if self._timer is not None:
             self._timer.cancel()
         for forget in (self._loop.remove_reader, self._loop.remove_writer):
@@ -241,7 +269,7 @@ class Link:
         self._disk, service.disk, service.pool, self.pool.done = None, None, self.pool, service.done
 
     def _add(self, ready: Ready) -> None:
-        self._send_in(self._notifier.add(ready, self._service.there))
+        self._send_in(self._notifier.add(ready, self._there))
 
     def _send_in(self, delay: float | None) -> None:
         if delay is not None:
@@ -281,7 +309,7 @@ class Link:
 
 def _is_message(found: object) -> bool:
     """Whether this is what a loader says (see ``Reader``)."""
-    return isinstance(found, tuple) and len(found) == 3 and found[0] in ("say", "begin", "end")
+    return isinstance(found, tuple) and len(found) == 3 and found[0] in ("say", "admit", "begin", "end")
 
 
 class Notifier:

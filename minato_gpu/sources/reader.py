@@ -90,7 +90,8 @@ class Reader:
     Raises OSError where there is no address space for what it is to keep in memory.
     """
 
-    fields: socket.socket | None = None  # where workers send fields that are to be kept
+    fields: socket.socket | None = None  # where workers send fields that are to be kept,
+    prepared: socket.socket | None = None  # and samples that other loaders want, too
     process: Any = None
     _owner: int
 
@@ -145,6 +146,10 @@ class Reader:
     def begin(self, begun: Begun) -> None:
         """An epoch begins: what is wanted from now on is wanted by that."""
         self._send("begin", begun)
+
+    def admit(self, end: int) -> None:
+        """Tickets below ``end`` are in the window."""
+        self._send("admit", end)
 
     def send(self, outbox: Outbox) -> None:
         """Send what is wanted and what is released."""

@@ -22,7 +22,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import blocks, page_cache
 from minato_gpu.sources.disk.filesystem import read_into, read_to_end, tells_size
 from minato_gpu.sources.remote import check_length, read_here
-from minato_gpu.sources.source import FIELDS, Key, Source
+from minato_gpu.sources.source import FIELDS, PREPARED, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
 """Where the bytes of a source lie: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are; the
@@ -38,12 +38,14 @@ class AtHand(threading.local):
 
     arena: Arena | None = None
     keeps_fields = False  # whether there may be any
+    shares = False  # whether there may be samples that other loaders have prepared
     direct = 0
     direct_s = 0.0
 
     def __init__(self) -> None:
         self._places: dict[Key, tuple[int, int, int]] = {}
         self.fields: Place | None = None  # kept ones of the sample, or that it is asked for them
+        self.prepared: Place | None = None  # a copy of the sample, or that it is asked for one
 
     def put(self, places: Iterable[Place]) -> None:
         """These lie ready, and nothing else."""
@@ -51,6 +53,8 @@ class AtHand(threading.local):
         self.fields = None
         if self.keeps_fields:
             self.fields = next((place for place in places if place[3] == FIELDS), None)
+        if self.shares:
+            self.prepared = next((place for place in places if place[3] == PREPARED), None)
 
     def find(self, source: Source) -> NDArray[np.uint8] | None:
         """A copy of the source's bytes; None where they are not at hand (any more)."""
@@ -70,9 +74,14 @@ class AtHand(threading.local):
 
     def find_fields(self) -> NDArray[np.uint8] | None:
         """A copy of the sample's kept fields; None where they are not there (any more)."""
-        if self.fields is None or self.arena is None:
-            return None
-        return blocks.copy(self.arena, *self.fields[:3])
+        return self._copy(self.fields)
+
+    def find_prepared(self) -> NDArray[np.uint8] | None:
+        """A copy of the sample as another loader has sent it; None where it is not there (any more)."""
+        return self._copy(self.prepared)
+
+    def _copy(self, place: Place | None) -> NDArray[np.uint8] | None:
+        return None if place is None or self.arena is None else blocks.copy(self.arena, *place[:3])
 
 
 AT_HAND = AtHand()

@@ -15,13 +15,15 @@ from minato_gpu import children
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.notices import LOGGER, say_once
-from minato_gpu.sources import host_reader
+from minato_gpu.sources import fields, host_reader
 from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader, arena_of
+from minato_gpu.sources.service import Ready
 
 _PATIENCE_S = 10.0  # with one that has just been started, by a fork server perhaps, or is stopped
+_ROOM = 1 << 16  # bytes of a socket's buffer: some hundred samples, of which as many are under way
 _KIND = socket.SOCK_SEQPACKET
 
 
@@ -38,17 +40,35 @@ class SharedReader(Reader):
     def __init__(self, start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> None:
         self._share, self._stays_open, self._is_closed = share, stays, False
         end = _connected(start, share, settings)
+        theirs, ours = fields.pair(_ROOM) if settings.share_bytes else (None, None)
         try:
-            arena, kept, self.pid = _welcomed(end, share, settings)
+            arena, kept, prepared, self.pid = _welcomed(end, settings, theirs)
         except BaseException:
-            end.close()
+            for each in (end, ours):
+                if each is not None:
+                    each.close()
             raise
+        finally:
+            if theirs is not None:
+                theirs.close()
         self._hold(end, arena, settings, stays=True)
+        self.prepared = ours
         if settings.memory_bytes not in (0, kept):
             say_once(
                 f"share={share!r}: its reader process keeps {kept} bytes in memory, as the loader said that came "
                 f"first; the {settings.memory_bytes} of this loader's cache count for nothing"
             )
+        if settings.share_bytes not in (0, prepared):
+            say_once(
+                f"share={share!r}: its reader process keeps {prepared} bytes of prepared samples, as the loader said "
+                f"that came first; the share_budget of this loader, {settings.share_bytes}, counts for nothing"
+            )
+
+    def _heard(self) -> list[list[Ready]] | None:
+        heard = super()._heard()
+        if (shared := self.counts.get("share")) and shared["why_not"]:
+            say_once(f"share={self._share!r}: prepared samples are not shared any more: {shared['why_not']}")
+        return heard
 
     @property
     def is_open(self) -> bool:
@@ -81,6 +101,8 @@ class SharedReader(Reader):
             self._is_closed = True
             self.end.close()
             self.arena.close()
+            if self.prepared is not None:
+                self.prepared.close()
 
 
 def open_reader(start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> Reader:
@@ -115,7 +137,7 @@ def _connected(start: Callable[..., Any], share: str, settings: ReaderSettings) 
 
 def _start(start: Callable[..., Any], listening: socket.socket, share: str, settings: ReaderSettings) -> None:
     """Start it, by way of a process that ends at once: it is to be no child of this one."""
-    arena = arena_of(settings.memory_bytes)
+    arena = arena_of(settings.memory_bytes + settings.share_bytes)
     try:
         starter = start(host_reader.main, arena, listening, share, settings)
         starter.join()
@@ -124,10 +146,14 @@ def _start(start: Callable[..., Any], listening: socket.socket, share: str, sett
         arena.close()
 
 
-def _welcomed(end: socket.socket, share: str, settings: ReaderSettings) -> tuple[Arena, int, int]:
-    """Say who comes; returns what is said in return: its memory, the bytes that it keeps there, and its pid."""
+def _welcomed(
+    end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None
+) -> tuple[Arena, int, int, int]:
+    """Say who comes, and where prepared samples do; returns what is said in return: its memory, the bytes that it keeps
+    there, those of prepared samples, and its pid."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-    end.send(host_reader.hello(settings))
+    files = [] if of_samples is None else [of_samples.fileno()]
+    socket.send_fds(end, [host_reader.hello(settings)], files)
     said, files, _, _ = socket.recv_fds(end, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
     try:
         magic, version = HEAD.unpack_from(said.ljust(HEAD.size, b"\0"))
@@ -138,8 +164,8 @@ def _welcomed(end: socket.socket, share: str, settings: ReaderSettings) -> tuple
                 f"its reader process speaks version {version} of the protocol, and this loader version {own}: another "
                 "version of minato_gpu has started it"
             )
-        capacity, kept, pid = ANSWER.unpack_from(said, HEAD.size)
-        return Arena("kept", capacity, fd=files.pop()), kept, pid
+        capacity, kept, prepared, pid = ANSWER.unpack_from(said, HEAD.size)
+        return Arena("kept", capacity, fd=files.pop()), kept, prepared, pid
     finally:
         for file in files:
             os.close(file)

@@ -29,6 +29,14 @@ def fields_key(sample: int) -> Key:
     return FIELDS, sample, None
 
 
+PREPARED = "prepared:"  # a whole sample, that a loader has prepared for others (prepared_samples.py)
+
+
+def prepared_key(number: int) -> Key:
+    """Of a prepared sample, which has this number for all loaders that would prepare the same."""
+    return PREPARED, number, None
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """``length`` bytes of ``path`` from ``offset`` on.

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from torch.utils.data import IterableDataset
 
-from minato_gpu import DataLoader, Lanes
+from minato_gpu import DataLoader, Lanes, Source
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.frames import _LENGTHS, FrameSocket
 from tests.support.agents import AgentProcess, agents
@@ -142,6 +143,20 @@ class Held:
         return key
 
 
+class OwnFile(Held):
+    """One that says where its samples' bytes lie."""
+
+    def source(self, key: int) -> Source:
+        return Source(__file__)
+
+
+class Counted(IterableDataset[int]):
+    """A stream."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
@@ -150,6 +165,13 @@ class Held:
         ({"worker_init_fn": lambda worker: None}, TypeError, "worker_init_fn cannot be sent"),
         ({"num_workers": 0}, ValueError, "needs num_workers > 0"),
         ({"worker_kind": "thread"}, ValueError, "worker_kind='process'"),
+        (
+            {"share_budget": "1GB", "share": "set", "dataset": OwnFile()},
+            ValueError,
+            "leave out share_budget, or cluster",
+        ),
+        ({"lanes": ("device",)}, ValueError, "lanes"),
+        ({"dataset": Counted()}, ValueError, "needs a map-style data set"),
         ({"cluster": "node1:7400"}, TypeError, "cluster must be minato_gpu.Lanes, minato_gpu.RayLanes or None"),
     ],
 )

@@ -1,0 +1,51 @@
+"""A text that is equal where two processes would prepare the same sample for a key.
+
+It is made of the pickles of the data set, the pipeline and ``worker_init_fn``, of the files in which the classes and
+functions in them are defined, and of the versions of Python and its packages. What is not in there, such as files that
+have the same path and another content, is left to a comparison of the first samples (prepared_samples.py).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from hashlib import blake2b
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from minato_gpu.memory.blobs import BlobPickler
+
+
+class _NamingPickler(BlobPickler):
+    """Notes the modules of the classes and functions that it comes across."""
+
+    modules: set[str]
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, FunctionType)):
+            self.modules.add(obj.__module__)
+        return super().reducer_override(obj)
+
+
+def fingerprint(*parts: Any) -> str:
+    """Of what prepares samples. Raises whatever pickling does."""
+    found = blake2b(digest_size=16)
+    pickled = io.BytesIO()
+
+    def add(buffer: pickle.PickleBuffer) -> None:
+        found.update(buffer.raw())
+
+    pickler = _NamingPickler(pickled, add)
+    pickler.modules = set()
+    pickler.dump((*parts, sys.version, sys.prefix, np.__version__, torch.__version__, str(Path.cwd())))
+    found.update(pickled.getvalue())
+    for name in sorted(pickler.modules):
+        path = getattr(sys.modules.get(name), "__file__", None)
+        if path is not None and (file := Path(path)).exists():
+            found.update(file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,258 @@
+"""Loaders of one host that prepare each sample once: what they deliver is what each would alone, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minato_gpu import DataLoader
+from minato_gpu.sources import host_reader
+from minato_gpu.sources.prepared_samples import COMPARED
+from tests.sources.test_host_reader import elsewhere, folder, pid_of
+from tests.support.leaks import stop
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "folder")
+
+SAMPLES, BATCH = 160, 8
+_ = folder
+
+
+class Costly:
+    """Samples of several kinds of fields, which take a while, and draw. A file notes which have been prepared."""
+
+    def __init__(self, folder: Path, seconds: float = 4e-3, odd: int = 0) -> None:
+        self.log, self.seconds, self.odd = folder / "prepared", seconds, odd
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, key: int) -> Any:
+        with self.log.open("a") as file:
+            file.write(f"{key}\n")
+        time.sleep(self.seconds)
+        image = np.full((3, 50), key, np.float32) + np.random.default_rng(0).random(50, np.float32)
+        drawn = torch.rand(4000)
+        return {"key": key, "image": image, "drawn": drawn, "name": f"sample {key}", "odd": self._odd()}
+
+    def _odd(self) -> int:
+        return 0
+
+
+class Odd(Costly):
+    """Samples that are not the same for every loader, although these are equal."""
+
+    def _odd(self) -> int:
+        return os.getppid() if self.odd == 0 else 0
+
+
+@pytest.fixture(autouse=True)
+def lingers(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(host_reader, "LINGER_S", 0.1)
+
+
+def loader_of(data: Any, batch: int = BATCH, seed: int = 3, **more: Any) -> Any:
+    arguments = {"share": "one", "share_budget": "100MB", "shuffle": True, "num_workers": 2, **more}
+    return DataLoader(data, batch, generator=torch.Generator().manual_seed(seed), **arguments)
+
+
+def alone(data: Any, **more: Any) -> list[Any]:
+    """What a loader delivers that shares nothing."""
+    found = [plain(batch) for batch in loader_of(data, **{**more, "share": None, "share_budget": None})]
+    data.log.unlink()
+    return found
+
+
+def plain(batch: Any) -> Any:
+    return {name: each.numpy().tobytes() if isinstance(each, torch.Tensor) else each for name, each in batch.items()}
+
+
+def in_step(loaders: Sequence[Any]) -> Iterator[list[Any]]:
+    """Batches of each."""
+    for batches in zip(*loaders, strict=True):
+        yield [plain(batch) for batch in batches]
+
+
+def prepared(data: Any) -> int:
+    return len(data.log.read_text().split())
+
+
+def shared(loader: Any) -> dict[str, Any]:
+    found: dict[str, Any] = loader.stats()["share"]
+    return found
+
+
+def test_each_sample_is_prepared_once(tmp_path: Path) -> None:
+    data = Costly(tmp_path)
+    wanted = alone(data)
+    loaders = [loader_of(data, persistent_workers=True) for _ in range(3)]
+    for epoch in range(2):
+        got = [*zip(*in_step(loaders), strict=True)]
+        assert all((list(each) == wanted) == (epoch == 0) for each in got)
+        assert got[0] == got[1] == got[2]
+    once, again = 2 * SAMPLES, sum(shared(loader)["again"] for loader in loaders)
+    assert once <= prepared(data) <= once + again
+    assert again <= 2 * COMPARED + 0.1 * once  # where this machine is busy
+    assert sum(shared(loader)["copied"] for loader in loaders) >= 2 * once - again
+
+
+def test_each_has_a_batch_size_and_workers_of_its_own(tmp_path: Path) -> None:
+    data = Costly(tmp_path)
+    loaders = [loader_of(data, size, num_workers=size // 4) for size in (4, 8)]
+    iterators = [iter(loader) for loader in loaders]
+    got: list[list[Any]] = [[], []]
+    for _ in range(SAMPLES // 8):
+        got[0] += [*next(iterators[0])["drawn"], *next(iterators[0])["drawn"]]
+        got[1] += [*next(iterators[1])["drawn"]]
+    assert torch.equal(torch.stack(got[0]), torch.stack(got[1]))
+    assert prepared(data) <= SAMPLES + sum(shared(loader)["again"] for loader in loaders) < 1.5 * SAMPLES
+
+
+def test_one_that_starts_later_goes_on_alone_and_then_shares(tmp_path: Path) -> None:
+    data = Costly(tmp_path)
+    wanted = alone(data)
+    first = iter(loader_of(data))
+    got = [plain(next(first)) for _ in range(5)]
+    second = loader_of(data)
+    later = [plain(batch) for batch in second]
+    assert later == wanted and [*got, *map(plain, first)] == wanted
+    assert prepared(data) < 1.8 * SAMPLES
+
+
+@pytest.mark.parametrize("happens", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_go_on_whatever_becomes_of_one(tmp_path: Path, happens: signal.Signals) -> None:
+    data = Costly(tmp_path)
+    wanted = alone(data)
+
+    def work(say: Any) -> None:
+        batches = iter(loader_of(data))
+        for _ in range(4):
+            next(batches)
+        say("at work")
+        signal.pause()
+
+    loader = loader_of(data)
+    batches = iter(loader)
+    with elsewhere(work) as (pid, said):
+        assert said() == "at work"
+        got = [plain(next(batches)) for _ in range(4)]
+        os.kill(pid, happens) if happens is signal.SIGKILL else stop(pid)
+        begin = time.monotonic()
+        assert [*got, *map(plain, batches)] == wanted
+        assert time.monotonic() - begin < 20.0 and loader.stats()["reads"]["process"] == "runs"
+
+
+def test_the_reader_is_killed(tmp_path: Path) -> None:
+    data = Costly(tmp_path)
+    wanted = alone(data)
+    loaders = [loader_of(data), loader_of(data)]
+    got = []
+    for number, batches in enumerate(in_step(loaders)):
+        got.append(batches)
+        if number == 3:
+            os.kill(pid_of(loaders[0]), signal.SIGKILL)
+    assert [[*each] for each in zip(*got, strict=True)] == [wanted, wanted]
+    assert [loader.stats()["reads"]["process"] for loader in loaders] == ["lost", "lost"]
+    assert all(one == other for one, other in in_step(loaders))  # by another one
+    assert sum(shared(loader)["copied"] for loader in loaders) > 0
+
+
+def test_no_room_for_any(tmp_path: Path) -> None:
+    """Copies go before they are taken."""
+    data = Costly(tmp_path)
+    wanted = alone(data)
+    got = [*zip(*in_step([loader_of(data, share_budget=20_000) for _ in range(2)]), strict=True)]
+    assert [[*each] for each in got] == [wanted, wanted]
+
+
+# --- what is not shared, which is said -------------------------------------------------------------------------------
+
+
+def is_not_shared(data: Any, caplog: pytest.LogCaptureFixture, why: str, **more: Any) -> None:
+    wanted = alone(data, **more)
+    loaders = [loader_of(data, **more), loader_of(data, **more)]
+    got = [*zip(*in_step(loaders), strict=True)]
+    assert [[*each] for each in got] == [wanted, wanted]
+    assert why in caplog.text
+
+
+def test_samples_that_are_not_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A data set that looks at its process: each loader's own come, and it is a warning."""
+    data = Odd(tmp_path)
+
+    def work(say: Any) -> None:
+        say([batch["odd"].unique().tolist() for batch in loader_of(data)] == [[os.getpid()]] * (SAMPLES // BATCH))
+
+    with elsewhere(work) as (_, said):
+        assert {key for batch in loader_of(data) for key in batch["odd"].tolist()} == {os.getpid()}
+        assert said()
+    assert "is not the same, bit for bit" in caplog.text
+
+
+class Cheap(Costly):
+    """Samples that are made faster than they are sent."""
+
+    def __getitem__(self, key: int) -> Any:
+        self.log.touch()
+        return {"key": torch.tensor(key)}
+
+
+def test_samples_that_cost_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    is_not_shared(Cheap(tmp_path), caplog, "sharing it")
+
+
+def test_samples_that_are_too_large(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    is_not_shared(Costly(tmp_path), caplog, "is more than the share_budget of 1000", share_budget=1000)
+
+
+class Unsendable(Costly):
+    """Samples that no pickle is made of; the ``collate_fn`` leaves that out."""
+
+    def _odd(self) -> Any:
+        return lambda: 0
+
+
+def without_odd(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate(
+        [{name: each for name, each in one.items() if name != "odd"} for one in samples]
+    )
+
+
+def test_samples_that_cannot_be_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    is_not_shared(Unsendable(tmp_path), caplog, "a sample cannot be sent", collate_fn=without_odd)
+
+
+def test_what_has_no_fingerprint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data: Any = Costly(tmp_path)
+    data.local = lambda: 0
+    is_not_shared(data, caplog, "this loader shares no prepared samples: whether others")
+
+
+def test_threads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = Costly(tmp_path)
+    loader = loader_of(data, worker_kind="thread")
+    assert sum(len(batch["key"]) for batch in loader) == SAMPLES
+    assert "threads draw from generators" in caplog.text and "share" not in loader.stats()
+
+
+def test_the_first_budget_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = Costly(tmp_path, 0.0)
+    for batches in in_step([loader_of(data), loader_of(data, share_budget="50MB")]):
+        assert batches[0] == batches[1]
+    assert caplog.text.count("keeps 100000000 bytes of prepared samples") == 1
+
+
+def test_another_seed_or_another_data_set_shares_nothing(tmp_path: Path) -> None:
+    data, other = Costly(tmp_path), Costly(tmp_path, 3e-3)
+    loaders = [loader_of(data, num_workers=1), loader_of(data, seed=2, num_workers=1), loader_of(other, num_workers=1)]
+    for batches in in_step(loaders):
+        assert len({batch["drawn"] for batch in batches[:2]}) == 2
+    assert prepared(data) == 3 * SAMPLES
+    assert [shared(loader)["copied"] for loader in loaders] == [0, 0, 0]
