@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset
 
-from minato_gpu import DataLoader, Lanes, Source
+from minato_gpu import DataLoader, Lanes, Source, cluster_token
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.frames import _LENGTHS, FrameSocket
 from tests.support.agents import AgentProcess, agents
@@ -39,7 +39,7 @@ def port(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(greeting.TOKEN, "a token of the tests")
+    monkeypatch.setenv(cluster_token.TOKEN, "a token of the tests")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +64,12 @@ def refused(address: str, **more: Any) -> str:
 
 
 def test_another_token(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(greeting.TOKEN, "another one")
+    monkeypatch.setenv(cluster_token.TOKEN, "another one")
     assert f"{agent.address} does not know this MINATO_GPU_TOKEN" in refused(agent.address)
 
 
 def test_no_token(agent: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(greeting.TOKEN)
+    monkeypatch.delenv(cluster_token.TOKEN)
     with pytest.raises(ValueError, match="MINATO_GPU_TOKEN is not set"):
         DataLoader(SAMPLES, num_workers=1, cluster=Lanes(agent.address))
 
@@ -113,7 +113,7 @@ def test_who_does_not_know_the_token_is_answered_nothing(agent: AgentProcess) ->
 def test_an_agents_own_code_opens_no_other_session(agent: AgentProcess) -> None:
     with connected(agent) as end:
         nonces = end.recv(48, socket.MSG_WAITALL)[16:] * 2
-        end.sendall(nonces[32:] + greeting._code(b"agent", nonces))
+        end.sendall(nonces[32:] + cluster_token.code(b"agent", nonces))
         assert not any(end.recv(32, socket.MSG_WAITALL))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
+from minato_gpu.cluster_token import TOKEN
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Progress
 from minato_gpu.lanes.far import agent
-from minato_gpu.lanes.far.greeting import TOKEN
 from minato_gpu.lanes.produce import Job
 from tests.lanes.lanes import FORK
 

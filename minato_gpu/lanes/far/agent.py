@@ -28,6 +28,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from minato_gpu import cluster_token
 from minato_gpu.lanes.base import Blob, Handed, Item, Report, Task
 from minato_gpu.lanes.contract import Exit, Message, Number, Progress, Recalled
 from minato_gpu.lanes.far import greeting
@@ -71,7 +72,7 @@ def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *,
 
     Raises ValueError where the environment has no token, OSError where the port is taken.
     """
-    greeting.token()
+    cluster_token.token()
     hello = greeting.own_hello(cores=cores or usable_cores())
     with socket.create_server((host, port), backlog=64) as listener:
         listening("{}:{}".format(*listener.getsockname()[:2]))

@@ -9,6 +9,7 @@ from contextlib import closing
 from multiprocessing import spawn
 from typing import Any
 
+from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.agent import Shipment
@@ -73,7 +74,7 @@ class Lanes:
         self._nodes = {name: _asked(name) for name in self._addresses()}
 
     def _addresses(self) -> list[str]:
-        greeting.token()
+        cluster_token.token()
         return self._names
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:

@@ -1,43 +1,29 @@
 """How a loader and an agent meet: both prove that they know the token, then say what they are.
 
-The agent says a nonce; the loader answers with one of its own and a code of both; the agent with another code. Each
-nonce is fresh, so neither side learns anything that it could say again, and a code of one side is none of the other's.
+The agent says a nonce; the loader answers with one of its own and its code; the agent with its code (cluster_token.py).
 Nothing that comes before is more than these bytes. Then each says in a line of JSON its version and its Python.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
-import os
 import platform
 import secrets
 import socket
 from typing import Any
 
 import minato_gpu
+from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
 
-TOKEN = "MINATO_GPU_TOKEN"
 LIMIT_S = 5.0  # for each answer
 _MAGIC = b"minato lane 1\n\0\0"
-_NONCE, _CODE, _LONGEST_LINE = 32, 32, 4096
+_LONGEST_LINE = 4096
 
 Hello = dict[str, Any]
 
 
 class AgentError(RuntimeError):
     """There is no agent at that address that can do this loader's work; why, and what to do."""
-
-
-def token() -> bytes:
-    """The secret of this user's machines, from the environment. Raises ValueError where there is none."""
-    found = os.environ.get(TOKEN, "").encode()
-    if not found:
-        raise ValueError(
-            f"{TOKEN} is not set: loaders and agents prove to each other that they know it. Set it to the same secret "
-            "on every machine, for instance to what `openssl rand -hex 32` prints"
-        )
-    return found
 
 
 def own_hello(**more: Any) -> Hello:
@@ -49,19 +35,19 @@ def own_hello(**more: Any) -> Hello:
 def greet(end: socket.socket, where: str) -> Hello:
     """In the loader: what the agent at the other end is. Raises AgentError or OSError."""
     end.settimeout(LIMIT_S)
-    own = secrets.token_bytes(_NONCE)
+    own = secrets.token_bytes(NONCE_BYTES)
     try:
-        theirs = _exactly(end, len(_MAGIC) + _NONCE)
+        theirs = _exactly(end, len(_MAGIC) + NONCE_BYTES)
         if not theirs.startswith(_MAGIC):
             raise AgentError(f"{where} is no agent of minato_gpu, or one of another version: it says {theirs[:16]!r}")
         nonces = theirs[len(_MAGIC) :] + own
-        end.sendall(own + _code(b"loader", nonces))
-        answer = _exactly(end, _CODE)
+        end.sendall(own + code(b"loader", nonces))
+        answer = _exactly(end, CODE_BYTES)
     except (ConnectionError, TimeoutError) as error:
         raise AgentError(
             f"{where} answers nothing that an agent says ({error}); is that one, with the same {TOKEN}?"
         ) from error
-    if not hmac.compare_digest(answer, _code(b"agent", nonces)):
+    if not proves(answer, b"agent", nonces):
         raise AgentError(f"{where} does not know this {TOKEN}: set the same on both machines")
     _say(end, own_hello())
     hello = _line(end)
@@ -77,20 +63,16 @@ def greet(end: socket.socket, where: str) -> Hello:
 def answer(end: socket.socket, hello: Hello) -> Hello | None:
     """In the agent: what the loader at the other end is; None where it does not know the token. Raises OSError."""
     end.settimeout(LIMIT_S)
-    own = secrets.token_bytes(_NONCE)
+    own = secrets.token_bytes(NONCE_BYTES)
     end.sendall(_MAGIC + own)
-    theirs = _exactly(end, _NONCE + _CODE)
-    nonces = own + theirs[:_NONCE]
-    if not hmac.compare_digest(theirs[_NONCE:], _code(b"loader", nonces)):
-        end.sendall(bytes(_CODE))  # so that the other end can say what is wrong
+    theirs = _exactly(end, NONCE_BYTES + CODE_BYTES)
+    nonces = own + theirs[:NONCE_BYTES]
+    if not proves(theirs[NONCE_BYTES:], b"loader", nonces):
+        end.sendall(bytes(CODE_BYTES))  # so that the other end can say what is wrong
         return None
-    end.sendall(_code(b"agent", nonces))
+    end.sendall(code(b"agent", nonces))
     _say(end, hello)
     return _line(end)
-
-
-def _code(side: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(token(), side + nonces, "sha256")
 
 
 def _exactly(end: socket.socket, count: int) -> bytes:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from minato_gpu import cluster_token
 from minato_gpu.extras import from_extra
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.cluster import Lanes
@@ -51,7 +52,7 @@ class RayLanes(Lanes):
                 import ray
             if not ray.is_initialized():
                 raise greeting.AgentError("RayLanes: call ray.init() first, which connects this program to its cluster")
-            os.environ.setdefault(greeting.TOKEN, secrets.token_hex(32))
+            os.environ.setdefault(cluster_token.TOKEN, secrets.token_hex(32))
             self._names = self._start(ray)
         return self._names
 
@@ -65,7 +66,7 @@ class RayLanes(Lanes):
             if cores:
                 strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 options = starter.options(num_cpus=cores, resources=self._resources, scheduling_strategy=strategy)
-                self._actors.append(options.remote(cores, os.environ[greeting.TOKEN]))
+                self._actors.append(options.remote(cores, os.environ[cluster_token.TOKEN]))
                 left -= cores
         if left:
             self._actors.clear()
@@ -89,7 +90,7 @@ class _Starter:
         host = ray.util.get_node_ip_address()
         command = [sys.executable, "-m", "minato_gpu", "lane", "--tied", "--listen", f"{host}:0", "--cores", str(cores)]
         paths = os.pathsep.join(path for path in sys.path if path)
-        environment = {**os.environ, greeting.TOKEN: token, "PYTHONPATH": paths}
+        environment = {**os.environ, cluster_token.TOKEN: token, "PYTHONPATH": paths}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._process = subprocess.Popen(command, env=environment, **pipes)
 
