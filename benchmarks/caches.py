@@ -16,9 +16,7 @@ one shard. Each repetition has other orders.
 (``sigma``, log-normal). ``wrong about epochs to come``: others draw from the same generator between epochs.
 
 Equal items have one size and cost. Unlike items have log-normal sizes (sigma 1), and a miss costs 20 ms and 0.2 us for
-each byte; ``next-use without orders`` then knows sizes and costs only. Decisions: what they take of a million keys, of
-which one host of two keeps a quarter: ``begin_s`` at an epoch's beginning, drawing its order left out, and
-``us_per_access`` from then on, with the loop around it.
+each byte; ``next-use without orders`` then knows sizes and costs only.
 
 Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage that gives so many bytes a second.
 
@@ -28,9 +26,7 @@ Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -47,32 +43,25 @@ from benchmarks.cache_replay import (
     middle,
     most_hits,
     replay,
-    run_epoch,
 )
 from benchmarks.cached_epochs import measured_rows
-from minato_gpu.caching.choice import bound, look_ahead, new_policy, reach
-from minato_gpu.caching.future import Integers
+from minato_gpu.caching.choice import bound, look_ahead, reach
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
 _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
 _EPOCHS = 48
-_PARTS = ("equal", "drawn", "unlike", "decisions", "measured")
+_PARTS = ("equal", "drawn", "unlike", "measured")
 _SHOWN = (
     *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "saved_share", "belady", "of_belady", "bound"),
-    *("of_hits", "epoch_s", "model_s", "of_model", "begin_s", "us_per_access"),
+    *(
+        "of_hits",
+        "epoch_s",
+        "model_s",
+        "of_model",
+    ),
 )
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """Orders that take no time any more."""
-
-    orders: list[Integers]
-
-    def order(self, epoch: int) -> Integers:
-        return self.orders[epoch]
 
 
 @report.benchmark("caches", 3, shown=_SHOWN, epochs=_EPOCHS)
@@ -84,7 +73,6 @@ def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> It
         "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
         "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
         "unlike": lambda: unlike_rows(keys, _EPOCHS, repetitions),
-        "decisions": lambda: decision_rows(2_000 if quick else 1_000_000, repetitions),
         "measured": lambda: measured_rows(quick=quick, repetitions=repetitions),
     }
     for part in _PARTS:
@@ -141,28 +129,6 @@ def unlike_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, 
                 found.append(float(saved / sum(items.costs_s[orders.order(epoch)].sum() for epoch in half)))
             row = _row("simulated, unlike items", shards, share, policy)
             yield row | report.summarise("saved_share", found)
-
-
-def decision_rows(keys: int, repetitions: int) -> Iterator[dict[str, Any]]:
-    """What decisions take, in the third epoch."""
-    shards, share, items = 2, 0.25, Items.equal(keys)
-    known = _Drawn([Shuffles(keys, shards, 0).order(epoch) for epoch in range(4)])
-    for policy in POLICIES:
-        begins, accesses = [], []
-        for _ in range(repetitions):
-            kept = new_policy(policy, int(share * int(items.nbytes.sum())), keys)
-            for epoch in range(3):
-                order, begun = known.order(epoch), time.perf_counter()
-                start = kept.begin(epoch, known, 1)
-                ready = time.perf_counter()
-                run_epoch(kept, order, items, start)
-                ended = time.perf_counter()
-            begins.append(ready - begun)
-            accesses.append((ended - ready) / len(order) * 1e6)
-        row = _row(f"decisions on {keys:,} equal items", shards, share, policy)
-        if policy == "next-use":
-            row |= report.summarise("begin", begins, "_s")
-        yield row | report.summarise("us_per_access", accesses)
 
 
 def _cells() -> Iterator[tuple[int, float]]:

@@ -31,9 +31,8 @@ from xxhash import xxh3_64_intdigest
 
 from benchmarks import report
 from benchmarks.compare.ratios import OURS
-from benchmarks.data.pictures import picture
-from benchmarks.isolate import isolated, tree_cpu_s
-from benchmarks.page_cache import cached_pages, evict
+from benchmarks.data.detection import picture
+from benchmarks.isolate import cached_pages, evict, isolated, tree_cpu_s
 from benchmarks.peers import Job, Reader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import report
-
 Row = Mapping[str, Any]
 
 PAGES: Mapping[str, Sequence[str]] = {
@@ -32,7 +30,6 @@ _VERSIONS = {
     "nvidia-nvimgcodec-cu13": "nvImageCodec",
     "nvidia-nvjpeg": "nvJPEG",
 }
-_CASES = {"gpu": ("rates", "training"), "gpu_tuned": ("tune",), "gpu_decoding": ("probe",), "gpu_checks": ("checks",)}
 _OF_CHECKS = ("name", "case", "holds", "means", "error", "missing", "said")
 
 
@@ -47,76 +44,32 @@ def described(document: Row) -> str:
     )
 
 
-def has(name: str, document: Row) -> bool:
-    """Whether the session has answered anything that the table shows."""
-    return any(row["case"] in _CASES[name] and ("samples_per_s" in row or "holds" in row) for row in document["rows"])
-
-
-def table(name: str, document: Row) -> str:
-    """A Markdown table from the session's rows."""
-    return _TABLES[name](document["rows"])
-
-
-def _loaders(rows: Sequence[Row]) -> str:
+def rows_of(name: str, document: Row) -> list[dict[str, Any]]:
+    """The table's rows; none where the session has answered nothing that it shows."""
+    rows = document["rows"]
+    if name == "gpu_checks":
+        checks = [row for row in rows if row["case"] == "checks"]
+        answered = any("holds" in row for row in checks)
+        return [{"name": row["name"], "answer": _answer(row), "figures": _figures(row)} for row in checks if answered]
+    if name == "gpu_decoding":
+        return [{**row, "cpu_ms": 1e3 * row["cpu_s_per_sample"]} for row in _measured(rows, "probe").values()]
+    if name == "gpu_tuned":
+        found = _measured(rows, "tune").items()
+        return [{**row, "loader": _NAMES[key], "tries": len(row["tried"])} for key, row in found]
     rates, training = _measured(rows, "rates"), _measured(rows, "training")
-    titles = (
-        "loader",
-        "samples/s",
-        "cores busy",
-        "JPEG engine busy",
-        "with ResNet-50",
-        "runs",
-        "step, ms",
-        "without a loader",
-        "slower by",
-    )
-    cells = []
-    for name in _NAMES:
-        rate, trained = rates.get(name), training.get(name)
-        if rate is None and trained is None:
-            continue
-        cells.append(
-            [
-                _NAMES[name],
-                _number(rate, "samples_per_s", "{:,.0f}"),
-                _number(rate, "cores_busy", "{:.1f}"),
-                _number(rate, "jpeg_engine_busy", "{:.0f} %", 100.0),
-                _number(trained, "samples_per_s", "{:,.0f}"),
-                f"{_number(rate, 'repetitions', '{}')}, {_number(trained, 'repetitions', '{}')}",
-                _number(trained, "step_s", "{:.1f}", 1e3),
-                _number(trained, "resident_step_s", "{:.1f}", 1e3),
-                _number(trained, "step_slowdown", "{:.1f} %", 100.0),
-            ]
-        )
-    return report.markdown_table(titles, cells)
-
-
-def _tuned(rows: Sequence[Row]) -> str:
-    found = _measured(rows, "tune")
-    cells = [[_NAMES[n], f"{row['samples_per_s']:,.0f}", str(len(row["tried"]))] for n, row in found.items()]
-    return report.markdown_table(("loader", "samples/s", "settings tried"), cells)
-
-
-def _decoding(rows: Sequence[Row]) -> str:
-    found = _measured(rows, "probe")
-    titles = ("decoded", "samples/s", "CPU a sample, ms", "levels, at most", "on average", "wrong beside other work")
-    cells = [
-        [
-            name,
-            f"{row['samples_per_s']:,.0f}",
-            f"{1e3 * row['cpu_s_per_sample']:.2f}",
-            f"{row['max_levels']:.2f}",
-            f"{row['mean_levels']:.2f}",
-            str(row["wrong_while_busy"]),
-        ]
-        for name, row in found.items()
+    return [
+        _loader(key, rates.get(key, {}), training.get(key, {})) for key in _NAMES if key in rates or key in training
     ]
-    return report.markdown_table(titles, cells)
 
 
-def _checks(rows: Sequence[Row]) -> str:
-    cells = [[row["name"], _answer(row), _figures(row)] for row in rows if row["case"] == "checks"]
-    return report.markdown_table(("whether", "answer", "figures"), cells)
+def _loader(name: str, rate: Row, trained: Row) -> dict[str, Any]:
+    """One loader without steps and with them."""
+    row = {key: rate.get(key) for key in ("samples_per_s", "cores_busy", "jpeg_engine_busy")}
+    row |= {"loader": _NAMES[name], "trained_per_s": trained.get("samples_per_s")}
+    row["runs"] = f"{rate.get('repetitions', '-')}, {trained.get('repetitions', '-')}"
+    for key in ("step", "resident_step"):
+        row[f"{key}_ms"] = None if trained.get(f"{key}_s") is None else 1e3 * trained[f"{key}_s"]
+    return row | {"step_slowdown": trained.get("step_slowdown")}
 
 
 def _answer(row: Row) -> str:
@@ -139,10 +92,3 @@ def _short(value: object) -> str:
 
 def _measured(rows: Sequence[Row], case: str) -> dict[str, Row]:
     return {str(row["name"]): row for row in rows if row["case"] == case and "samples_per_s" in row}
-
-
-def _number(row: Row | None, key: str, form: str, times: float = 1) -> str:
-    return "-" if row is None or row.get(key) is None else form.format(times * row[key] if times != 1 else row[key])
-
-
-_TABLES = {"gpu": _loaders, "gpu_tuned": _tuned, "gpu_decoding": _decoding, "gpu_checks": _checks}

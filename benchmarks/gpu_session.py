@@ -45,10 +45,8 @@ from benchmarks import report
 from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.report import progress
 from benchmarks.session import checks, gpu_tests, harm, parts, probe
-from benchmarks.session.about import default_path, described, differences
 from benchmarks.session.record import NO_TIME, Record, Row, Rows, lines_beside, unanswered
-from benchmarks.session.request import LEAST_S, Request
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import LEAST_S, Request, Settings, default_path, described, differences
 from minato_gpu import parity
 from minato_gpu.lab.demo.photographs import make
 from pipelines import image_classification

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.page_cache import evict
+from benchmarks.isolate import evict
 from minato_gpu import Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import HEAD, Blocks

@@ -2,7 +2,8 @@
 
 The process is forked, so that importing costs nothing, and leads its own process group: whatever a loader leaves
 running is killed with it and cannot disturb the next measurement. What it writes to standard error (SPDL's shared
-memory makes CPython's resource tracker complain at length) is shown only where the measurement fails.
+memory makes CPython's resource tracker complain at length) is shown only where the measurement fails. Also what this
+process and its descendants have used, and the pages of files that the kernel keeps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import psutil
+
+from minato_gpu.sources.disk.filesystem import cached_bytes
 
 Result = TypeVar("Result")
 
@@ -190,3 +193,20 @@ def _bytes(pid: int, file: str, field: str) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0  # ended since it was listed
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
+
+
+# --- the page cache: which bytes of a file it holds, and how to have them thrown out ----------------------------------
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def cached_pages(fd: int, offset: int = 0, length: int = 0) -> int | None:
+    """How many pages of ``length`` bytes from ``offset`` on (0: to the end) are cached; None where that is not told."""
+    found = cached_bytes(fd, offset, length)
+    return None if found is None else found // _PAGE
+
+
+def evict(fd: int, offset: int = 0, length: int = 0) -> None:
+    """Throw pages out that are on disk; ``os.fdatasync`` brings them there."""
+    os.posix_fadvise(fd, offset, length, os.POSIX_FADV_DONTNEED)

@@ -18,8 +18,7 @@ from typing import Any
 import click
 
 from benchmarks import gpu_page, report
-from benchmarks.compare.summary import ratio, summary
-from benchmarks.scaling.summary import summary as scaling_summary
+from benchmarks.compare.ratios import ratio, scaling_summary, summary
 from minato_gpu.lab.simulation.comparison import OURS
 
 Row = Mapping[str, Any]
@@ -51,13 +50,17 @@ def recorded(folder: Path, name: str) -> Any:
 
 
 def markdown(name: str, rows: Sequence[Row]) -> str:
-    """A Markdown table of the rows that have the table's figures."""
+    """A Markdown table of the rows that have the table's first three figures."""
+    needed = list(report.columns(_COLUMNS.get(name, name)))[:3]
+    made = _made[name](rows) if name in _made else rows
+    chosen = [row for row in made if all(row.get(key) is not None for key in needed) and _shown(name, row)]
+    return _table(name, chosen)
+
+
+def _table(name: str, rows: Sequence[Row]) -> str:
     columns = report.columns(_COLUMNS.get(name, name))
-    rows = _made[name](rows) if name in _made else rows
-    needed = list(columns)[:3]
-    chosen = [row for row in rows if all(row.get(key) is not None for key in needed) and _shown(name, row)]
     cells = [
-        ["" if row.get(key) is None else format(row[key], form) for key, (_, form) in columns.items()] for row in chosen
+        ["" if row.get(key) is None else format(row[key], form) for key, (_, form) in columns.items()] for row in rows
     ]
     return report.markdown_table([title for title, _ in columns.values()], cells)
 
@@ -136,8 +139,8 @@ def block(name: str, document: Row) -> str:
 
 def gpu_block(name: str, documents: Sequence[Row]) -> str:
     """What stands between the marks of a table of GPU sessions: those that have anything for it."""
-    shown = [each for each in documents if gpu_page.has(name, each)]
-    return "\n\n".join(f"{gpu_page.described(each)}\n\n{gpu_page.table(name, each)}" for each in shown)
+    shown = [(gpu_page.described(each), rows) for each in documents if (rows := gpu_page.rows_of(name, each))]
+    return "\n\n".join(f"{head}\n\n{_table(name, rows)}" for head, rows in shown)
 
 
 def _fill(root: Path, pages: Mapping[str, Sequence[str]], made: Callable[[str], str]) -> None:

@@ -11,9 +11,9 @@ and the loader take on the consumer's thread, how storage answers. From that alo
     error                         predicted over measured, less one
     within                        whether that is at most max(4 %, twice the spread)
 
-Bottleneck is *slept*: as long as each sample costs when it is prepared alone, times a factor that makes an epoch of two
-workers as long as ``--seconds``. So there can be more workers than cores, and what other processes of the machine do
-disturbs little. With ``--computed`` it is done, as long as there are as many cores as workers.
+Preparation is *slept*: as long as each sample costs when it is prepared alone, times a factor that makes an epoch of
+two workers as long as ``--seconds``. So there can be more workers than cores, and what other processes of the machine
+do disturbs little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import thread_time
@@ -49,7 +49,6 @@ from benchmarks.whatif_run import (
     profile_ways,
     written,
 )
-from minato_gpu.lab import report as plain_report
 from minato_gpu.lab.analysis.predict import Prediction, Predictor
 from minato_gpu.lab.analysis.profile import Profile, Setting
 from minato_gpu.samples import sample_seed
@@ -98,7 +97,7 @@ def points(question: str, around: Around) -> Iterator[Point]:
     if question == "cache":
         yield from _caches(around)
     elif question == "workers":
-        for workers in (1, 2) if quick or not base.slept else (1, 2, 4, 8, 16):
+        for workers in (1, 2) if quick else (1, 2, 4, 8, 16):
             way = replace(base, workers=workers, cache=WARM, epochs=max(base.epochs, workers // 2))
             yield Point(question, f"{workers} workers", way, Setting(workers=workers, cache=WARM))
     elif question == "step":
@@ -167,17 +166,13 @@ def workload_rows(
     repetitions: int,
     seconds: float,
     *,
-    kept: Path | None,
-    computed: bool,
     quick: bool,
 ) -> Iterator[dict[str, Any]]:
     """A row for each setting of each question."""
     with server(Throttle(), 0, folder=data.folder) as address:
         costs = np.array(isolated(costs_alone, data, timeout_s=600.0))
-        if not computed:
-            costs *= WORKERS * seconds / costs.sum()
-        slept = () if computed else tuple(costs.tolist())
-        base = Way(WORKERS, slept=slept, epochs=1 if quick else 3)
+        costs *= WORKERS * seconds / costs.sum()
+        base = Way(WORKERS, slept=tuple(costs.tolist()), epochs=1 if quick else 3)
         storage = measured_storage(data, address)
         ways = profile_ways(data, base, costs.tolist(), quick=quick)
         around = Around(data.batch, float(costs.mean()), storage.nbytes, base, quick)
@@ -195,8 +190,6 @@ def workload_rows(
         )
         profile, beyond = profile_of(data, len(costs), ways, runs, storage)
         report.progress(f"{data.name}: {_said(profile, beyond)}")
-        if kept is not None:
-            plain_report.write(asdict(profile), kept / f"{data.name}.json")
         predictors: dict[int, Predictor] = {}
         for turn in turns:
             if turn.point is not None:
@@ -273,8 +266,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 @click.option("--workload", "names", multiple=True, type=click.Choice(list(COUNTS)), help="Only this; repeatable.")
 @click.option("--question", "questions", multiple=True, type=click.Choice(QUESTIONS), help="Only this; repeatable.")
 @click.option("--seconds", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Of an epoch, about.")
-@click.option("--computed", is_flag=True, help="Prepare samples, instead of sleeping as long.")
-@click.option("--profiles", "kept", type=click.Path(path_type=Path), help="Leave what was measured before there.")
 @click.option("--data", "folder", type=click.Path(file_okay=False, path_type=Path), help="Keep the files there.")
 def main(
     quick: bool,
@@ -282,8 +273,6 @@ def main(
     names: tuple[str, ...],
     questions: tuple[str, ...],
     seconds: float,
-    computed: bool,
-    kept: Path | None,
     folder: Path | None,
 ) -> Iterator[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
@@ -293,7 +282,7 @@ def main(
         for name in names or tuple(COUNTS)[: 1 if quick else None]:
             data = isolated(written, name, where, 24 if quick else COUNTS[name], timeout_s=600.0)
             wanted = questions or QUESTIONS
-            for row in workload_rows(data, wanted, repetitions, seconds, kept=kept, computed=computed, quick=quick):
+            for row in workload_rows(data, wanted, repetitions, seconds, quick=quick):
                 rows.append(row)
                 yield row
     yield from summary(rows)

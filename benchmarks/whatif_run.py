@@ -37,7 +37,6 @@ from benchmarks.data.__main__ import WORKLOADS
 from minato_gpu import DataLoader, Pipeline, Source, read_bytes
 from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_storage import Tier
-from minato_gpu.samples import sample_seed
 from minato_gpu.sources import process
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.threads import usable_cores
@@ -68,7 +67,7 @@ class Way:
     """How the data are read. ``rate``: of the storage, bytes a second; ``cache``: share of the set that memory keeps;
     ``policy``: of that (empty: as the loader chooses); ``shards``: an epoch reads one sample in so many; ``step_s``:
     what the consumer sleeps for a batch; ``filling``: epochs that do not count. ``slept``: what preparing each sample
-    takes, slept instead of computed.
+    takes.
     """
 
     workers: int = 2
@@ -100,7 +99,7 @@ class Measured(NamedTuple):
 
 
 class Stored:
-    """The workload's samples: their files come from the server, their preparation is the pipeline's, or slept."""
+    """The workload's samples: their files come from the server, preparing one takes ``slept`` seconds, slept."""
 
     def __init__(self, data: Data, address: str, slept: tuple[float, ...] = ()) -> None:
         self.files = WORKLOADS[data.name].dataset(data.folder)
@@ -122,17 +121,11 @@ class Stored:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         begin, computed = perf_counter(), thread_time()
-        if self.slept:
-            for source in self.source(index):
-                read_bytes(source)
-            sleep(max(0.0, begin + self.slept[index] - perf_counter()))
-            sample: dict[str, Any] = {INDEX: np.int64(index)}
-        else:
-            item = {**self.files[index], INDEX: np.int64(index)}
-            item |= {name: self._url(item[name]) for name in _PATHS if name in item}
-            sample = dict(self.pipeline.run(item, sample_seed(0, 0, index, 0)))
+        for source in self.source(index):
+            read_bytes(source)
+        sleep(max(0.0, begin + self.slept[index] - perf_counter()))
         self.log[:, index] += perf_counter() - begin, thread_time() - computed, 1
-        return sample
+        return {INDEX: np.int64(index)}
 
     def sizes(self) -> list[int]:
         """Bytes of each sample's files."""
@@ -192,7 +185,6 @@ def measure(data: Data, way: Way, address: str, seed: int = 0) -> Measured:
             num_workers=way.workers,
             prefetch_factor=PREFETCH,
             epochs=way.filling + way.epochs + 1,
-            collate_fn=None if way.slept else SETTINGS[data.name].collate,
             **kept,
         )
         return _epochs(loader, dataset, sampler, way)
@@ -266,7 +258,7 @@ def profile_ways(data: Data, base: Way, costs_s: Sequence[float], *, quick: bool
     """The runs that make a profile. ``costs_s``: of the samples, about."""
     warm = replace(base, cache=WARM, epochs=1 if quick else 4)
     nothing = (1e-6,) * len(costs_s)
-    other = 4 * base.workers if base.slept else 1
+    other = 4 * base.workers
     return {
         "warm": warm,
         "other": replace(warm, workers=other),

@@ -15,6 +15,7 @@ import pytest
 from minato_gpu.sources import host_reader
 from pipelines import image_classification
 from tests.support import pages
+from tests.support.agents import AgentProcess, agents
 from tests.support.torchvision_operators import import_torchvision
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
@@ -25,6 +26,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     f"{MANUAL}/pipelines.md": (35, 100),
     f"{MANUAL}/resuming.md": (36, 90),
     f"{MANUAL}/several_jobs.md": (100,),
+    f"{MANUAL}/several_machines.md": (100,),
     f"{MANUAL}/start.md": (100,),
     f"{MANUAL}/storage.md": (100, 100, 25),
     f"{MANUAL}/torchvision.md": (35,),
@@ -55,6 +57,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def agent() -> Iterator[AgentProcess]:
+    with agents() as [found]:
+        yield found
+
+
+@pytest.fixture
 def given(request: pytest.FixtureRequest, here: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
@@ -64,6 +72,8 @@ def given(request: pytest.FixtureRequest, here: Path, monkeypatch: pytest.Monkey
         import_torchvision()
     if name in ("README.md", "torchvision.md", "pipelines.md"):
         image_classification.example_data(here / "photographs")
+    if name == "several_machines.md":
+        names["agents"] = [request.getfixturevalue("agent").address]
     if name == "watching.md":
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
     if name == "resuming.md":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.compare.dali import Dali
-from benchmarks.compare.dali_readers import DaliReaders
+from benchmarks.compare.dali import DaliReaders
 from benchmarks.peers import Loader
 from benchmarks.peers.minato import Minato
 from benchmarks.peers.pytorch import PyTorch
@@ -37,8 +36,7 @@ CANDIDATES: Mapping[str, Sequence[Loader]] = {
         for processes in (True, False)
         for concurrency in (None, 8)
     ],
-    "dali": [Dali("dali", prefetch=prefetch) for prefetch in (2, 3)],
-    "dali readers": [DaliReaders("dali readers", prefetch=prefetch) for prefetch in (1, 2)],
+    "dali readers": [DaliReaders("dali readers", prefetch=prefetch) for prefetch in (1, 2, 3)],
     "minato_gpu in order": [Minato("minato_gpu in order")],
     "minato_gpu bounded": [Minato("minato_gpu bounded", in_order=False)],
     "minato_gpu pipeline, cpu": [Minato("minato_gpu pipeline, cpu", lanes=("cpu",))],

@@ -1,4 +1,4 @@
-"""One run of one loader on one case."""
+"""A workload with what it costs by itself and the least time that a loader could take for it; a run of one loader."""
 
 from __future__ import annotations
 
@@ -7,17 +7,145 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import default_collate
 
-from benchmarks.compare.case import Case
-from benchmarks.compare.content import Reader, same_content
-from benchmarks.compare.workloads import Begun, Indexed, Prepared, job
+from benchmarks.compare.workloads import Begun, Indexed, Prepared, Reader, job, leaves, same_content
+from benchmarks.data.published import Array
 from benchmarks.isolate import tree_cpu_s, tree_pss_bytes
 from benchmarks.peers import Job, Loader
+from benchmarks.work import bound_s, first_batch_s
+from minato_gpu import shared_empty
+from minato_gpu.lanes.processes import keep_freed_memory
+from minato_gpu.memory.arena import Arena
+from minato_gpu.memory.shared import WorkerBlocks
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.stages import Tolerance
+from minato_gpu.threads import usable_cores
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload's data with an emulated step of ``step_s``.
+
+    ``load``: the samples' work takes so many times as long on all cores as the steps (0: there is no step).
+    ``cpu_s``: CPU seconds that one process, alone, needs for an epoch. ``first_s``: the least time to the first batch
+    in order; ``any_s``: to any batch. ``sample_bytes``: what a prepared sample takes, on average. ``costs_s``: of each
+    sample alone. ``warm_ups``: epochs, without steps, before the timed ones: loaders that go on with the next epoch
+    before one has ended should begin the timed ones with as much in hand as they will leave.
+    """
+
+    workload: str
+    directory: Path
+    workers: int
+    load: float
+    epochs: int
+    samples: int
+    batch_size: int
+    cpu_s: float
+    first_s: float
+    any_s: float
+    sample_bytes: int
+    overshoot_s: float
+    costs_s: Array
+    step_s: float = 0.0
+    warm_ups: int = 1
+
+    @classmethod
+    def measured(cls, workload: str, directory: Path, workers: int, epochs: int, overshoot_s: float) -> Case:
+        """Measure what an epoch costs here; call it in a fresh process. There is no step."""
+        asked = job(workload, directory, workers)
+        alone = Alone.measured(asked)
+        first, cheapest = (costs[: asked.batch_size] for costs in (alone.costs_s, np.sort(alone.costs_s)))
+        return cls(
+            workload,
+            directory,
+            workers,
+            0.0,
+            epochs,
+            samples=len(alone.costs_s),
+            batch_size=asked.batch_size,
+            cpu_s=alone.cpu_s,
+            first_s=first_batch_s(first, usable_cores()),
+            any_s=first_batch_s(cheapest, usable_cores()),
+            sample_bytes=alone.sample_bytes,
+            overshoot_s=overshoot_s,
+            costs_s=alone.costs_s,
+        )
+
+    @property
+    def batches(self) -> int:
+        """Batches of an epoch."""
+        return -(-self.samples // self.batch_size)
+
+    def with_step(self, load: float) -> Case:
+        """The case with the step that makes this load."""
+        step_s = self.cpu_s / usable_cores() / load / self.batches if load else 0.0
+        return replace(self, load=load, step_s=step_s)
+
+    def measured_again(self) -> Case:
+        """The case with what an epoch costs now; call it in a fresh process."""
+        now = Case.measured(self.workload, self.directory, self.workers, self.epochs, self.overshoot_s)
+        return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s, costs_s=now.costs_s)
+
+    def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0, *, in_order: bool) -> float:
+        """The least time for the timed epochs (see ``benchmarks.bound``)."""
+        first_s = self.first_s if in_order else self.any_s
+        work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
+        return bound_s(first_s, work_s, steps_s, usable_cores(), ahead_s, left_s)
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one process needs for an epoch by itself, memory that it has freed being used again as workers here do.
+
+    ``costs_s``: CPU seconds of each sample. ``cpu_s``: of all samples, joined to batches, and each batch read once.
+    """
+
+    costs_s: Array
+    cpu_s: float
+    sample_bytes: int
+
+    @classmethod
+    def measured(cls, asked: Job, repeats: int = 2) -> Alone:
+        torch.set_num_threads(1)
+        keep_freed_memory()
+        WorkerBlocks(0, Arena("alone")).serve()
+        passes = [cls._one(asked) for _ in range(1 + repeats)][1:]
+        return min(passes, key=lambda each: each.cpu_s)
+
+    @classmethod
+    def _one(cls, asked: Job) -> Alone:
+        reader, costs, nbytes = Reader(asked.batch_size), [], 0
+        begin = time.process_time()
+        for indices in asked.batches:
+            samples = []
+            for index in indices:
+                before = time.process_time()
+                samples.append(asked.dataset[index])
+                costs.append(time.process_time() - before)
+            nbytes += sum(leaf.nbytes for leaf in leaves(samples))
+            reader.read(_stacked(samples) if asked.collate is default_collate else asked.join(samples))
+        return cls(np.array(costs), time.process_time() - begin, nbytes // len(costs))
+
+
+def _stacked(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """What ``default_collate`` makes of samples that are arrays, in memory that is used again."""
+    batch = {}
+    for name in samples[0]:
+        rows = [np.asarray(sample[name]) for sample in samples]
+        whole = shared_empty((len(rows), *rows[0].shape), torch.from_numpy(np.empty(0, rows[0].dtype)).dtype)
+        np.stack(rows, out=whole.numpy())
+        batch[name] = whole
+    return batch
+
+
+# --- a run of one loader ----------------------------------------------------------------------------------------------
+
 
 _CHECKED = 3  # batches whose content is compared
 _WATCH_S = 0.02

@@ -1,4 +1,4 @@
-"""Photographs with outlined objects in COCO's layout.
+"""Photographs with outlined objects in COCO's layout; and pictures of any size from those that scikit-image ships.
 
 What a sample costs is decided by two sizes: that of the file, which is decoded, and that of the picture which it
 becomes, 800 pixels on its shorter side unless the longer one would exceed 1,333. The cheap ones are therefore long
@@ -11,19 +11,55 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.data import measure
-from benchmarks.data.pictures import NAMES, picture
-from benchmarks.data.published import SPREADS, Array
+from benchmarks.data.published import SPREADS, Array, Curve, costs
 from minato_gpu.extras import from_extra
 from pipelines import object_detection
+from pipelines.example_photographs import COLOUR, photograph
 
 with from_extra("bench"):
     import cv2
+
+NAMES = COLOUR
+
+
+@cache
+def _source(name: str) -> Any:
+    return photograph(name)
+
+
+def picture(height: int, width: int, rng: np.random.Generator) -> Any:
+    """uint8 (height, width, 3), blue first: a part of a photograph in colour, resized.
+
+    Grain is added because an enlarged photograph is smooth and would decode faster than a camera's picture.
+    """
+    source = _source(NAMES[int(rng.integers(len(NAMES)))])
+    part = _part(source, height / width, rng)
+    shrinks = height < part.shape[0]
+    resized = cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC)
+    rows = min(64, height)
+    strip = (rng.standard_normal((rows, *resized.shape[1:]), dtype=np.float32) * 4).astype(np.int16)
+    grain = np.tile(strip, (-(-height // rows), 1, 1))[:height]
+    return np.clip(resized.astype(np.int16) + grain, 0, 255).astype(np.uint8)
+
+
+def _part(source: Any, shape: float, rng: np.random.Generator) -> Any:
+    """A random part whose height is ``shape`` times its width, at least 0.7 of the largest that fits."""
+    height, width = source.shape[:2]
+    largest = min(width, height / shape)
+    wide = max(1, int(largest * rng.uniform(0.7, 1.0)))
+    high = max(1, min(height, round(wide * shape)))
+    top, left = int(rng.integers(height - high + 1)), int(rng.integers(width - wide + 1))
+    return source[top : top + high, left : left + wide]
+
+
+# --- the data set -----------------------------------------------------------------------------------------------------
+
 
 SPLIT = "train"
 _NARROW, _USUAL, _LARGE = (0.03e6, 6.0), (0.3e6, 4 / 3), (12e6, 4 / 3)  # pixels, width / height
@@ -41,15 +77,15 @@ def write(directory: Path, count: int, seed: int) -> Iterator[int]:
     yield from _write(directory, sizes, seed)
 
 
-def _curve(seed: int) -> measure.Curve:
+def _curve(seed: int) -> Curve:
     """Seconds by size, measured on a few photographs of each."""
     each = 5
     with tempfile.TemporaryDirectory() as scratch:
         for _ in _write(Path(scratch), np.repeat(_PROBES, each), seed):
             pass
         dataset = object_detection.dataset(scratch)
-        seconds = measure.costs(dataset, object_detection.pipeline(), range(len(dataset)))
-    return measure.Curve(_PROBES.tolist(), np.median(seconds.reshape(-1, each), axis=1).tolist())
+        seconds = costs(dataset, object_detection.pipeline(), range(len(dataset)))
+    return Curve(_PROBES.tolist(), np.median(seconds.reshape(-1, each), axis=1).tolist())
 
 
 def _write(directory: Path, sizes: Array, seed: int) -> Iterator[int]:

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import measure
-from benchmarks.data.published import SPREADS
+from benchmarks.data.published import SPREADS, costs
 from minato_gpu import Pipeline
 from minato_gpu.extras import from_extra
 from pipelines import speech_recognition
@@ -64,7 +63,7 @@ def _steps(directory: Path) -> dict[str, int]:
     """Rounds of the steps, so that an utterance takes the published times over ``SCALE`` in all."""
     dataset = speech_recognition.dataset(directory)
     several = range(0, len(dataset), max(1, len(dataset) // 40))
-    rest = float(np.median(measure.costs(dataset, speech_recognition.pipeline(), several)))
+    rest = float(np.median(costs(dataset, speech_recognition.pipeline(), several)))
     spread = SPREADS["speech_recognition"]
     light_s = max(0.0, 1e-3 * spread.median / SCALE - rest)
     heavy_s = 1e-3 * (spread.p90 - spread.median) / SCALE  # on top of the light step

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data import measure
-from benchmarks.data.published import SPREADS, Array
+from benchmarks.data.published import SPREADS, Array, Curve, costs, sizes_of_mixture
 from minato_gpu import Pipeline
 from minato_gpu.extras import from_extra
 from pipelines import segmentation_3d
@@ -42,11 +41,11 @@ def write(directory: Path, count: int, seed: int) -> Iterator[int]:
     relative = SPREADS["segmentation_3d"].relative(count)
     curves = _curves(seed)
     middle = sum(share * float(curve.seconds(np.array([_MEDIAN_VOXELS]))[0]) for share, curve in curves)
-    sizes = measure.sizes_of_mixture(middle * relative, curves)
+    sizes = sizes_of_mixture(middle * relative, curves)
     yield from _write(directory, np.random.default_rng(seed).permutation(sizes), seed)
 
 
-def _curves(seed: int) -> list[tuple[float, measure.Curve]]:
+def _curves(seed: int) -> list[tuple[float, Curve]]:
     """Seconds by voxels for crops anywhere and for balanced ones."""
     with tempfile.TemporaryDirectory() as scratch:
         for _ in _write(Path(scratch), _PROBES, seed):
@@ -55,8 +54,8 @@ def _curves(seed: int) -> list[tuple[float, measure.Curve]]:
         found = []
         for balanced, share in ((0.0, 1 - BALANCED), (1.0, BALANCED)):
             only = segmentation_3d.build(PATCH, oversampling=balanced)
-            seconds = measure.costs(dataset, only, range(len(dataset)))
-            found.append((share, measure.Curve(_PROBES.tolist(), seconds.tolist())))
+            seconds = costs(dataset, only, range(len(dataset)))
+            found.append((share, Curve(_PROBES.tolist(), seconds.tolist())))
     return found
 
 

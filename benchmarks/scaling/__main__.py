@@ -24,13 +24,14 @@ of a sample times the rate of the bound: above the machine's cores, the bound is
 Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader how close to the bound its window lets
 any policy come, and how close its own comes under a virtual clock.
 
-What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say; with
-``--full`` those of the whole matrix. ``--named`` and ``--kinds`` are lists of cells.
+What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say.
+``--named`` and ``--kinds`` are lists of cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -41,20 +42,16 @@ from benchmarks.isolate import isolated
 from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
-    COSTS_MS,
-    LOADS,
+    KINDS,
     NAMED,
     OTHER_KINDS,
     SPREADS,
     TAILED,
-    WORKERS,
     Cell,
-    matrix,
+    fitting,
 )
 from benchmarks.scaling.loaders import LOADERS, worth_trying
-from benchmarks.scaling.measure import Plan, Run, rehearse, run
-from benchmarks.scaling.policy import reach
-from benchmarks.scaling.samples import KINDS, fitting
+from benchmarks.scaling.measure import Plan, Run, reach, rehearse, run
 from benchmarks.turns import measured_rows, present
 
 _SHOWN = (
@@ -62,7 +59,6 @@ _SHOWN = (
     *("next_us_p50", "ratio_to_peer", "ratio_to_peer_low", "ratio_to_peer_high", "error"),
 )
 SAMPLES = "sleep: emulated cores, only what loaders themselves spend is real"
-_TRAINED_MS = 10.0
 _QUICK_BATCHES = 6
 _QUICK_BARE_S = 0.1
 
@@ -128,7 +124,6 @@ def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any
     "--load", "loads", type=float, multiple=True, help="How often the work takes as long as steps; 0: no steps."
 )
 @click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, help="arrays, if not given.")
-@click.option("--full", is_flag=True, help="Every number of workers, cost and spread that is not given.")
 @click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells.")
 @click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers.")
 @click.option("--batches", type=click.IntRange(min=1), help="Batches of an epoch, if not as many as fill some seconds.")
@@ -141,36 +136,18 @@ def main(
     spreads: tuple[str, ...],
     loads: tuple[float, ...],
     kinds: tuple[str, ...],
-    full: bool,
     named: bool,
     others: bool,
     batches: int | None,
 ) -> Iterator[dict[str, Any]]:
-    cells = NAMED if named else OTHER_KINDS if others else _cells(counts, costs_ms, spreads, loads, kinds, full=full)
+    cells: Iterable[Cell] = NAMED if named else OTHER_KINDS
+    if not (named or others):
+        asked = counts or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,), kinds or ("arrays",)
+        cells = (Cell(*each) for each in itertools.product(*asked))
     loaders = present(LOADERS, wanted)
     for cell in cells:
         plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
         yield from cell_rows(plan, fitting(cell, loaders if wanted else worth_trying(cell, loaders)), repetitions)
-
-
-def _cells(
-    workers: Sequence[int],
-    costs_ms: Sequence[float],
-    spreads: Sequence[str],
-    loads: Sequence[float],
-    kinds: Sequence[str],
-    *,
-    full: bool,
-) -> list[Cell]:
-    """Every combination. Of the whole matrix, those with a tail also with consumers that train, at one cost."""
-    if not full:
-        return matrix(
-            workers or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,), kinds or ("arrays",)
-        )
-    workers, costs_ms, spreads = workers or WORKERS, costs_ms or COSTS_MS, spreads or SPREADS
-    cells = matrix(workers, costs_ms, spreads)
-    tailed = [spread for spread in spreads if spread in TAILED]
-    return cells + matrix([n for n in workers if n >= 8], [c for c in costs_ms if c == _TRAINED_MS], tailed, LOADS)
 
 
 def _plan(cell: Cell, batches: int | None, quick: bool) -> Plan:

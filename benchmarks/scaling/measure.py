@@ -1,4 +1,4 @@
-"""One run of one loader on one cell, and the bound that it is measured against."""
+"""One run of one loader on one cell, the bound that it is measured against, and what this loader's policy reaches."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import multiprocessing
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Loader
-from benchmarks.scaling import samples
+from benchmarks.scaling import cells as samples
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
 from benchmarks.work import Int64, WorkLog, sleep_overshoot_s, step
+from minato_gpu.lab.simulation.bounds import held_bound
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
+from minato_gpu.lab.simulation.work import Work
+from minato_gpu.scheduling.policy import Policy
 
 _EPOCHS = 3  # the first, the one that is measured, and the one whose consumer's batches are ready
 _BARE_S = 1.0
@@ -229,3 +233,32 @@ def _nexts(made: Iterable[Any], batch_s: float) -> list[float]:
             break
         step(consumer, batch, step_s)
     return took[_WARM_NEXTS:-1]
+
+
+# --- what this loader's window allows, and what its policy reaches under a virtual clock ------------------------------
+
+
+_EPOCHS = 3
+_PREFETCH = 2  # batches of the window for each worker: the default
+_LATENESS = 8  # batches: what "bounded" allows
+
+
+class Reach(NamedTuple):
+    """``window_allows``: no policy with this window and lateness can be closer to the bound; ``simulated``: ours is."""
+
+    window_allows: float
+    simulated: float
+
+
+def reach(plan: Plan, *, in_order: bool) -> Reach:
+    """For this loader in its order."""
+    count, rng = len(plan.costs_s), np.random.default_rng(0)
+    costs_s = np.concatenate([plan.worth_s[rng.permutation(count)] for _ in range(_EPOCHS)])
+    work = Work(costs_s, costs_s, BATCH_SIZE, (count,) * _EPOCHS, plan.cell.workers)
+    window, lateness = _PREFETCH * plan.cell.workers * BATCH_SIZE, 0 if in_order else _LATENESS
+    policy = Policy(window=window, fixed=in_order, max_lateness=lateness)
+    times = VirtualLoader(work, policy, plan.step_s).run().times
+    least_s = max(plan.work_s, plan.batches * plan.step_s)
+    middle_s = float(times[2 * plan.batches - 1] - times[plan.batches - 1])
+    held_s = held_bound(work, window, lateness, plan.step_s)
+    return Reach(min(1.0, _EPOCHS * least_s / held_s), least_s / middle_s)

@@ -14,8 +14,7 @@ from benchmarks.report import progress
 from benchmarks.session import questions, waits
 from benchmarks.session.questions import Answer
 from benchmarks.session.record import NO_TIME, Row
-from benchmarks.session.request import Request
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 
 _EACH_S = 40.0
 _USUAL_S = 8.0  # most of a check is to import, and to make a context

@@ -16,9 +16,8 @@ from time import perf_counter
 
 from benchmarks.isolate import excerpt
 from benchmarks.report import progress
-from benchmarks.session.about import ROOT
 from benchmarks.session.record import NO_TIME, Row
-from benchmarks.session.request import LEAST_S, Request
+from benchmarks.session.settings import LEAST_S, ROOT, Request
 
 FIRST = "tests/device/test_on_a_gpu.py"
 """The file that is worth most: the device lane's own."""

@@ -11,12 +11,11 @@ import numpy as np
 from benchmarks import report
 from benchmarks.session import measure, steps
 from benchmarks.session.loaders import Ours
+from benchmarks.session.measure import tail
 from benchmarks.session.parts import chosen_ours
 from benchmarks.session.questions import made_by_device
 from benchmarks.session.record import Row, Rows
-from benchmarks.session.request import Request
-from benchmarks.session.rows import tail
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 from benchmarks.session.work import MIXED, SMALL, job
 
 _PERCENTILES = (50, 99, 99.9)

@@ -21,13 +21,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from benchmarks.peers import Job
-from benchmarks.session.candidates import settings_of
-from benchmarks.session.crops import Crops, Packing
-from benchmarks.session.dali import DaliCpu, DaliGpu
-from benchmarks.session.dali_dynamic import DaliDynamic
-from benchmarks.session.settings import Settings
-from benchmarks.session.torchvision_gpu import TorchvisionGpu
-from benchmarks.session.transforms import brought
+from benchmarks.session.dali import DaliCpu, DaliDynamic, DaliGpu
+from benchmarks.session.settings import Settings, settings_of
+from benchmarks.session.torch_gpu import Crops, Packing, TorchvisionGpu, brought
 from minato_gpu import DataLoader as MinatoDataLoader
 from minato_gpu.arguments import LaneName
 from minato_gpu.device import nvjpeg

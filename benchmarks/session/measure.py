@@ -1,11 +1,13 @@
-"""One run of one loader with one step; each in a fresh process, which may meet CUDA as it likes."""
+"""One run of one loader with one step, in a fresh process which may meet CUDA as it likes; and a row from its runs.
+
+While it runs, NVML is read ten times a second."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -14,12 +16,13 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks import report
 from benchmarks.isolate import tree_cpu_s
 from benchmarks.session import steps
 from benchmarks.session.loaders import Contender, Ours
 from benchmarks.session.settings import Settings
-from benchmarks.session.watch import watched_gpu
 from benchmarks.session.work import Content, Taken, job
+from minato_gpu.device.nvml import handle_of, library
 
 _WATCH_S = 5e-3
 MOST_REPEATED = 0.01  # of the samples: beyond, the figure is that of the CPU's implementations
@@ -249,3 +252,165 @@ def _watched(used: Callable[[], int]) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
+
+
+# --- a row of figures from the runs of one loader ---------------------------------------------------------------------
+
+
+ENOUGH_BATCHES = 3
+"""Fewer batches of a run are no rate: what was prepared before the clock began counts for too much."""
+
+
+def summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """Medians and spread over the runs; ``samples_per_s_each``, ``cores_busy_each`` and ``step_slowdown_each`` by run,
+    for pairing; percentiles of all steps together. Empty where there is no run. ``rough`` says why a rate is not to be
+    trusted."""
+    if not runs:
+        return {}
+    row: dict[str, Any] = {
+        "repetitions": len(runs),
+        **report.summarise("samples_per_s", [each.samples_per_s for each in runs]),
+        "samples_per_s_each": [each.samples_per_s for each in runs],
+        "cpu_s_per_sample": _median(runs, lambda each: each.cpu_s / each.samples),
+        "cores_busy": _median(runs, lambda each: each.cpu_s / each.seconds),
+        "cores_busy_each": [each.cpu_s / each.seconds for each in runs],
+        **report.summarise("step", [each.step_s for each in runs], "_s"),
+        **tail("step", [step for each in runs for step in each.steps_s]),
+        **tail("next", [took for each in runs for took in each.nexts_s]),
+        "batches": sum(len(each.nexts_s) for each in runs),
+        "repeated_share": sum(each.repeated for each in runs) / sum(each.samples for each in runs),
+        "stats": runs[-1].stats,
+    }
+    return row | _rough(runs) | _resident(runs) | _device(runs) | _content(runs)
+
+
+def _rough(runs: Sequence[Run]) -> dict[str, str]:
+    """Why the rate of a run says little: it had few batches, or was not what it is later."""
+    fewest = min(len(each.nexts_s) for each in runs)
+    few = [f"only {fewest} timed batches in a run"] if fewest < ENOUGH_BATCHES else []
+    why = [*few, *dict.fromkeys(each.rough for each in runs if each.rough is not None)]
+    return {"rough": "; ".join(why)} if why else {}
+
+
+def _resident(runs: Sequence[Run]) -> dict[str, Any]:
+    """What steps took without a loader, and by how much they are slower beside it."""
+    pairs = [(each.step_s, float(np.median(each.resident_steps_s))) for each in runs if len(each.resident_steps_s)]
+    if not pairs:
+        return {}
+    slowdowns = [loading / resident - 1 for loading, resident in pairs]
+    return {
+        **report.summarise("resident_step", [resident for _, resident in pairs], "_s"),
+        **tail("resident_step", [step for each in runs for step in each.resident_steps_s]),
+        **report.summarise("step_slowdown", slowdowns),
+        "step_slowdown_each": slowdowns,
+    }
+
+
+def _device(runs: Sequence[Run]) -> dict[str, Any]:
+    """What was made there, and what NVML has seen."""
+    row: dict[str, Any] = {}
+    shares = [each.device_share for each in runs if each.device_share is not None]
+    if shares:
+        row["device_share"] = report.median(shares)
+    for name in dict.fromkeys(name for each in runs for name in each.watched):
+        row[name] = report.median([each.watched[name] for each in runs if name in each.watched])
+    peaks = [each.device_bytes_peak for each in runs if each.device_bytes_peak is not None]
+    if peaks:
+        row["device_bytes_peak"] = max(peaks)
+    learned = runs[-1].stats.get("device_lane", {})
+    if "step_s_per_work_s" in learned:
+        row |= {"learned_step_s_per_device_s": learned["step_s_per_work_s"], "device_spared": learned["spared"]}
+    return row
+
+
+def _content(runs: Sequence[Run]) -> dict[str, Any]:
+    """How far pictures were off, the worst of all runs; nothing for loaders that draw by themselves."""
+    found = [each.content for each in runs if each.content.max_levels is not None]
+    if not found:
+        return {}
+    return {
+        "max_levels": max(each.max_levels or 0.0 for each in found),
+        "mean_levels": max(each.mean_levels or 0.0 for each in found),
+        "content_ok": all(each.content_ok for each in found),
+    }
+
+
+def _median(runs: Sequence[Run], figure: Callable[[Run], float]) -> float:
+    return report.median([figure(each) for each in runs])
+
+
+def tail(name: str, values: Sequence[float], percentiles: Sequence[float] = (50, 99)) -> dict[str, float]:
+    """Percentiles of seconds: ``NAME_p50_s``, ``NAME_p99_s``, and ``NAME_p999_s`` for 99.9."""
+    found = np.percentile(np.asarray(values), percentiles)
+    return {f"{name}_p{f'{p:g}'.replace('.', '')}_s": float(value) for p, value in zip(percentiles, found, strict=True)}
+
+
+# --- what the device does meanwhile -----------------------------------------------------------------------------------
+
+
+_PERIOD_S = 0.1
+
+
+@dataclass
+class Readings:
+    """Of everybody's work on the device. ``gpu``, ``jpeg``: shares of time, 0 to 1, that it and its JPEG engine were
+    busy; ``nbytes``: of its memory in use."""
+
+    gpu: list[float] = field(default_factory=list)
+    jpeg: list[float] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+
+    def row(self) -> dict[str, float]:
+        """``gpu_busy``, ``jpeg_engine_busy`` (means) and ``gpu_bytes`` (the most), as far as NVML tells them."""
+        found: dict[str, float] = {}
+        if self.gpu:
+            found["gpu_busy"] = float(np.mean(self.gpu))
+        if self.jpeg:
+            found["jpeg_engine_busy"] = float(np.mean(self.jpeg))
+        if self.nbytes:
+            found["gpu_bytes"] = max(self.nbytes)
+        return found
+
+
+@contextmanager
+def watched_gpu(device: str) -> Iterator[Readings]:
+    """Reads NVML until the end of the context; nothing where there is no GPU or no NVML."""
+    readings = Readings()
+    read = _reader(readings) if device == "cuda" else None
+    if read is None:
+        yield readings
+        return
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(_PERIOD_S):
+            read()
+
+    thread = threading.Thread(target=watch, name="nvml")
+    thread.start()
+    try:
+        yield readings
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _reader(readings: Readings) -> Callable[[], None] | None:
+    """A function that takes one reading of the current device; None where NVML is not there, or does not know it."""
+    nvml: Any = library()
+    if nvml is None:
+        return None
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    try:
+        nvml.nvmlInit()
+        handle = handle_of(nvml, uuid)
+    except nvml.NVMLError:
+        return None
+
+    def read() -> None:
+        with suppress(nvml.NVMLError):
+            readings.nbytes.append(int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+            readings.gpu.append(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+            readings.jpeg.append(nvml.nvmlDeviceGetJpgUtilization(handle)[0] / 100)
+
+    return read

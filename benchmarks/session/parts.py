@@ -15,11 +15,9 @@ from benchmarks import report
 from benchmarks.isolate import MeasurementError, excerpt
 from benchmarks.session import loaders, measure, steps
 from benchmarks.session.loaders import Contender, Ours
-from benchmarks.session.measure import Run
+from benchmarks.session.measure import Run, summary
 from benchmarks.session.record import NO_TIME, Row, Rows
-from benchmarks.session.request import Request
-from benchmarks.session.rows import summary
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 from benchmarks.session.work import MIXED, SMALL
 from minato_gpu.engine import builder
 

@@ -25,8 +25,7 @@ from benchmarks.report import progress
 from benchmarks.session import measure, steps
 from benchmarks.session.questions import executor_of, made, photographs
 from benchmarks.session.record import NO_TIME, Row
-from benchmarks.session.request import Request
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.executor import DeviceExecutor

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from benchmarks.compare.content import leaves
-from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_seed, with_index
+from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_seed, leaves, with_index
 from benchmarks.peers import Job
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError

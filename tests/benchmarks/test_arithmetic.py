@@ -10,15 +10,13 @@ import scipy
 
 from benchmarks.cold_files import Run as ColdRun
 from benchmarks.cold_files import against_best
-from benchmarks.compare.case import Case
 from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import Run
+from benchmarks.compare.run import Case, Run
 from benchmarks.compare.workloads import Begun
 from benchmarks.data import detection, volumes
 from benchmarks.data.__main__ import WORKLOADS
-from benchmarks.data.measure import Curve, sizes_of_mixture
-from benchmarks.data.published import SPREADS, measured
+from benchmarks.data.published import SPREADS, Curve, measured, sizes_of_mixture
 from benchmarks.peers import COSTLY, Job, choose
 from benchmarks.tail_run import CASES, Plan
 from benchmarks.turns import paired
@@ -82,7 +80,7 @@ def test_like_is_compared_with_like() -> None:
     runs = {loader.name: [_run(10.0, 0.1), _run(11.0, 0.1)] for loader in loaders}
     runs["spdl in order"] = [_run(20.0, 0.3), _run(22.0, 0.3)]
     runs["torchdata out of order"] = [_run(30.0, 0.05), _run(33.0, 0.05)]
-    runs["dali"] = [_run(99.0, 0.01)]
+    runs["dali readers"] = [_run(99.0, 0.01)]
     of = {loader.name: against_peers(loader, loaders, runs) for loader in loaders}
     assert of["pytorch in order"] == {}
     ours = of["minato_gpu in order"]

@@ -34,7 +34,7 @@ class Toy(NamedTuple):
 
 TOYS = (
     Toy("arguments", "samples_per_s cpu_us at_work ratio", 15),
-    Toy("caches", "hit_rate belady of_belady saved_share us_per_access epoch_s", 179),
+    Toy("caches", "hit_rate belady of_belady saved_share epoch_s", 176),
     Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),

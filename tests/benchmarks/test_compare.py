@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.compare.case import Alone
-from benchmarks.compare.content import Reader, leaves, same_content
-from benchmarks.compare.dali_readers import DaliReaders
+from benchmarks.compare.dali import DaliReaders
 from benchmarks.compare.loaders import CANDIDATES
-from benchmarks.compare.run import allowed
-from benchmarks.compare.workloads import INDEX, Prepared, job, with_index
+from benchmarks.compare.run import Alone, allowed
+from benchmarks.compare.workloads import INDEX, Prepared, Reader, job, leaves, same_content, with_index
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
 from benchmarks.work import ContentError

@@ -22,10 +22,10 @@ import minato_gpu.engine.builder
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS
 from benchmarks.isolate import MeasurementError, isolated
-from benchmarks.session import about, checks, gpu_tests, harm, questions
+from benchmarks.session import checks, gpu_tests, harm, questions
+from benchmarks.session import settings as about
 from benchmarks.session.record import NO_TIME
-from benchmarks.session.request import LEAST_S, Request
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import LEAST_S, Request, Settings
 from minato_gpu import parity
 from tests.support.fake_device import FakeDevice
 
@@ -105,7 +105,7 @@ def test_an_answer_comes_with_what_it_means(
 
     breaks: Any = settings
     questions_ = (("known", breaks, "", ""), ("breaks", breaks, "", ""), ("works", questions.new_enough, "good", "bad"))
-    monkeypatch.setattr("benchmarks.session.request.isolated", answered)
+    monkeypatch.setattr("benchmarks.session.settings.isolated", answered)
     monkeypatch.setattr(checks, "CHECKS", [checks.Check(*one) for one in questions_])
     known = [{"case": "checks", "name": "known", "holds": True}]
     broken, works = checks.checks(replace(asked, rows=known))
@@ -218,7 +218,7 @@ def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkey
             raise MeasurementError("no module named 'soundfile'")
         return report
 
-    monkeypatch.setattr("benchmarks.session.request.isolated", checked)
+    monkeypatch.setattr("benchmarks.session.settings.isolated", checked)
     rows = {row["name"]: row for row in gpu_session.check(asked)}
     assert list(rows) == list(gpu_session.MODULES)
     assert [name for name, row in rows.items() if not row["passed"]] == ["speech_recognition"]

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from benchmarks.compare.ratios import scaling_summary as summary
 from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Job
 from benchmarks.readme import markdown
-from benchmarks.scaling import samples
-from benchmarks.scaling.cells import BATCH_SIZE, NAMED, OTHER_KINDS, SPREADS, Cell
+from benchmarks.scaling import cells as samples
+from benchmarks.scaling.cells import BATCH_SIZE, KINDS, NAMED, OTHER_KINDS, SPREADS, Cell, Reader, fitting
 from benchmarks.scaling.loaders import LOADERS, worth_trying
-from benchmarks.scaling.measure import Bare, Plan
-from benchmarks.scaling.policy import reach
-from benchmarks.scaling.samples import KINDS, Reader, fitting
-from benchmarks.scaling.summary import summary
+from benchmarks.scaling.measure import Bare, Plan, reach
 from benchmarks.work import Slept, WorkLog
 from tests.support import programs
 

@@ -12,10 +12,9 @@ import torch
 
 from benchmarks.compare.workloads import INDEX
 from benchmarks.session import loaders, measure, steps, work
-from benchmarks.session.crops import Crops, packed
-from benchmarks.session.resnet import ResNet
 from benchmarks.session.settings import Settings
-from benchmarks.session.transforms import finished, resized
+from benchmarks.session.steps import ResNet
+from benchmarks.session.torch_gpu import Crops, finished, packed, resized
 from benchmarks.work import ContentError
 from pipelines import image_classification
 from pipelines.photograph_stages import GEOMETRIC

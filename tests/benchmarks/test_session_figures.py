@@ -17,12 +17,10 @@ import torch
 from benchmarks.isolate import MeasurementError
 from benchmarks.session import loaders, measure, parts, probe, questions, steps, waits, work
 from benchmarks.session.harm import priced_rows
-from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes
+from benchmarks.session.measure import Run, SubstituteError, refuse_substitutes, summary
 from benchmarks.session.probe import CAREFUL, Way
 from benchmarks.session.record import Row
-from benchmarks.session.request import Request
-from benchmarks.session.rows import summary
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 from benchmarks.session.targets import targets
 from benchmarks.session.work import Content
 from minato_gpu.device import nvjpeg
@@ -317,7 +315,7 @@ def probed(
             raise MeasurementError("Fatal Python error\nthe measuring process was ended by SIGSEGV without a result")
         return found
 
-    monkeypatch.setattr("benchmarks.session.request.isolated", isolated)
+    monkeypatch.setattr("benchmarks.session.settings.isolated", isolated)
     settings = replace(Settings.usual("cpu", tmp_path, quick=True), device="cuda")
     return {row["name"]: row for row in probe.probe(Request(settings, [], time.perf_counter() + 60))}
 

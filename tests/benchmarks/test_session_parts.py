@@ -22,8 +22,7 @@ from benchmarks.session import loaders, parts
 from benchmarks.session.dali import DaliGpu
 from benchmarks.session.measure import Run
 from benchmarks.session.record import NO_TIME, Record, Row, Rows
-from benchmarks.session.request import Request
-from benchmarks.session.settings import Settings
+from benchmarks.session.settings import Request, Settings
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
 

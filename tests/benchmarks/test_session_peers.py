@@ -16,10 +16,9 @@ import torch
 
 from benchmarks.compare.workloads import INDEX
 from benchmarks.session import dali, loaders, work
-from benchmarks.session.crops import Files, joined
-from benchmarks.session.dali_dynamic import DaliDynamic
+from benchmarks.session.dali import DaliDynamic
 from benchmarks.session.settings import Settings
-from benchmarks.session.torchvision_gpu import TorchvisionGpu, decoded
+from benchmarks.session.torch_gpu import Files, TorchvisionGpu, decoded, joined
 from minato_gpu.device import nvjpeg
 from pipelines import image_classification
 from pipelines.image_classification import MEAN, STD

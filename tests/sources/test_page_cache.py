@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.page_cache import cached_pages, evict
+from benchmarks.isolate import cached_pages, evict
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import page_cache

@@ -35,6 +35,7 @@ MORE = {  # pages that say more about an argument
     "share_budget": "several_jobs.md#preparing-once",
     "trace": "watching.md#a-trace-of-every-sample",
     "metrics_port": "watching.md#prometheus",
+    "cluster": "several_machines.md",
 }
 HEAD = """# Reference
 
