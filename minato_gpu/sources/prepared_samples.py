@@ -340,6 +340,7 @@ class Sharer:
         if not (is_there or wanted) and (
             sample.begun or group.unused >= _UNUSED
         ):  # others have had it, or are elsewhere
+            self.again += sample.begun
             self._pass(ticket)
         elif not self.believed and any(
             one.believed and not one.is_late and one.waits_for(sample) for one in sample.wanted
