@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,8 +15,6 @@ from benchmarks.isolate import tree_cpu_s, tree_peak_rss_bytes
 from benchmarks.peers import Job, Loader
 from benchmarks.work import Consumer, Costly, Int64, WorkLog, first_batch_s, step
 from minato_gpu.threads import usable_cores
-
-_SHARED_S = 2.0  # for so long at least bare processes share the work, so that their start does not count
 
 Costs = NDArray[np.float64]
 
@@ -119,9 +115,7 @@ class Plan:
     """A case with everything fixed that its runs share.
 
     ``cpu_s`` is what one process, alone on the machine, needs for an epoch (CPU seconds); ``first_s`` the least time
-    to any batch; ``expected`` each sample's row sum, from that process. ``parallel_slowdown`` is how much longer the
-    same work takes when bare processes share it on all cores than ``cpu_s / cores``: what the machine, not a loader,
-    takes off any efficiency at more than 100 % load.
+    to any batch; ``expected`` each sample's row sum, from that process.
     """
 
     case: Case
@@ -132,7 +126,6 @@ class Plan:
     epochs: int
     cpu_s: float
     first_s: float
-    parallel_slowdown: float
     overshoot_s: float
 
     @classmethod
@@ -143,7 +136,6 @@ class Plan:
         dataset = Costly(operations, case.words)
         expected, cpu_s = _alone(dataset)
         per_operation = cpu_s / float(operations.sum())
-        passes = 1 if quick else math.ceil(_SHARED_S * cores / cpu_s)
         cheapest = np.sort(operations)[: case.batch_size] * per_operation
         return cls(
             case=case,
@@ -154,7 +146,6 @@ class Plan:
             epochs=case.quick_epochs if quick else case.epochs,
             cpu_s=cpu_s,
             first_s=first_batch_s(cheapest, cores),
-            parallel_slowdown=_shared(dataset, cores, passes) / (cpu_s / cores),
             overshoot_s=overshoot_s,
         )
 
@@ -249,30 +240,3 @@ def _alone(dataset: Costly) -> tuple[Int64, float]:
         sums[index] = row.sum()  # the consumer's work, not the loader's
         reading_s += time.process_time() - reading
     return sums, time.process_time() - start - reading_s
-
-
-def _shared(dataset: Costly, cores: int, passes: int) -> float:
-    """Seconds that bare processes, one on each core, take for the data set together, without any loader."""
-    context = multiprocessing.get_context("fork")
-    counter, barrier = context.Value("l", 0), context.Barrier(cores + 1)
-    processes = [context.Process(target=_take_turns, args=(dataset, passes, counter, barrier)) for _ in range(cores)]
-    for process in processes:
-        process.start()
-    barrier.wait()
-    start = time.perf_counter()
-    for process in processes:
-        process.join()
-    return (time.perf_counter() - start) / passes
-
-
-def _take_turns(dataset: Costly, passes: int, counter: Any, barrier: Any) -> None:
-    """Prepare whatever sample is next until none is left, the costliest first, so that all end together."""
-    order = np.repeat(np.argsort(-dataset.operations, kind="stable"), passes)
-    barrier.wait()
-    while True:
-        with counter.get_lock():
-            position = counter.value
-            counter.value += 1
-        if position >= len(order):
-            return
-        dataset[int(order[position])]

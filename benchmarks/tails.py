@@ -60,7 +60,6 @@ def case_rows(plan: Plan, loaders: Sequence[Loader], repetitions: int) -> Iterat
             "warm": loader.warm,
             "emulated_step_s": plan.step_s,
             "cpu_s_alone": plan.cpu_s,
-            "parallel_slowdown": plan.parallel_slowdown,
             "loader_settings": ", ".join(f"{key}={value}" for key, value in loader.settings(plan.job()).items()),
         }
         if row["repetitions"]:
