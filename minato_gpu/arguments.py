@@ -55,6 +55,8 @@ class Arguments(Protocol):
     cache: int | str | Mapping[str, int | str] | None
     cache_dir: str | os.PathLike[str] | None
     share: str | bool | None
+    cache_peers: Sequence[str] | str | None
     share_budget: int | str | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None
     metrics_port: int | str | None
+    cluster: Value

@@ -18,6 +18,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
+from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory import shm_limits
 from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.metrics_server import export
@@ -37,7 +38,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "share_budget", "trace", "metrics_port"),
+    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port", "cluster"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -104,6 +105,10 @@ class DataLoader(TorchDataLoader[T]):
             other loaders of the same ``share``; None: only what is read is shared. Loaders with the same data set,
             pipeline, ``worker_init_fn`` and seed then prepare each sample once, while they are near each other in their
             orders. Each delivers what it would deliver alone.
+        cache_peers: The caches of several hosts are one: each source is kept by one host alone, and sent to the others
+            when they want it. The address of each host's cache, such as ``["node1:7500", "node2:7500"]``, the same list
+            on all hosts; "auto": torchrun's hosts find each other. Needs ``share``, ``cache``, and the same secret in
+            the environment variable MINATO_GPU_TOKEN on all hosts; who knows it can read this user's files.
         trace: A path. What happens to every sample is written there in Perfetto's format, for ui.perfetto.dev: 256 MiB
             at most, or as many bytes as ``{"path": ..., "bytes": "1GB"}`` says. If another trace is being written to
             that path (another rank's), a number is added to the name.
@@ -111,6 +116,10 @@ class DataLoader(TorchDataLoader[T]):
             construction on; 0: any free port (``stats()["metrics"]`` says which). "0.0.0.0:9090" lets other machines
             ask. Loaders of a process may share a port; copies of a loader and forked processes export nothing. Raises
             ValueError if the port is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
+        cluster: Workers of other machines, beside those of this one: ``minato_gpu.Lanes("host:port", ...)`` of agents
+            that run there, or ``minato_gpu.RayLanes(cores=...)``. Batches are what they are without. Data set,
+            pipeline and ``collate_fn`` go there once, by pickle; files are read where a sample is prepared. A machine
+            that is silent for a second loses what it had to others. See "Several machines" in the manual.
 
     Raises:
         ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
@@ -153,9 +162,11 @@ class DataLoader(TorchDataLoader[T]):
         cache: int | str | Mapping[str, int | str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         share: str | bool | None = None,
+        cache_peers: Sequence[str] | str | None = None,
         share_budget: int | str | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
+        cluster: LaneSource | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -194,9 +205,11 @@ class DataLoader(TorchDataLoader[T]):
         self.cache = cache
         self.cache_dir = cache_dir
         self.share = share
+        self.cache_peers = cache_peers
         self.share_budget = share_budget
         self.trace = trace
         self.metrics_port = metrics_port
+        self.cluster = cluster
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
@@ -343,10 +356,14 @@ class DataLoader(TorchDataLoader[T]):
                 order turned out otherwise (``epochs_discarded``).
             reads: Where the data set declares sources. ``process``: "runs", or "lost" once the process that reads ahead
                 has been killed. ``reads`` and ``bytes`` from storage, ``failed`` reads, ``shared``: sources that
-                several samples wanted at a time, ``bytes_ahead``: read and not used yet; ``hedges``: second requests,
+                several samples wanted at a time, ``from_peers``: that other hosts' caches sent, ``bytes_ahead``: read
+                and not used yet; ``hedges``: second requests,
                 ``hedges_won``: that answered first; ``retries`` after a failure, ``refused``: answers 429 and 503;
                 ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
                 ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
+            reads.peers: With ``cache_peers``, of all loaders of the host: ``hosts`` that are one cache; ``asked`` and
+                ``failed`` requests to others, those that are ``left_out`` for ten seconds, and ``why``; ``served``
+                requests of others, and their ``served_bytes``.
             reads.files: Files: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
             reads.urls: URLs: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
             cache.memory: ``policy``: what is kept, and ``why``; ``budget_bytes``, ``bytes`` and ``copies`` kept;
@@ -361,6 +378,7 @@ class DataLoader(TorchDataLoader[T]):
                 another GPU, ``short_of_memory``: times that memory ran out, ``unloaded``: batches sent back to the
                 host, ``pinned_bytes``, ``pinning_refused`` (why, or None), ``device_bytes`` and ``device_bytes_peak``
                 held, ``nvml``: ``utilisation``, ``memory_used_bytes``, ``memory_total_bytes``, or None.
+            nodes: Machines of ``cluster``, by lane: ``connected``, how often each was ``lost``, ``received_bytes``.
             device_lane: The device lane (a list with several): ``micro_batch``: samples at a time at most,
                 ``short_of_memory``: times that memory ran out, ``spilled_to_host``: samples sent to the host,
                 ``retired``: it has given up, ``nvjpeg``: the version in use, ``step_s_per_work_s``: seconds that a

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments, LaneName
 from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
@@ -24,6 +25,7 @@ from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sizes import nbytes
+from minato_gpu.sources.peer_discovery import checked_peers
 from minato_gpu.sources.source import source_of
 from minato_gpu.trace_options import TraceOptions
 
@@ -50,6 +52,7 @@ class Options:
     host: HostCores | None  # the cores that the workers share with other ranks
     cache: CacheOptions
     share: str = ""  # the name of the reader process that loaders share; "": none
+    peers: tuple[str, ...] = ()  # caches of other hosts, as ``checked_peers`` returns them
     share_bytes: int = 0  # of prepared samples, that it keeps
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
@@ -93,9 +96,11 @@ class Options:
             host=host,
             cache=CacheOptions.check(loader),
             share=_share(loader),
+            peers=_peers(loader),
             share_bytes=_share_budget(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
+            more_lanes=_cluster(loader),
         )
 
 
@@ -182,6 +187,42 @@ def _share(loader: Arguments) -> str:
             "share: a directory is shared by all whose cache_dir it is; leave out share, or keep copies in memory alone"
         )
     return name
+
+
+def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
+    """The lanes of other machines; their agents are asked what they are, which takes a moment."""
+    if loader.cluster is None:
+        return ()
+    from minato_gpu.lanes.far.cluster import Lanes
+
+    if not isinstance(loader.cluster, Lanes):
+        raise TypeError(f"cluster must be minato_gpu.Lanes, minato_gpu.RayLanes or None, got {loader.cluster!r}")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("cluster needs a map-style data set: an IterableDataset is shared out to workers of this host")
+    if loader.num_workers == 0 or _threads(loader):
+        raise ValueError(
+            "cluster: workers of this host join batches beside those of other machines; it needs num_workers > 0, and "
+            "worker_kind='process'"
+        )
+    if loader.lanes is not None and "cpu" not in loader.lanes:
+        raise ValueError("cluster adds CPU workers, and lanes leaves them out: add 'cpu' to lanes")
+    if loader.share_budget is not None:
+        raise ValueError("cluster: workers of other machines share no samples; leave out share_budget, or cluster")
+    loader.cluster.check(loader)
+    return (loader.cluster,)
+
+
+def _peers(loader: Arguments) -> tuple[str, ...]:
+    """The caches of other hosts. Raises ValueError or TypeError naming what is wrong."""
+    if loader.cache_peers is None:
+        return ()
+    if not loader.share or not loader.cache:
+        raise ValueError(
+            "cache_peers joins the caches of hosts, each of which has one for all of its loaders: pass share and cache "
+            "as well, such as share=True, cache='100GB'"
+        )
+    cluster_token.token()
+    return checked_peers(loader.cache_peers)
 
 
 def _share_budget(loader: Arguments) -> int:

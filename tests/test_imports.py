@@ -19,7 +19,7 @@ import minato_gpu
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
 ORDER = """
-notices threads children number_kinds lazily slices snapshots extras samples stages packing
+notices threads children cluster_token number_kinds lazily slices snapshots extras samples stages packing
 pipeline
 arguments
 spans

@@ -1,1 +1,1 @@
-"""What a tier keeps: policies and the future that they know. Decisions only: no clock, thread, file or socket."""
+"""Policies that decide what a cache keeps, and what they know of the future. No clock, thread, file or socket."""

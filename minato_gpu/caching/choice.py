@@ -1,9 +1,9 @@
-"""Which policy a tier follows, and how many epochs it looks ahead.
+"""Chooses a tier's policy, and how many epochs it looks ahead.
 
 Of ``shards`` hosts that each read a random share of every epoch, a host reads a key again after k epochs with the
 probability h_k = (1/n)(1 - 1/n)^(k-1). To be hit then, it must be kept for k epochs. A cache that holds the share c of
-the set has room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of
-k h_k reaches c n. Which hits those are can be told by looking as many epochs ahead as the longest of them waits, and
+the set has room for c n of a host's epochs, so hits are worth their room from the shortest wait on, until the sum of k
+h_k reaches c n. Which hits those are can be told by looking as many epochs ahead as the longest of them waits, and
 looking farther changes nothing (simulated: ``python -m benchmarks.caches``).
 
 Of keys that are drawn with replacement, the intervals between uses are exponential: of those up to t mean intervals
@@ -33,20 +33,22 @@ _ALIKE = 1.5  # times what a byte of a cheap item earns is what one of a dear it
 
 @dataclass(frozen=True)
 class Choice:
-    """``policy``: "minio" or "next-use"; ``look_ahead``: epochs after the current one; ``why``: a sentence."""
+    """The policy of a tier, and the reason."""
 
-    policy: str
-    look_ahead: int
-    why: str
+    policy: str  # "minio" or "next-use"
+    look_ahead: int  # epochs after the current one
+    why: str  # a sentence
 
 
 def choose(*, shards: float, share: float, known: bool, alike: bool, once: bool) -> Choice:
-    """The policy of a tier that holds a ``share`` of the bytes of the set.
+    """Returns the policy of a tier that holds a ``share`` of the set's bytes.
 
     ``shards``: among how many directories an epoch is shared out (ranks on one directory are one reader), or of how
-    many items it reads one; ``known``: the orders of epochs to come can be drawn; ``alike``: a byte of any item saves
-    about as many seconds, see ``alike``; ``once``: no key comes twice in an epoch. LRU is never chosen: on shuffles it
-    has fewer hits than minio, and on draws with replacement, evenly or by weight, 0.02 more at most (simulated).
+    many items it reads one. ``known``: the orders of epochs to come can be drawn. ``alike``: a byte of any item saves
+    about as many seconds. ``once``: no key comes twice in an epoch.
+
+    LRU is never chosen: on shuffles it has fewer hits than minio, and on draws with replacement, evenly or by weight,
+    0.02 more at most (simulated).
     """
     if share >= 1:
         return Choice("minio", 0, "minio: there is room for the whole set")
@@ -65,7 +67,7 @@ def choose(*, shards: float, share: float, known: bool, alike: bool, once: bool)
 
 
 def new_policy(name: str, budget: int, keys: int) -> CachePolicy:
-    """The policy of this name, for keys 0 to ``keys`` - 1 and ``budget`` bytes. Raises ValueError for other names."""
+    """Returns a policy by name, for keys 0 to ``keys`` - 1 and ``budget`` bytes. Raises ValueError for other names."""
     if name == "next-use":
         return NextUse(budget, keys)
     if name not in ("minio", "lru"):
@@ -74,11 +76,11 @@ def new_policy(name: str, budget: int, keys: int) -> CachePolicy:
 
 
 def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
-    """How many epochs after the current one suffice for next-use; see the module's head. ``once``: as ``choose`` has
-    it.
+    """Returns how many epochs after the current one suffice for next-use.
 
-    At most 4 times ``shards``, so that the tables hold at most 4 positions for each key of the set, 32 bytes; and at
-    most 100, since so many orders are drawn at the beginning. Each epoch then one more is, however far the look-ahead.
+    ``once``: no key comes twice in an epoch. At most 4 times ``shards``, so that the tables hold at most 4 positions
+    for each key of the set, 32 bytes; and at most 100, since so many orders are drawn at the beginning. Each epoch then
+    one more is, however far the look-ahead.
     """
     if not once:
         return min(ceil(_longest(share) * shards), _most(shards))
@@ -86,18 +88,20 @@ def look_ahead(shards: float, share: float, *, once: bool = True) -> int:
 
 
 def reach(shards: float, share: float) -> float:
-    """Within how many epochs after the current one a key must come again to be worth its room, where none comes twice
-    in an epoch; of the last of these epochs the part that just fills the room. See soon.py, and the module's head."""
+    """Returns within how many epochs after the current one a key must come again to be worth its room.
+
+    No key comes twice in an epoch. Of the last of these epochs, the part that just fills the room counts (see soon.py).
+    """
     return sum(part for part, _ in _worth(shards, share, _most(shards)))
 
 
 def _most(shards: float) -> int:
-    """Epochs that are looked ahead, at most."""
+    """Returns how many epochs are looked ahead at most."""
     return min(int(_MOST * shards), _EPOCHS)
 
 
 def _longest(share: float) -> float:
-    """The longest interval that is worth its room, of keys that are drawn with replacement: in mean intervals."""
+    """Returns the longest interval that is worth its room, of keys drawn with replacement, in mean intervals."""
     low, high = 0.0, float(_MOST)
     while high - low > 1e-3:
         middle = (low + high) / 2
@@ -106,12 +110,12 @@ def _longest(share: float) -> float:
 
 
 def bound(shards: float, share: float) -> float:
-    """The hit rate that no policy exceeds on average: of the hits that are worth their room, see the module's head."""
+    """Returns the hit rate that no policy exceeds on average: that of the hits that are worth their room."""
     return sum(hits for _, hits in _worth(shards, share, min(ceil(1000 * shards), 10_000)))
 
 
 def _worth(shards: float, share: float, most: int) -> Iterator[tuple[float, float]]:
-    """Of waits of one epoch, of two and so on, while there is room: the part of them that has, and its hits."""
+    """Yields for waits of one epoch, of two and so on, while there is room, the part that has room, and its hits."""
     room = whole = share * shards
     for epochs in range(1, most + 1):
         if room <= _NO_ROOM * whole:
@@ -123,8 +127,11 @@ def _worth(shards: float, share: float, most: int) -> Iterator[tuple[float, floa
 
 
 def alike(nbytes: ArrayLike, costs_s: ArrayLike) -> bool:
-    """Whether a byte of any item saves about as many seconds: of items from the 10th to the 90th percentile, the
-    dearest at most one and a half times as many as the cheapest. Both of shape (items,)."""
+    """Whether a byte of any item saves about as many seconds. Both arguments have shape (items,).
+
+    Of items from the 10th to the 90th percentile, the dearest saves at most one and a half times as many as the
+    cheapest.
+    """
     earns = np.asarray(costs_s, float) / np.maximum(np.asarray(nbytes, float), 1.0)
     if len(earns) == 0:
         return True

@@ -1,4 +1,4 @@
-"""When each key is needed next: tables made from the orders of epochs to come.
+"""Tables of when each key is needed next, made from the orders of epochs to come.
 
 Positions count a tier's accesses; the epochs that are known lie one after another from ``start`` to ``end``. Two tables
 hold all: of each key its next use, and of each known position the next use of its key after that. A use is found by
@@ -18,7 +18,10 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class Future:
-    """Of keys 0 to ``keys`` - 1, from position ``start`` on. ``next_use``: a position for each key, or NEVER."""
+    """The next uses of keys 0 to ``keys`` - 1, from position ``start`` on.
+
+    ``next_use``: a position for each key, or NEVER.
+    """
 
     def __init__(self, keys: int, start: int = 0) -> None:
         self.keys = keys
@@ -37,17 +40,17 @@ class Future:
 
     @property
     def epochs(self) -> int:
-        """How many are known."""
+        """How many epochs are known."""
         return len(self.starts) - 1
 
     def epoch(self, position: int) -> int:
-        """Which of the known epochs the position lies in, from 0; ``epochs`` for what comes after them."""
+        """Returns in which of the known epochs, from 0, the position lies; ``epochs`` for what comes after them."""
         return bisect_right(self.starts, position) - 1
 
     def extend(self, order: Integers) -> None:
-        """One more epoch is known: its keys in their order, shape (accesses,). A key may come more than once.
+        """Adds an epoch: its keys in their order, shape (accesses,). A key may come more than once.
 
-        Raises ValueError for keys that there are not.
+        Raises ValueError for unknown keys.
         """
         if len(order) and not 0 <= int(order.min()) <= int(order.max()) < self.keys:
             raise ValueError(f"keys must be from 0 to {self.keys - 1}, got {order.min()} to {order.max()}")
@@ -68,7 +71,7 @@ class Future:
         self.starts.append(self.end + len(order))
 
     def forget_epoch(self) -> None:
-        """The first of the known epochs is over: its uses will not come any more, even if they never did."""
+        """Drops the first of the known epochs, which is over: its uses will not come any more."""
         over = self.starts[1]
         while len(late := np.flatnonzero(self.next_use < over)):
             self.next_use[late] = self._following[self.next_use[late] - self.start]
@@ -76,7 +79,7 @@ class Future:
         del self.starts[0]
 
     def after(self, key: int, now: int) -> int:
-        """The key's first use after ``now``, or NEVER; its uses until then are over."""
+        """Returns the key's first use after ``now``, or NEVER, and forgets its uses until then."""
         use: int = self.next_use.item(key)
         if use <= now:
             while use <= now:

@@ -1,4 +1,4 @@
-"""Let go of what was not used for longest: for comparison.
+"""The policy that evicts what was not used for longest, for comparison.
 
 Unlike items are weighed by GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USITS 1997): at
 each use an item gets the credit of the last one that went plus its own seconds / bytes, and who has least goes. Where
@@ -16,7 +16,7 @@ _SLACK = 1024  # entries of the heap that are out of date, beyond as many as the
 
 
 class Lru(CachePolicy):
-    """See the module's head; ``budget`` in bytes."""
+    """Evicts what was not used for longest; ``budget`` in bytes."""
 
     def __init__(self, budget: int) -> None:
         super().__init__(budget)

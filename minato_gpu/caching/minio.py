@@ -1,4 +1,4 @@
-"""Never evict: who comes first stays, and when all room is taken the rest passes by.
+"""The policy that never evicts: who comes first stays, and when the room is taken the rest passes by.
 
 CoorDL's MinIO cache (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", VLDB 2021). With one reader
 that shuffles the whole set anew each epoch it is optimal for items of equal size and cost: a hit needs that the item
@@ -11,4 +11,4 @@ from minato_gpu.caching.policy import CachePolicy
 
 
 class Minio(CachePolicy):
-    """See the module's head; ``budget`` in bytes."""
+    """Keeps what came first and never evicts; ``budget`` in bytes."""

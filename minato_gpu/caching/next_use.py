@@ -1,4 +1,4 @@
-"""Keep what is needed soonest, by the orders of epochs to come; what is needed later than all that is kept passes by.
+"""The policy that keeps what is needed soonest, by the orders of epochs to come.
 
 For items of equal size and cost this is Belady's rule ("A study of replacement algorithms for a virtual-storage
 computer", IBM Systems Journal 1966) with bypass: no policy has more hits. Unlike items are ranked by what a byte earns:
@@ -29,7 +29,7 @@ _SLACK = 1024  # entries of the heap that are out of date, beyond as many as the
 
 
 class NextUse(CachePolicy):
-    """Of keys 0 to ``keys`` - 1, within ``budget`` bytes."""
+    """Keeps what is needed soonest, of keys 0 to ``keys`` - 1, within ``budget`` bytes."""
 
     def __init__(self, budget: int, keys: int) -> None:
         super().__init__(budget)
@@ -70,7 +70,7 @@ class NextUse(CachePolicy):
             self._enter(key, value)
 
     def _value(self, earns: float, use: int) -> float:
-        """What a byte earns for each epoch that it is kept until its use."""
+        """Returns what a byte earns for each epoch that it is kept until its use."""
         if use == NEVER:
             return earns / self._unknown
         return earns / (self._future.epoch(use) + _HALF + _TIE * (use - self._future.start))
@@ -82,7 +82,7 @@ class NextUse(CachePolicy):
             self._revalue()
 
     def _revalue(self) -> None:
-        """All values anew, as ``_value`` has them. A sorted list is a heap."""
+        """Computes all values anew. A sorted list is a heap."""
         keys = np.fromiter(self._bytes, np.int64, len(self))
         uses, starts = self._future.next_use[keys], self._future.starts
         away = np.searchsorted(starts, uses, side="right") - 1 + _HALF + _TIE * (uses - starts[0])
@@ -92,7 +92,7 @@ class NextUse(CachePolicy):
         self._heap = list(zip(values[order].tolist(), keys[order].tolist(), strict=True))
 
     def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:
-        """Such as earn less."""
+        """Returns kept items that earn less than the new one and free enough bytes; None if there are not enough."""
         value = self._value(earns, self._future.after(key, now))
         going: list[tuple[float, int]] = []
         while short > 0 and (least := self._least()) is not None and least[0] < value:
@@ -110,7 +110,7 @@ class NextUse(CachePolicy):
         self._enter(key, self._value(earns, self._future.after(key, now)))
 
     def _least(self) -> tuple[float, int] | None:
-        """The heap's top, once it is what earns least of what is kept; None where nothing is."""
+        """Returns value and key of what earns least of what is kept, at the heap's top; None if nothing is kept."""
         heap = self._heap
         while heap:
             value, key = heap[0]

@@ -1,4 +1,4 @@
-"""Orders of accesses: what is known of those to come, and one rank's share."""
+"""Orders of accesses to come, and one rank's share of an order."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Orders(Protocol):
     """
 
     def order(self, epoch: int) -> Integers | None:
-        """The keys of the epoch's accesses, shape (accesses,); None where it cannot be known."""
+        """Returns the keys of the epoch's accesses, shape (accesses,); None if they cannot be known."""
 
 
 def share(order: Integers, rank: int, ranks: int, *, drop_last: bool = False) -> Integers:
-    """What one of several ranks reads of an epoch's order, as torch's ``DistributedSampler`` shares it out.
+    """Returns what one of several ranks reads of an epoch's order, as torch's ``DistributedSampler`` shares it out.
 
     All ranks read equally many: the order goes on from its beginning, or its end is dropped.
     """

@@ -1,4 +1,4 @@
-"""What a tier asks of a policy: which items stay within a budget of bytes.
+"""The interface between a tier and its policy, which decides which items stay within a budget of bytes.
 
 A tier tells its policy of every epoch that begins, and of every access. What is kept is a hit: ``used``. What is not is
 read, and then offered: ``offer`` answers whether to keep it, and what goes in exchange. What the tier loses in other
@@ -19,20 +19,21 @@ from minato_gpu.caching.orders import Orders
 
 
 class Admission(NamedTuple):
-    """``keep`` the item that was offered, and let go of ``evict`` before that."""
+    """A policy's answer to an item that is offered."""
 
-    keep: bool
-    evict: tuple[int, ...] = ()
+    keep: bool  # the item that was offered
+    evict: tuple[int, ...] = ()  # items to let go before that
 
 
 KEEP, PASS = Admission(True), Admission(False)
 
 
 class CachePolicy:
-    """The books of what is kept, at most ``budget`` bytes at any time, and what all policies have in common: what fits
-    is kept. Which items go for others is each policy's own: ``_exchange``.
+    """Accounts for what is kept, at most ``budget`` bytes.
 
-    ``now``: the access' position in the order of all accesses of this tier; accesses may come a little out of order.
+    What fits is kept; subclasses decide what is evicted (``_exchange``).
+
+    ``now`` is an access' position in the order of all accesses of this tier; accesses may come a little out of order.
     """
 
     def __init__(self, budget: int) -> None:
@@ -41,14 +42,14 @@ class CachePolicy:
         self._bytes: dict[int, int] = {}  # of each item that is kept
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
-        """The epoch begins; its order, and those of ``look_ahead`` more, are known from ``orders``.
+        """Begins an epoch; its order, and those of ``look_ahead`` more, are known from ``orders``.
 
         Returns the position of its first access. Accesses of the epoch before may still come after this.
         """
         return 0  # unless positions make a difference
 
     def offer(self, key: int, nbytes: int, cost_s: float, now: int) -> Admission:
-        """The item, which is not kept, was missed at ``now``, has ``nbytes`` and took ``cost_s`` seconds: is it kept?
+        """Decides whether to keep an item that was missed at ``now``, has ``nbytes`` and took ``cost_s`` seconds.
 
         Raises ValueError for a size or cost below 0.
         """
@@ -69,14 +70,14 @@ class CachePolicy:
         return Admission(True, going) if going else KEEP
 
     def used(self, key: int, now: int) -> None:
-        """An item that is kept was hit at ``now``."""
+        """Notes that an item that is kept was hit at ``now``."""
 
     def dropped(self, key: int) -> None:
-        """The item is not there any more; nothing happens where it is not kept."""
+        """Notes that an item is gone; does nothing if it is not kept."""
         self.used_bytes -= self._bytes.pop(key, 0)
 
     def __contains__(self, key: int) -> bool:
-        """Whether it is kept."""
+        """Whether the item is kept."""
         return key in self._bytes
 
     def __len__(self) -> int:
@@ -84,9 +85,12 @@ class CachePolicy:
         return len(self._bytes)
 
     def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:
-        """What goes for an item that needs so many bytes more than there are, and ``earns`` so many seconds a byte;
-        None where it is not worth that."""
+        """Returns the items to evict for one that needs ``short`` bytes more than are free and earns ``earns`` seconds
+        a byte.
+
+        None if it is not worth that.
+        """
         return None
 
     def _entered(self, key: int, earns: float, now: int) -> None:
-        """An item is kept from now on."""
+        """Notes that an item is kept from now on."""

@@ -1,13 +1,13 @@
-"""What a tier keeps that cannot compare its copies with each other: what is wanted again soon, by the orders to come.
+"""The rule of a tier that cannot compare its copies with each other: it keeps what is wanted again soon.
 
 A copy is looked at as it is used, and only then: it stays if its key comes again within so many epochs (``reach`` in
 choice.py) after the current one, and goes if it does not; by the same rule what is new is written, if there is room. So
 no copy is looked for that might go for a better one, room is made where a copy is used anyhow, and what stays fills the
 room just about. A reach of 2.4 epochs is the next two and the first four tenths of the third.
 
-Simulated, that has 0.99 to 1.00 of the hits that are possible (``python -m benchmarks.caches --part equal``).
-Rejected: whole epochs (0.86 to 1.00: what comes late in the last one takes the room of what comes sooner); the distance
-in accesses (0.87 to 1.00: room is short where epochs meet, see next_use.py).
+Simulated, that has 0.99 to 1.00 of the hits that are possible (``python -m benchmarks.caches --part equal``). Rejected:
+whole epochs (0.86 to 1.00: what comes late in the last one takes the room of what comes sooner); the distance in
+accesses (0.87 to 1.00: room is short where epochs meet, see next_use.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minato_gpu.caching.orders import Orders
 
 
 class Soon:
-    """Of keys 0 to ``keys`` - 1, which come again soon after an epoch. Memory: two bytes a key, and the orders."""
+    """Knows which of keys 0 to ``keys`` - 1 come again soon after an epoch. Takes two bytes a key, and the orders."""
 
     def __init__(self, keys: int) -> None:
         self._keys = keys
@@ -31,8 +31,11 @@ class Soon:
         self._wanted: dict[int, NDArray[np.bool_]] = {}  # of each key, whether it comes soon after that epoch
 
     def begin(self, epoch: int, orders: Orders, reach: float) -> bool:
-        """The epoch begins, after which ``reach`` epochs are soon. False where an order is not known, or has keys that
-        there are not; then all is soon. Each order is drawn once, as long as ``orders`` stay equal."""
+        """Begins an epoch, after which ``reach`` epochs are soon.
+
+        Returns False if an order is not known, or has unknown keys; then all is soon. Each order is drawn once, as long
+        as ``orders`` stay equal.
+        """
         if orders != self._orders:
             self._orders, self._drawn = orders, {}
         self._drawn = {each: order for each, order in self._drawn.items() if each > epoch}
@@ -47,8 +50,10 @@ class Soon:
         return True
 
     def after(self, epoch: int, key: int) -> bool:
-        """Whether a key comes again soon after that epoch, the current one or that before. True where that is not
-        known."""
+        """Whether a key comes again soon after that epoch, the current one or the one before.
+
+        True if that is not known.
+        """
         wanted = self._wanted.get(epoch)
         return wanted is None or not 0 <= key < self._keys or bool(wanted[key])
 

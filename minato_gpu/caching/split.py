@@ -1,4 +1,4 @@
-"""How a cache is shared out between what was read and what was made of it: raw bytes and kept fields.
+"""How a cache is shared out between raw bytes, which were read, and kept fields, which were made of them.
 
 Raw bytes of a sample save its read. Kept fields (what its preparation makes before anything is drawn) save that and a
 part of its preparation, and are larger. Reading and preparing overlap, so an epoch takes as long as the longer of both:
@@ -16,31 +16,32 @@ from typing import NamedTuple
 
 
 class Means(NamedTuple):
-    """Of one sample: the storage's seconds for it, those of preparing it (of all workers together, so a worker's
-    seconds over the number of workers), those of them that its kept fields save, and the bytes of both."""
+    """Mean costs and sizes of a sample."""
 
-    read_s: float
-    prepare_s: float
-    saved_s: float
-    raw_bytes: float
-    field_bytes: float
+    read_s: float  # of the storage
+    prepare_s: float  # of all workers together: a worker's seconds over the number of workers
+    saved_s: float  # of these, that kept fields save
+    raw_bytes: float  # of what is read
+    field_bytes: float  # of kept fields
 
 
 class Shares(NamedTuple):
-    """Of all samples: kept as fields, kept as raw bytes."""
+    """The shares of all samples that are kept as fields, and as raw bytes."""
 
     fields: float
     raw: float
 
 
 def seconds(means: Means, shares: Shares) -> float:
-    """What a sample takes, on average, in epochs in which so much is kept."""
+    """Returns the seconds that a sample takes, on average, in epochs in which so much is kept."""
     return max(_read(means, shares), means.prepare_s - means.saved_s * shares.fields)
 
 
 def split(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
-    """The shares that make an epoch shortest; ``budget``: bytes for each sample of the set. Of several such shares
-    those that leave the least to be done, then those of the fewest bytes. ``keeps_raw``: whether raw bytes are of use.
+    """Returns the shares that make an epoch shortest; ``budget``: bytes for each sample of the set.
+
+    Of several such shares, those that leave the least work, then those of the fewest bytes. ``keeps_raw``: whether raw
+    bytes are of use.
     """
     read_s, prepare_s, saved_s, raw_bytes, field_bytes = means
     spared_s = read_s / raw_bytes if keeps_raw else 0.0  # by a byte that is kept raw
@@ -60,7 +61,7 @@ def _read(means: Means, shares: Shares) -> float:
 
 
 def _rank(means: Means, shares: Shares) -> tuple[float, float, float]:
-    """Less is better; equal but for rounding is equal."""
+    """Returns a key by which shares are compared: less is better; equal but for rounding is equal."""
     left = _read(means, shares) + means.prepare_s - means.saved_s * shares.fields
     nbytes = means.field_bytes * shares.fields + means.raw_bytes * shares.raw
     whole = means.read_s + means.prepare_s

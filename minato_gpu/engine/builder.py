@@ -117,6 +117,7 @@ class Builder:
             directory=cache.directory,
             samples=length_of(loader.dataset) or 0,
             workers=loader.num_workers,
+            peers=self.options.peers,
             keeps_fields=cache.memory_bytes > 0 and pipeline is not None and bool(KeepableFields(pipeline)),
             share_bytes=self.options.share_bytes if fingerprint else 0,
             fingerprint=fingerprint,

@@ -43,14 +43,16 @@ class _Mean:
 
 
 def part_names(pipeline: Pipeline) -> tuple[str, ...]:
-    """The lanes of the cost model: CPU parts and device rests, by the stage with which they begin."""
+    """Returns the lanes of the cost model: CPU parts and device rests, by the stage with which they begin."""
     begins = (pipeline.host_prefix, *pipeline.cuts)
     return (*(f"cpu:{stage}" for stage in begins), *(f"device:{stage}" for stage in begins))
 
 
 class CutEstimator(Estimator):
-    """An ``Estimator`` for a pipeline with ``cuts``. ``model`` has the lanes ``part_names``; a sample costs the same on
-    each of ``devices``, lanes by name."""
+    """Predicts costs of samples of a pipeline with ``cuts``.
+
+    ``model`` has the lanes ``part_names``; a sample costs the same on each of ``devices``, lanes by name.
+    """
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class CutEstimator(Estimator):
         self._laying = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to lay down what is handed over
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """See Estimator."""
+        """Notes what a device lane offers for samples that are cut; None: it has retired."""
         if offers is None:
             self._devices.pop(lane, None)
         elif lane in self._devices:
@@ -78,7 +80,7 @@ class CutEstimator(Estimator):
     def of_features(
         self, serials: list[TicketId], keys: list[Key], given: list[Features | None]
     ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
-        """See Estimator."""
+        """Returns predicted seconds for each lane, and for each sample the plans between."""
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         rows, names = self._rows(given), plain(keys)
         upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, names) for stage in self._begins], axis=0)
@@ -107,19 +109,21 @@ class CutEstimator(Estimator):
         return cpu.tolist(), device.tolist(), between
 
     def _offered(self, cut: int) -> bool:
-        """Whether every device that goes on takes samples that are cut there."""
+        """Whether every device that still works takes samples that are cut there."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:
-        """Seconds on the device from the cut on."""
+        """Returns the seconds on the device from the cut on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
         guess: Array = whole * share + self._nbytes[cut].value / _USUAL_RATE
         return np.where(np.isnan(measured), guess, measured)
 
     def measured(self, lane: str, seen: Observed) -> None:
-        """See Estimator. Features are kept of samples that go on elsewhere. Samples of which no part is known were
-        prepared before the device lane was open."""
+        """Learns what samples cost on a lane. Features are kept of samples that go on elsewhere.
+
+        Samples of which no part is known were prepared before the device lane was open.
+        """
         if seen.parts is None or seen.handed is None:
             self.not_measured(singles(seen.serials))
             return
@@ -154,9 +158,9 @@ class CutEstimator(Estimator):
             self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
     def cannot(self, split: int, samples: int) -> None:
-        """See Estimator. A split point from which samples cannot be sent is no longer offered."""
+        """Stops offering a split point from which samples cannot be sent."""
         self._kept[split] += samples
 
     def report(self) -> dict[str, JSON]:
-        """See Estimator. Parts count with what they took."""
+        """Returns how well costs are predicted. Parts count with what they took."""
         return dict(self.model.report(by_cost=True))

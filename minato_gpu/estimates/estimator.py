@@ -25,16 +25,14 @@ Predicted = tuple[list[float], list[float] | None, Sequence[Sequence[Plan]] | No
 
 
 class Observed(NamedTuple):
-    """What samples cost: ``seconds`` of one slot that has its core to itself, for each, and ``took`` seconds that were
-    spent on all of them. ``parts`` of samples that can be cut, where they are known (see ``Report``); ``handed``: bytes
-    of those that go on elsewhere, -1 for the others."""
+    """Measured costs of samples."""
 
     keys: list[Key]
     serials: list[TicketId]
-    seconds: list[float]
-    took: float
-    parts: list[Part | None] | None = None
-    handed: list[int] | None = None
+    seconds: list[float]  # of each, in a slot that has its core to itself
+    took: float  # seconds that were spent on all of them
+    parts: list[Part | None] | None = None  # of samples that can be cut, where they are known (see ``Report``)
+    handed: list[int] | None = None  # bytes of those that go on elsewhere, -1 for the others
 
 
 class Estimator:
@@ -45,7 +43,7 @@ class Estimator:
     """
 
     def __init__(self, model: CostModel, lanes: tuple[str, ...], micro_batches: MicroBatchCost | None = None) -> None:
-        """``micro_batches``: where a device takes some time for each, whatever is in it."""
+        """``micro_batches`` models what a device takes for each micro-batch, whatever is in it."""
         self.model = model
         self._micro_batches = micro_batches
         self._lanes = lanes
@@ -55,27 +53,28 @@ class Estimator:
         self._samples = 0
 
     def begin_run(self) -> None:
-        """Tickets are numbered anew."""
+        """Forgets tickets, as they are numbered anew."""
         self._features.clear()
 
     def begin_epoch(self) -> None:
-        """Start a new report of prediction errors."""
+        """Starts a new report of prediction errors."""
         self.model.reset_report()
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """What a device lane offers for samples that are cut; None: it has retired."""
+        """Notes what a device lane offers for samples that are cut; None: it has retired."""
 
     def of_keys(self, keys: list[Key]) -> list[float] | None:
-        """Predicted seconds per key on the CPU; None where nothing is known, or a device may prepare samples too."""
+        """Returns predicted seconds per key on the CPU; None if nothing is known, or a device may prepare samples
+        too."""
         if self._mean < _COSTLY_S or len(self._lanes) > 1 or not self.model.recorded[self._lanes[0]]:
             return None
         costs = self.model.predict(self._lanes[0], keys=keys)
         return None if np.isnan(costs).any() else costs.tolist()
 
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
-        """Predicted seconds from cost features (and history), for each lane; nan where nothing is known.
+        """Returns predicted seconds from cost features (and history) for each lane; nan where nothing is known.
 
-        And the plans between, for each sample that can be cut (here none is).
+        And the plans between the lanes, for each sample that can be cut (here none can).
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         out: list[list[float]] = []
@@ -86,7 +85,7 @@ class Estimator:
         return out[0], out[1] if len(out) > 1 else None, None
 
     def _rows(self, given: Sequence[Features | None]) -> Array:
-        """Cost features as the model takes them; nan where none are known."""
+        """Returns cost features as the model takes them; nan where none are known."""
         unknown = (np.nan,) * self.model.features
         return np.array([values or unknown for values in given], dtype=np.float64)
 
@@ -96,12 +95,12 @@ class Estimator:
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:
-        """``samples`` samples took ``seconds`` together, on whatever lane."""
+        """Notes that ``samples`` samples took ``seconds`` together, on any lane."""
         self._samples += samples
         self._mean += (seconds / samples - self._mean) * max(samples / self._samples, samples / (samples + 200))
 
     def measured(self, lane: str, seen: Observed) -> None:
-        """What samples cost on a lane of this kind."""
+        """Learns what samples cost on a lane of this kind."""
         self._slowed(lane, seen)
         seen = self._as_in_a_full_one(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
@@ -112,12 +111,12 @@ class Estimator:
         self.model.observe_many(lane, keys, given, seconds)
 
     def _slowed(self, lane: str, seen: Observed) -> None:
-        """Samples took longer together, or not so long, than they cost."""
+        """Learns how much longer samples took together than they cost alone."""
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
     def _as_in_a_full_one(self, lane: str, seen: Observed) -> Observed:
-        """What samples of a micro-batch would have cost in a full one."""
+        """Returns what samples of a micro-batch would have cost in a full one."""
         if self._micro_batches is None or lane == self._lanes[0]:
             return seen
         total = max(sum(seen.seconds), 1e-9)
@@ -126,7 +125,8 @@ class Estimator:
         return seen._replace(seconds=[share * each for each in seen.seconds], parts=parts)
 
     def _as_predicted(self, name: str, keys: Keys, rows: Array, seconds: list[float]) -> list[float]:
-        """A micro-batch takes one time: shared out as the model of that name says, its error is that of the whole."""
+        """Shares a micro-batch's time out to its samples as the model predicts, so that its error is that of the
+        whole."""
         predicted = self.model.predict(name, rows, keys)
         total = float(np.add.reduce(predicted))
         if total != total:  # nothing is known of some
@@ -135,14 +135,15 @@ class Estimator:
         return shares
 
     def cannot(self, split: int, samples: int) -> None:
-        """So many samples could not be handed over before stage ``split``."""
+        """Notes that so many samples could not be handed over before stage ``split``."""
 
     def not_measured(self, spans: Iterable[TicketSpan]) -> None:
-        """These tickets are prepared, and nobody knows what each cost."""
+        """Drops what is kept of these tickets: they are prepared, and nobody knows what each cost."""
         if self._features:
             for serial in tickets(spans):
                 self._features.pop(serial, None)
 
     def report(self) -> dict[str, JSON]:
-        """Samples predicted, sigma of the log error, and rank correlation with what they took."""
+        """Returns how well costs are predicted: samples, sigma of the log error, and rank correlation with actual
+        costs."""
         return dict(self.model.report())

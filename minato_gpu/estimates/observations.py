@@ -1,4 +1,4 @@
-"""What the lanes' reports tell about costs, for the estimator."""
+"""Turns lanes' reports into observations of costs for the estimator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minato_gpu.window.assembly import Assembly
 def observe(
     lane: Lane, chunk: m.Chunk, spans: tuple[TicketSpan, ...], report: Report, to: Estimator, of: Assembly
 ) -> None:
-    """Samples ``spans`` of the chunk were prepared in this lane; times that are those of other cores teach nothing."""
+    """Learns from samples ``spans`` of a chunk that this lane has prepared. Times of other cores teach nothing."""
     count = report.done - report.first
     if chunk.kind != "run" or not count:
         return
@@ -51,7 +51,7 @@ def observe(
 
 
 def inspected(spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly) -> Predicted:
-    """Host reads are done: their fields lie ready, and features give the costs (see ``Estimator.of_features``)."""
+    """Stores the fields of finished host reads, and returns the costs that their features predict."""
     sources: list[Source] = []
     features: list[tuple[float, ...] | None] = []
     for item in items:

@@ -1,1 +1,1 @@
-"""What becomes of samples that fail, and of workers that die or hang."""
+"""What happens to samples that fail, and to workers that die or hang."""

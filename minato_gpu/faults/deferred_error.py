@@ -1,4 +1,4 @@
-"""Errors that are kept to be raised later."""
+"""Keeps an error to raise it later."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import traceback
 
 
 class DeferredError:
-    """Room for one error, until the consumer asks for more."""
+    """Keeps one error until the consumer asks for more."""
 
     def __init__(self) -> None:
         self.kept: Exception | None = None
 
     def keep(self, error: Exception) -> None:
-        """The next ``raise_kept`` raises this."""
+        """Has the next ``raise_kept`` raise this error."""
         self.kept = _without_frames(error)
 
     def raise_kept(self) -> None:
-        """Raise what was kept, once; else do nothing."""
+        """Raises what was kept, once; else does nothing."""
         error, self.kept = self.kept, None
         if error is not None:
             try:
@@ -26,7 +26,7 @@ class DeferredError:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """The error, which now says in a note where it was raised, without its frames.
+    """Returns the error without its frames, and with a note that says where it was raised.
 
     Each frame knows the one that called it, and so on up to the consumer's: kept, they would keep the iterator of a
     consumer who never asks again, and with it workers and memory.

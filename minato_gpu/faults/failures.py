@@ -58,13 +58,13 @@ class BadSample:
 
     @classmethod
     def of(cls, failure: Failure) -> BadSample:
-        """What a failure says."""
+        """Describes a failure."""
         origin, error = failure.origin or Origin(), failure.error
         where = {each.name: getattr(origin, each.name) for each in fields(Origin)}
         return cls(**where, error=failure.name or error.exc_type.__name__, traceback=str(error.exc_msg))
 
     def plain(self) -> dict[str, JSON]:
-        """The same as plain data."""
+        """Returns it as plain data."""
         return {**asdict(replace(self, index=None)), "index": shown(self.index)}
 
 
@@ -76,7 +76,7 @@ OnError = Literal["raise", "retry", "skip"] | Callable[[BadSample], str]
 
 
 class FailurePolicy:
-    """``on_error`` and ``max_failures`` (a count, or a share of the epoch's samples; None: no limit) of one epoch.
+    """Applies ``on_error`` and ``max_failures`` (a count, or a share of the samples; None: no limit) in one epoch.
 
     ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered and left
     out in this run, ``before`` says what an earlier run had delivered and left out.
@@ -100,10 +100,10 @@ class FailurePolicy:
         self.recent: deque[dict[str, JSON]] = deque(maxlen=_KEPT)
 
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
-        """These samples of the batch are left out, ``delivered`` others are not; or what one of them raised is raised,
-        and the others go with it.
+        """Leaves these samples of a batch out, and counts them; or raises what one of them raised.
 
-        Raises TooManyFailures beyond the budget, and ValueError for an answer of ``on_error`` that means nothing.
+        ``delivered`` other samples of the batch are then lost with them. Raises TooManyFailures beyond the budget, and
+        ValueError for an answer of ``on_error`` that means nothing.
         """
         self._log.lost(len(failures), 0)
         try:
@@ -146,7 +146,7 @@ class FailurePolicy:
 
 
 def check_on_error(on_error: object, max_failures: object, *, iterable: bool) -> None:
-    """Raises TypeError or ValueError where the two arguments mean nothing, or not together."""
+    """Raises TypeError or ValueError if the two arguments mean nothing, or not together."""
     if not callable(on_error) and on_error not in (RAISE, SKIP, RETRY):
         raise ValueError(f"on_error must be 'raise', 'skip', 'retry' or a function, got {on_error!r}")
     if iterable and on_error != RAISE:

@@ -1,4 +1,4 @@
-"""Notices workers that hang, and device lanes: those at one sample, or at joining one batch, for longer than a limit.
+"""Notices workers and device lanes that hang: at one sample, or at joining one batch, for longer than a limit.
 
 Being over the limit once does not prove it: a worker also stands still while nobody reads its reports. So it is looked
 at again 50 ms later, when its reports have been read, and hangs if it is still at the same sample. Before it is killed
@@ -25,12 +25,14 @@ _LATE_S = 0.25  # a busy machine delays a look by less
 
 
 class WorkerHung(RuntimeError):
-    """A worker, or the device lane, has been at one sample for longer than ``hang_timeout``, and is not replaced; or it
-    was, and the next worker died at the sample or hung there too."""
+    """A worker, or the device lane, was at one sample for longer than ``hang_timeout``.
+
+    It is not replaced; or it was, and the next worker died at the sample or hung there too.
+    """
 
 
 class Hung(NamedTuple):
-    """What hangs: worker ``worker`` of lane ``lane`` (the device lane has one), and what it is at."""
+    """A worker that hangs (the device lane has one), and what it is at."""
 
     lane: str
     worker: int
@@ -38,7 +40,7 @@ class Hung(NamedTuple):
 
 
 class Watchdog:
-    """Watches the lanes, by name. ``limit``: seconds."""
+    """Watches the lanes, by name. ``limit`` is in seconds."""
 
     def __init__(self, lanes: Mapping[str, Lane], limit: float) -> None:
         self._lanes = lanes
@@ -49,13 +51,15 @@ class Watchdog:
         self._awake = 0.0  # since when this process has not been stopped
 
     def next_look(self, now: float) -> float:
-        """When to look next, were nothing to happen until then."""
+        """Returns when to look next if nothing happens until then."""
         if self._due is None:
             self._due = now + self._pause
         return self._due
 
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        """The workers that hang. ``told``: what the workers of each lane are at, as the lanes have just said.
+        """Returns the workers that hang.
+
+        ``told``: what the workers of each lane are at, as the lanes have just reported.
 
         A worker hangs if it was over the limit in the look before, too, at the same sample. When to look next: soon
         where one is over the limit for the first time, else when the first one may come over it.
@@ -82,7 +86,7 @@ class Watchdog:
         return hung
 
     def words(self, hung: Hung, what: str) -> str:
-        """What is to be said of it."""
+        """Returns what to say of a worker that hangs."""
         lane = self._lanes[hung.lane]
         return (
             f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "

@@ -1,1 +1,1 @@
-"""Shared memory: arenas that one process allocates from and all map, and what lies in them."""
+"""Shared memory: arenas that one process allocates from and all map, and what is stored in them."""

@@ -1,5 +1,4 @@
-"""How much address space may be reserved. Without a limit on it (``ulimit -v``, as batch systems set it) it costs
-nothing; under one, what is reserved and not used is missing elsewhere."""
+"""How much address space may be reserved."""
 
 from __future__ import annotations
 
@@ -11,13 +10,14 @@ _PAGE = resource.getpagesize()
 
 
 def share(most: int, part: int = 8) -> int:
-    """Bytes to reserve: ``most``, but under a limit at most one ``part``-th of what is left, and ``LEAST`` at least."""
+    """Returns how many bytes to reserve: ``most``, or under a limit a ``part``-th of what is left, and ``LEAST`` at
+    least."""
     left = _left()
     return most if left is None else min(most, max(LEAST, left // part // LEAST * LEAST))
 
 
 def largest_file() -> int:
-    """Bytes that a file, and shared memory, may have at most (``ulimit -f``)."""
+    """Returns the most bytes that a file, and shared memory, may have (``ulimit -f``)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return 1 << 62 if limit == resource.RLIM_INFINITY else limit
 

@@ -32,7 +32,7 @@ _LATELY = 1024  # blocks freed, in which the peak of what is in use falls by two
 
 
 def round_up(nbytes: int, unit: int) -> int:
-    """The least multiple of ``unit`` that is at least ``nbytes``."""
+    """Returns the least multiple of ``unit`` that is at least ``nbytes``."""
     return -(-nbytes // unit) * unit
 
 
@@ -44,7 +44,7 @@ class Arena:
     """
 
     def __init__(self, name: str, capacity: int = 0, fd: int | None = None) -> None:
-        """``capacity``: 0 for as much as there is no need to care about."""
+        """``capacity`` 0 means as much as costs nothing to reserve."""
         capacity = capacity or address_space.share(MOST)
         self.fd = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC) if fd is None else fd
         try:
@@ -66,7 +66,7 @@ class Arena:
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a block of at least ``nbytes`` bytes. Raises MemoryError when the arena is full."""
+        """Returns the offset of a new block of at least ``nbytes`` bytes. Raises MemoryError when the arena is full."""
         size = rounded(nbytes)
         with self._lock:
             begins, ends = self._begins, self._ends
@@ -89,7 +89,7 @@ class Arena:
         return offset
 
     def free(self, offset: int) -> None:
-        """Give a block back. Its pages stay for reuse unless the arena holds much more than it has lately needed."""
+        """Frees a block. Its pages stay for reuse, unless the arena holds much more than it has lately needed."""
         with self._lock:
             size = self._sizes.pop(offset)
             self._peak = max(self.allocated, self._peak * (1 - 1 / _LATELY))
@@ -104,7 +104,7 @@ class Arena:
                 self._used[at] = left
 
     def trim(self) -> None:
-        """Give back the memory of all that is free."""
+        """Returns the memory of all that is free to the system."""
         with self._lock:
             for at, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
                 begin = max(begin, self._held)
@@ -114,12 +114,15 @@ class Arena:
                     self._used[at] = 0
 
     def keep(self, end: int) -> None:
-        """Pages below this offset stay where they are from now on: a device reads them by their physical address."""
+        """Keeps pages below this offset where they are from now on: a device reads them by their physical address."""
         with self._lock:
             self._held = end
 
     def occupy(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """In a new owner's arena: these blocks (offset and bytes) of its last owner are in use, and will be freed."""
+        """Marks blocks (offset and bytes) of the last owner as used; they will be freed.
+
+        Called in a new owner's arena.
+        """
         sizes = {offset: _paged(nbytes) for offset, nbytes in blocks}
         gaps = self._beside(sizes)
         with self._lock:
@@ -128,17 +131,17 @@ class Arena:
             self._used, self._kept = [0] * len(gaps), 0
 
     def forsake(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """The owner has died: give back the memory of all but these blocks (offset and bytes)."""
+        """Returns the memory of all but these blocks (offset and bytes) to the system, as the owner has died."""
         for begin, end in self._beside({offset: _paged(nbytes) for offset, nbytes in blocks}):
             self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def _beside(self, sizes: dict[int, int]) -> list[tuple[int, int]]:
-        """What lies between blocks of these sizes, by offset."""
+        """Returns what is between blocks of these sizes, by offset."""
         ends = [0, *(offset + size for offset, size in sorted(sizes.items()))]
         return [(lo, hi) for lo, hi in zip(ends, (*sorted(sizes), self.capacity), strict=True) if lo < hi]
 
     def _join(self, begin: int, end: int) -> int:
-        """Put a freed block among the free extents, joined with its neighbours; returns the extent's number."""
+        """Adds a freed block to the free extents, joined with its neighbours; returns the extent's number."""
         begins, ends, used = self._begins, self._ends, self._used
         at, size = bisect_right(begins, begin), end - begin
         if at < len(begins) and begins[at] == end:
@@ -161,7 +164,7 @@ class Arena:
         return self._view
 
     def close(self) -> None:
-        """Drop the descriptor and, where no view is left, the mapping."""
+        """Closes the descriptor and, if no view is left, the mapping."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -171,7 +174,7 @@ class Arena:
 
 
 def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
-    """Map the file; a new one is made as large as the address space allows, up to ``capacity``."""
+    """Maps the file. A new one is made as large as the address space allows, up to ``capacity``."""
     flags = mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0)
     while True:
         try:
@@ -185,11 +188,14 @@ def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
 
 
 def _paged(nbytes: int) -> int:
-    """The least that a block of so many bytes takes."""
+    """Returns the least that a block of so many bytes takes."""
     return round_up(max(nbytes, 1), _ALIGN)
 
 
 def rounded(nbytes: int) -> int:
-    """Whole pages, at most an eighth wasted, so that blocks of nearly the same size fit into each other's place."""
+    """Returns a block's size in whole pages, at most an eighth wasted.
+
+    Blocks of nearly the same size then fit into each other's place.
+    """
     step = 1 << (nbytes.bit_length() - 4) if nbytes > _FINE else _ALIGN
     return -(-nbytes // step) * step or step  # round_up, not called

@@ -1,4 +1,4 @@
-"""Completion marks: how workers report finished tickets. One status byte for each ticket, and a record beside it.
+"""Completion marks: how workers report finished tickets, by one status byte for each ticket and a record beside it.
 
 Every place of the sampler's order has a block of *marks*, one for each of its tickets; so has a job, for its batch. A
 ticket has one writer at a time, the worker whose lease it is in. That worker writes, in this order: the sample into its
@@ -65,7 +65,7 @@ nothing: the worker returns this ticket and those of its lease that follow. Of h
 the first is ``READS``, which has those of all of them; each other is ``READ``."""
 
 Lying = tuple[int, int, int]
-"""What it is, and where it lies in the worker's arena: offset and bytes."""
+"""What a ticket has become, and where that is stored in the worker's arena: offset and bytes."""
 
 IN_ROW: Lying = ROW, 0, 0
 
@@ -74,18 +74,17 @@ End = float | Sequence[float]
 
 
 class Taken(NamedTuple):
-    """Finished tickets: seconds that each took, seconds of all together, when each was finished, and by whom.
-    ``lying``: what each is, and where; None where all are in their rows."""
+    """Finished tickets that were taken in together."""
 
-    took: list[float]
-    elapsed: float
-    ends: list[float]
+    took: list[float]  # seconds that each took
+    elapsed: float  # seconds of all together
+    ends: list[float]  # when each was finished
     worker: int
-    lying: list[Lying] | None
+    lying: list[Lying] | None  # what each is, and where it is stored; None if all are in their rows
 
 
 class Completions:
-    """Marks for ``capacity`` tickets, shared by all processes of a loader: sparse memory, as an arena's."""
+    """The marks of ``capacity`` tickets, shared by all processes of a loader. The memory is sparse, as an arena's."""
 
     def __init__(self, capacity: int, fd: int | None = None) -> None:
         self.capacity = capacity
@@ -111,7 +110,7 @@ class Completions:
     # --- parent -------------------------------------------------------------------------------------------
 
     def reserve(self, count: int) -> int:
-        """The first mark of a block of ``count`` cleared ones. Raises MemoryError when there is none."""
+        """Returns the first mark of a block of ``count`` cleared ones. Raises MemoryError if there is none."""
         size = 1 << max(count - 1, 0).bit_length()
         if self._free[size]:
             first = self._free[size].pop()
@@ -124,26 +123,26 @@ class Completions:
         return first
 
     def give_back(self, first: int) -> None:
-        """Nobody writes to this block any more."""
+        """Frees a block that nobody writes to any more."""
         self._free[self._sizes.pop(first)].append(first)
 
     def ready(self, begin: int, end: int) -> int:
-        """How many of these tickets are finished and not taken."""
+        """Returns how many of these tickets are finished and not taken in."""
         marks = bytes(self._status[begin:end])
         return marks.count(_IN_ROW) + marks.count(_ELSEWHERE)
 
     @property
     def ready_anywhere(self) -> tuple[int, int]:
-        """The marks of all places."""
+        """Returns the range of marks of all places."""
         return 0, self._used
 
     def leading(self, begin: int, end: int) -> int:
-        """How many tickets from ``begin`` on are finished and not taken, without a gap."""
+        """Returns how many tickets from ``begin`` on are finished and not taken in, without a gap."""
         marks = bytes(self._status[begin:end])
         return len(marks) - len(marks.lstrip(_READY))
 
     def take(self, begin: int, end: int) -> Taken:
-        """Take these tickets in, which are finished."""
+        """Takes in these finished tickets."""
         lying = None
         if _ELSEWHERE in bytes(self._status[begin:end]):
             columns = [self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes")]
@@ -154,7 +153,7 @@ class Completions:
         return Taken(took, elapsed, ends, int(self._columns["worker"][end - 1]), lying)
 
     def clear(self, begin: int, end: int) -> None:
-        """Nobody is at these tickets any more, and they are to be prepared again."""
+        """Opens these tickets again, which nobody is at any more and which are to be prepared again."""
         for mark in range(begin, end) if self.local else ():
             self.local.pop(mark, None)
         self._status[begin:end] = bytes(end - begin)
@@ -164,8 +163,10 @@ class Completions:
     def record(
         self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:
-        """What is to be known of those from ``begin`` on, before they are ``set_ready``. ``lying``: None where all are
-        in their rows."""
+        """Records finished tickets from ``begin`` on, before they are ``set_ready``.
+
+        ``lying`` is None if all are in their rows.
+        """
         if len(took) == 1:
             kind, offset, nbytes = IN_ROW if lying is None else lying[0]
             _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
@@ -183,10 +184,11 @@ class Completions:
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
-        """These tickets are finished, and recorded: between the two belongs a fence. The first becomes ready last.
+        """Marks these tickets as finished. They have been recorded, and a fence is between the two.
 
-        Byte by byte, because each must be stored once: a copy of four bytes stores them twice, and a worker that is
-        stopped in between has told the parent already, which may have given the block to other tickets meanwhile.
+        The first becomes ready last. It goes byte by byte, because each must be stored once: a copy of four bytes
+        stores them twice, and a worker that is stopped in between has reported them to the parent already, which may
+        have given the block to other tickets meanwhile.
         """
         status, mark = self._status, (_IN_ROW if in_rows else _ELSEWHERE)[0]
         for at in range(end - 1, begin - 1, -1):
@@ -194,12 +196,12 @@ class Completions:
 
     @classmethod
     def open(cls) -> Completions:
-        """Marks for more tickets than are ever under way, as far as address space is there."""
+        """Makes marks for more tickets than are ever under way, as far as address space allows."""
         nbytes = min(address_space.share(_MOST), address_space.largest_file())
         return cls(nbytes // (1 + _RECORD.itemsize))
 
     def close(self) -> None:
-        """Drop the mapping; the memory goes with the last process that maps it."""
+        """Unmaps the memory, which goes with the last process that maps it."""
         self.status.release()
         self._status.release()
         self._columns.clear()
@@ -211,7 +213,7 @@ class Completions:
 
 
 class Bell:
-    """How a worker wakes the training process: whoever of its threads waits, and only for what that waits for.
+    """Wakes the training process: whichever of its threads waits, and only for what that waits for.
 
     ``pump`` and ``consumer`` are event descriptors, one for each thread.
     """
@@ -225,7 +227,7 @@ class Bell:
         self._consumer = consumer
 
     def ring(self) -> None:
-        """Something was reported, or a lease has ended: wake whoever wants to know."""
+        """Wakes whoever wants to know that something was reported, or a lease has ended."""
         attention = self._words[ATTENTION]
         if attention == PUMP:
             os.eventfd_write(self._pump, 1)
@@ -235,8 +237,8 @@ class Bell:
     def publish(
         self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
     ) -> None:
-        """Tickets from ``begin`` on are finished (see ``Completions.record``); wake the consumer if that is what it
-        waits for."""
+        """Reports tickets from ``begin`` on as finished (see ``Completions.record``), and wakes the consumer if it
+        waits for them."""
         stop, words, completions = begin + len(took), self._words, self._completions
         completions.record(begin, took, end, elapsed, worker, lying)
         self._fence()
@@ -251,7 +253,10 @@ class Bell:
             self.ring()
 
     def await_tickets(self, begin: int, end: int, need: int) -> bool:
-        """In the parent: ring once ``need`` of these tickets are finished; returns whether they are."""
+        """Has workers ring once ``need`` of these tickets are finished; returns whether they are.
+
+        Called in the parent.
+        """
         words = self._words
         words[AWAITED_NEED] = 0
         words[AWAITED_BEGIN], words[AWAITED_END] = begin, end
@@ -260,5 +265,5 @@ class Bell:
         return self._completions.ready(begin, end) >= need
 
     def await_nothing(self) -> None:
-        """In the parent: no ticket is waited for."""
+        """Has workers ring for no ticket. Called in the parent."""
         self._words[AWAITED_NEED] = 0

@@ -1,9 +1,8 @@
-"""The layout of a stackable sample: how ``default_collate`` would stack it, known ahead, so that a worker writes
-each of its arrays straight into a row of the batch.
+"""The layout of a stackable sample: how ``default_collate`` would stack it.
 
-A layout is made from one sample and holds for all that have the same structure, types, dtypes and shapes. A sample
-that differs raises ``Mismatch`` before anything of it counts as written, and travels as a blob instead. Which types
-are stacked, and to what, follows ``torch.utils.data.default_collate``; the tests compare the two on every type.
+It is known ahead, so that a worker writes each of a sample's arrays straight into a row of the batch. A layout is made
+from one sample and holds for all that have the same structure, types, dtypes and shapes. A sample that differs raises
+``Mismatch`` before anything of it counts as written, and travels as a blob instead.
 """
 
 from __future__ import annotations
@@ -47,22 +46,18 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16}  # by bytes
 
 
 class Mismatch(Exception):
-    """The sample does not fit the layout of the ones before it."""
+    """A sample does not fit the layout of the ones before it."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array of a sample. ``kind``: tensor, array, scalar (Python or NumPy), or object (strings, bytes).
+    """One array of a sample."""
 
-    ``raw`` is the NumPy dtype of the stored bytes, ``dtype`` the torch dtype that the consumer sees.
-    ``path`` leads to it from the sample: keys of mappings, positions of sequences.
-    """
-
-    kind: str
+    kind: str  # tensor, array, scalar (Python or NumPy), or object (strings, bytes)
     type: type
     shape: tuple[int, ...]
-    raw: np.dtype[np.generic]
-    dtype: torch.dtype | None
+    raw: np.dtype[np.generic]  # of the stored bytes
+    dtype: torch.dtype | None  # that the consumer sees
     in_sequence: bool = False
 
     @cached_property
@@ -72,11 +67,14 @@ class Leaf:
 
     @cached_property
     def is_numpy(self) -> bool:
-        """Whether NumPy has the dtype that the consumer sees, and elements are not stored as integers of their size."""
+        """Whether NumPy has the dtype that the consumer sees.
+
+        Otherwise elements are stored as integers of their size.
+        """
         return torch_dtype(self.raw) is self.dtype
 
     def as_delivered(self, stored: torch.Tensor) -> torch.Tensor:
-        """The tensor with the dtype that the consumer sees."""
+        """Returns the tensor with the dtype that the consumer sees."""
         assert self.dtype is not None
         return stored if stored.dtype is self.dtype else stored.view(self.dtype)
 
@@ -98,7 +96,7 @@ class Layout:
 
     @classmethod
     def of(cls, sample: Value) -> Layout | None:
-        """The layout of a sample, or None when ``default_collate`` would not simply stack it."""
+        """Returns the layout of a sample, or None if ``default_collate`` would not simply stack it."""
         leaves: list[Leaf] = []
         try:
             tree = _describe(sample, leaves, in_sequence=False)
@@ -109,7 +107,7 @@ class Layout:
         return cls(tree, tuple(leaves))
 
     def offsets(self, rows: int) -> tuple[list[int], int]:
-        """Where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
+        """Returns where each leaf's block of ``rows`` rows begins in a slab, and the slab's size in bytes."""
         known = self._offsets.get(rows)
         if known is None:
             sizes = (round_up(leaf.nbytes * rows, _ALIGN) for leaf in self.leaves)
@@ -118,7 +116,7 @@ class Layout:
         return known
 
     def views(self, buffer: Value, offset: int, rows: int) -> Views:
-        """An array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
+        """Returns an array of shape (rows, *leaf.shape) for each stored leaf of the slab at ``offset``."""
         offsets, _ = self.offsets(rows)
         return [
             None if leaf.kind == "object" else np.ndarray((rows, *leaf.shape), leaf.raw, buffer, offset + at)
@@ -131,10 +129,10 @@ class Layout:
         return sum(leaf.kind == "object" for leaf in self.leaves)
 
     def write(self, views: Views, row: int, sample: Value, skip: Collection[int] = ()) -> list[Value] | None:
-        """Copy a sample into its row; returns its object leaves, or None when there are none.
+        """Writes a sample into its row; returns its object leaves, or None if it has none.
 
-        Leaves whose numbers are in ``skip`` lie elsewhere and are not looked at. Raises ``Mismatch`` when the sample
-        differs from the layout; the row's bytes are then undefined.
+        Leaves whose numbers are in ``skip`` are stored elsewhere and are not looked at. Raises ``Mismatch`` if the
+        sample differs from the layout; the row's bytes are then undefined.
         """
         values: list[Value] = []
         _flatten(self.tree, sample, values)
@@ -162,8 +160,10 @@ class Layout:
         return objects
 
     def write_column(self, number: int, view: NDArray[Value], rows: Sequence[int], values: Sequence[Value]) -> None:
-        """Copy leaf ``number``, no object, of several samples into their rows of its ``view``. Raises ``Mismatch`` as
-        ``write`` does."""
+        """Writes leaf ``number`` (no object) of several samples into their rows of its ``view``.
+
+        Raises ``Mismatch`` if a sample differs from the layout.
+        """
         leaf = self.leaves[number]
         if set(map(type, values)) != {leaf.type}:
             raise Mismatch
@@ -182,7 +182,8 @@ class Layout:
                 view[row] = value
 
     def writer(self, views: Views) -> Callable[[int, Value], list[Value] | None]:
-        """``write`` bound to a slab; samples of a single array or tensor, the most common ones, without the detours."""
+        """Returns ``write`` bound to a slab, without detours for samples of a single array or tensor, the most
+        common ones."""
         leaf, view = self.leaves[0], views[0]
         if self.tree != 0 or view is None or leaf.kind == "scalar":
             return lambda row, sample: self.write(views, row, sample)
@@ -204,7 +205,7 @@ class Layout:
         return write_array if leaf.kind == "array" else write_tensor
 
     def batch(self, owner: NDArray[np.uint8], rows: int, objects: list[list[Value]]) -> Value:
-        """The batch as ``default_collate`` would return it: tensors of shape (rows, *shape) over ``owner``, or copies.
+        """Returns the batch as ``default_collate`` would: tensors of shape (rows, *shape) over ``owner``, or copies.
 
         ``objects[row]`` holds the object leaves of each row (any list when there are none).
         """
@@ -220,7 +221,7 @@ class Layout:
         return self._joined(part, objects)
 
     def batch_of(self, blocks: Sequence[torch.Tensor], rows: int, objects: list[list[Value]]) -> Value:
-        """``batch`` over one flat uint8 tensor for each leaf, on any device; object leaves need none."""
+        """Returns the batch over one flat uint8 tensor for each leaf, on any device. Object leaves need none."""
         return self._joined(lambda number, _: self.rows_of(blocks[number], number, rows), objects)
 
     def _joined(self, part: Callable[[int, Leaf], torch.Tensor], objects: list[list[Value]]) -> Value:
@@ -236,19 +237,20 @@ class Layout:
         return _rebuild(self.tree, values, stacked=True)
 
     def rows_of(self, block: torch.Tensor, number: int, rows: int) -> torch.Tensor:
-        """A flat uint8 tensor as the rows of leaf ``number``: shape (rows, *shape), of the dtype that is delivered."""
+        """Returns a flat uint8 tensor as the rows of leaf ``number``: shape (rows, *shape), in the dtype that is
+        delivered."""
         leaf = self.leaves[number]
         assert leaf.dtype is not None
         return block.view(leaf.dtype).view((rows, *leaf.shape))
 
     @cached_property
     def by_name(self) -> dict[Value, int]:
-        """The leaf of each field of a flat mapping; empty for samples of another structure."""
+        """The number of the leaf of each field of a flat mapping; empty for samples of another structure."""
         flat = not isinstance(self.tree, int) and self.tree[0] is dict
         return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
     def read(self, views: Views, row: int, objects: list[Value] | None) -> Value:
-        """One sample back from its row, with the types that it had; arrays are views of the slab."""
+        """Returns one sample from its row, with its original types. Arrays are views of the slab."""
         values: list[Value] = []
         rest = iter(objects or ())
         for leaf, view in zip(self.leaves, views, strict=True):
@@ -279,13 +281,16 @@ def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
 
 
 def _is_registered(value: Value) -> bool:
-    """Whether ``default_collate`` joins such values by a function that somebody has registered for them."""
+    """Whether ``default_collate`` joins such values by a function that somebody has registered."""
     given: dict[Any, Any] = torch_collate.default_collate_fn_map
     return _collated_by(value, given) is not _collated_by(value, _COLLATED_BY)
 
 
 def _collated_by(value: Value, functions: dict[Any, Any]) -> Any:
-    """As PyTorch looks for it: by the type, else by the first that it is an instance of; None for containers."""
+    """Returns the function that PyTorch would find: by the type, else by the first class it is an instance of.
+
+    None for containers.
+    """
     if type(value) in functions:
         return functions[type(value)]
     return next((function for kind, function in functions.items() if isinstance(value, kind)), None)
@@ -307,12 +312,12 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
 
 
 def torch_dtype(raw: np.dtype[Any]) -> torch.dtype:
-    """PyTorch's name of NumPy's type. Raises TypeError where it has none."""
+    """Returns PyTorch's dtype for NumPy's. Raises TypeError if it has none."""
     return torch.from_numpy(np.empty(0, raw)).dtype
 
 
 def _backwards(value: NDArray[Value]) -> bool:
-    """Whether a stride is negative, which torch refuses."""
+    """Whether an array has a negative stride, which torch refuses."""
     return not value.flags.forc and min(value.strides) < 0
 
 
@@ -326,7 +331,7 @@ def _plain(value: torch.Tensor) -> bool:
 
 
 def _fitting(value: torch.Tensor, leaf: Leaf) -> NDArray[Value]:
-    """The tensor's elements as an array. Raises Mismatch where it is not like those that the leaf was made from.
+    """Returns the tensor's elements as an array. Raises Mismatch if the tensor does not fit the leaf.
 
     Every question to a tensor is one to torch's library, of which a costly sample leaves little in the processor's
     caches. So where NumPy has the dtype only one is asked: ``numpy`` refuses what is not plain.
@@ -345,7 +350,7 @@ def _fitting(value: torch.Tensor, leaf: Leaf) -> NDArray[Value]:
 
 
 def _as_array(value: torch.Tensor) -> NDArray[Value]:
-    """The tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size.
+    """Returns the tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size.
 
     Raises Mismatch for those that PyTorch itself can do little with yet (complex32, bcomplex32).
     """

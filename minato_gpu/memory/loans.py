@@ -1,4 +1,4 @@
-"""Loans: memory that belongs to whoever has a view of it, until the last view dies (DESIGN.md section 7).
+"""Loans: memory that belongs to whoever has a view of it, until the last view dies.
 
 A batch is handed out as tensors over a NumPy array that owns a piece of an arena, and so are the slabs that a place of
 the window, a load and its copies share. When the last tensor, view or array that refers to it is gone, the piece
@@ -23,12 +23,12 @@ _SMALL = 1 << 16
 
 
 def apart(part: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
-    """``part`` of a lent block as it goes to the consumer: a copy where it is small, and small against the block."""
+    """Returns a part of a lent block as the consumer gets it: a copy if it is small, and small against the block."""
     return part.copy() if is_small(part.nbytes, block_bytes) else part
 
 
 def is_small(nbytes: int, block_bytes: int) -> bool:
-    """Whether a part of a batch must not keep the whole alive."""
+    """Whether a part of a batch is so small that it must not keep the whole batch alive."""
     return nbytes <= min(_SMALL, block_bytes // 8)
 
 
@@ -42,7 +42,7 @@ class _Loan(ref):  # type: ignore[type-arg]
 
 
 class Loans:
-    """Blocks handed out, and those that came back. A block is (owner, offset), the owner -1 for the parent."""
+    """Blocks that are lent, and those that came back. A block is (owner, offset); owner -1 is the parent."""
 
     def __init__(self) -> None:
         self._live: dict[int, _Loan] = {}
@@ -50,12 +50,13 @@ class Loans:
         self._given_back: deque[tuple[int, int]] = deque()
 
     def allocate(self, arena: Arena, nbytes: int, owner: int = -1) -> tuple[int, NDArray[np.uint8]]:
-        """A new block of the owner's arena: its offset, and the array that owns it. See ``lend``."""
+        """Allocates a block of the owner's arena and lends it. Returns its offset and the array that owns it."""
         offset = arena.allocate(nbytes)
         return offset, self.lend(arena.buffer, owner, offset, nbytes)
 
     def lend(self, buffer: memoryview, owner: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Bytes ``offset`` to ``offset + nbytes`` of the arena as an array, shape (nbytes,), that owns the block."""
+        """Returns bytes ``offset`` to ``offset + nbytes`` of an arena as an array, shape (nbytes,), that owns the
+        block."""
         # frombuffer, not ndarray(buffer=...): that would refer to the mapping itself, without keeping it from closing
         array = np.frombuffer(buffer, np.uint8, nbytes, offset)
         loan = _Loan(array, self._dead.append)
@@ -65,11 +66,11 @@ class Loans:
         return array
 
     def give_back(self, blocks: Iterable[tuple[int, int]]) -> None:
-        """These blocks are not needed any more; they need not have been lent."""
+        """Gives back blocks that are not needed any more, lent or not."""
         self._given_back.extend(blocks)
 
     def take_back(self) -> list[tuple[int, int]]:
-        """The blocks that came back since the last call."""
+        """Returns the blocks that came back since the last call."""
         given = self._given_back
         blocks = [given.popleft() for _ in range(len(given))]
         for _ in range(len(self._dead)):
@@ -79,11 +80,11 @@ class Loans:
         return blocks
 
     def lent_by(self, owner: int) -> list[tuple[int, int]]:
-        """Offset and bytes of the blocks of this owner that have not come back."""
+        """Returns offset and bytes of this owner's blocks that have not come back."""
         loans = list(self._live.values())
         return [(loan.block[1], loan.nbytes) for loan in loans if loan.block[0] == owner]
 
     @property
     def live(self) -> int:
-        """How many blocks are lent."""
+        """Returns how many blocks are lent."""
         return len(self._live) - len(self._dead)

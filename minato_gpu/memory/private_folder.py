@@ -1,4 +1,4 @@
-"""The folder in which processes of one user find each other's sockets and shared files, and nobody else any.
+"""The folder in which processes of one user, and no one else, find each other's sockets and shared files.
 
 ``$XDG_RUNTIME_DIR/minato-gpu``, or ``minato-gpu-UID`` in the folder for temporary files: of mode 0700, and the user's
 own. Anybody may make a folder in the latter: one that is a link, or belongs to another, or lets others in, is refused.
@@ -31,10 +31,10 @@ class FolderRefused(OSError):
 
 
 class PrivateFolder:
-    """An open folder of sockets, each named after the process that listens. ``path`` is for people to read."""
+    """An open folder of sockets, each named after its process. ``path`` is for people to read."""
 
     def __init__(self) -> None:
-        """Open it; made where there is none. Raises OSError (FolderRefused) where it cannot be used."""
+        """Opens the folder, and makes it if there is none. Raises OSError (FolderRefused) if it cannot be used."""
         self.path = folder_path()
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=_PRIVATE)
@@ -49,17 +49,20 @@ class PrivateFolder:
             raise
 
     def pids(self) -> list[int]:
-        """Processes that have a socket here, or had one when they were killed."""
+        """Returns the processes that have a socket here, or had one when they were killed."""
         names = [path.name for path in Path(self._path_of("")).iterdir()]
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def listen(self, pid: int) -> socket.socket:
-        """The socket of this process. Raises OSError (EADDRINUSE) where another container's process has that name."""
+        """Returns a listening socket named after this process.
+
+        Raises OSError (EADDRINUSE) if a process of another container has that name.
+        """
         self.remove_stale(pid, own=True)
         return self.bind(pid)
 
     def bind(self, name: int | str, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A socket of this name that listens. Raises OSError (EADDRINUSE) where there is one."""
+        """Returns a listening socket of this name. Raises OSError (EADDRINUSE) if there is one."""
         listening = socket.socket(socket.AF_UNIX, kind)
         try:
             listening.bind(self._path_of(name))
@@ -70,8 +73,10 @@ class PrivateFolder:
         return listening
 
     def connect(self, name: int | str, timeout: float, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A connection to the process that listens there. Raises FolderRefused where another user's has answered, else
-        OSError."""
+        """Connects to the process that listens there.
+
+        Raises FolderRefused if another user's has answered, else OSError.
+        """
         connection = socket.socket(socket.AF_UNIX, kind)
         try:
             connection.settimeout(timeout)
@@ -84,7 +89,7 @@ class PrivateFolder:
         return connection
 
     def remove_stale(self, pid: int, *, own: bool = False) -> None:
-        """Remove the socket of a process that has ended, if this is one. ``own``: it had the caller's number."""
+        """Removes the socket of a process that has ended, if this is one. ``own``: it had the caller's number."""
         if not own and Path(f"/proc/{pid}").exists():  # it may be about to listen
             return
         try:
@@ -95,17 +100,20 @@ class PrivateFolder:
             return
 
     def remove(self, name: int | str) -> None:
-        """Remove the name of a process's socket, or of a file."""
+        """Removes a socket or a file."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(str(name), dir_fd=self._fd)
 
     def open(self, name: str) -> int:
-        """Open a file for reading and writing, made where there is none; the descriptor is the caller's."""
+        """Opens a file for reading and writing, and makes it if there is none. The caller closes the descriptor."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
     @contextlib.contextmanager
     def locked(self, patience_s: float) -> Iterator[None]:
-        """Holds the folder's lock. Raises TimeoutError where another process does not give it back in that time."""
+        """Holds the folder's lock.
+
+        Raises TimeoutError if another process does not release it in ``patience_s`` seconds.
+        """
         until = monotonic() + patience_s
         while True:
             try:
@@ -121,25 +129,27 @@ class PrivateFolder:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # also for processes that were forked meanwhile
 
     def files(self) -> list[str]:
-        """Names of files, shared or left by processes that were killed."""
+        """Returns the names of files, shared or left by killed processes."""
         return [path.name for path in Path(self._path_of("")).iterdir() if path.is_file()]
 
     def _path_of(self, name: int | str) -> str:
         return f"/proc/self/fd/{self._fd}/{name}"
 
     def close(self) -> None:
-        """Let go of it. Idempotent."""
+        """Closes the folder. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 class SharedFile:
-    """A small file in that folder, mapped by several processes as ``map``. The last one to close it removes it; what
-    is left of killed processes is removed as another file is opened."""
+    """A small file in that folder which several processes map.
+
+    The last one to close it removes it; what killed processes have left is removed as another file is opened.
+    """
 
     def __init__(self, name: str, nbytes: int) -> None:
-        """Raises OSError (FolderRefused) where the folder cannot be used."""
+        """Raises OSError (FolderRefused) if the folder cannot be used."""
         self._name, self._folder = name, PrivateFolder()
         self._fd = -1
         try:
@@ -174,7 +184,7 @@ class SharedFile:
             self._fd = -1
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmaps the file, and removes it if no other process has it."""
         with contextlib.suppress(BufferError):  # an array may still refer to the mapping
             self.map.close()
         self._close_file()
@@ -183,7 +193,7 @@ class SharedFile:
 
 
 def folder_path() -> Path:
-    """Where the folder is, or is to be."""
+    """Returns where the folder is, or is to be."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with contextlib.suppress(OSError):
@@ -194,7 +204,7 @@ def folder_path() -> Path:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end is of the same user, as the kernel says."""
+    """Whether the process at the other end belongs to the same user, as the kernel says."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(told)[1]) == os.getuid()
 

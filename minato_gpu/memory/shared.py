@@ -1,4 +1,4 @@
-"""Memory that a worker hands over as it is: ``shared_empty``.
+"""Memory that leaves a worker without a copy: ``shared_empty``.
 
 What a worker returns is copied into shared memory, unless it lies there already. A collate function that makes large
 tensors, padded ones say, makes them with ``shared_empty`` and saves the copy, and the kernel's clearing of fresh pages:
@@ -27,7 +27,7 @@ _process = -1  # the one whose arena that is: what it forks must not allocate fr
 
 
 def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """An uninitialised contiguous CPU tensor that leaves a worker process without being copied.
+    """Returns an uninitialised contiguous CPU tensor that leaves a worker process without being copied.
 
     Make a new one for every sample or batch, and do not write to it after it has been returned. Outside a worker
     process of this loader, and below 64 KiB, it is ``torch.empty``.
@@ -43,10 +43,10 @@ def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> to
 
 
 class WorkerBlocks:
-    """The blocks of a worker's arena that its own code fills.
+    """The blocks of a worker's arena that the user's code fills.
 
-    A block is free again when the worker's last view of it has died and, where it was handed over, the engine has
-    given it back.
+    A block is free again when the worker's last view of it has died and, where it was handed over, the engine has given
+    it back.
     """
 
     def __init__(self, worker: int, arena: Arena) -> None:
@@ -58,12 +58,12 @@ class WorkerBlocks:
         self._lock = threading.Lock()
 
     def serve(self) -> None:
-        """From now on ``shared_empty`` gets its memory here."""
+        """Provides the memory of ``shared_empty`` from now on."""
         global _allocate, _process
         _allocate, _process = self.empty, os.getpid()
 
     def empty(self, nbytes: int) -> NDArray[np.uint8]:
-        """A new block as an array of shape (nbytes,)."""
+        """Returns a new block as an array of shape (nbytes,)."""
         with self._lock:
             self._forget_dead()
             offset, array = self._loans.allocate(self.arena, nbytes, self._worker)
@@ -71,7 +71,8 @@ class WorkerBlocks:
             return array
 
     def offer(self, view: memoryview) -> int | None:
-        """The block that begins with these bytes, which is the engine's from now on; None: they must be copied."""
+        """Hands the block that begins with these bytes over to the engine, and returns it; None: they must be
+        copied."""
         if view.nbytes < LEAST or not self._here:
             return None
         with self._lock:
@@ -82,7 +83,7 @@ class WorkerBlocks:
             return offset
 
     def free(self, offset: int) -> None:
-        """The engine does not need this block of the arena any more."""
+        """Notes that the engine does not need this block any more."""
         with self._lock:
             self._forget_dead()
             self._away.discard(offset)

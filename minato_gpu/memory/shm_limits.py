@@ -1,4 +1,4 @@
-"""Whether there is room for shared memory: found out when a loader is made, not when a worker is killed for it.
+"""Checks as a loader is made, not when a worker is killed for it, whether there is room for shared memory.
 
 This loader puts its own data into anonymous memory, which no size of /dev/shm limits. It counts as the job's, so what
 limits it is the cgroup's ``memory.max`` (a container's memory) and the machine's. ``/dev/shm`` is used all the same
@@ -30,7 +30,10 @@ SHORT = (
 
 
 def check(loader: Arguments, *, processes: bool) -> None:
-    """Say what will not do. Raises ValueError or RuntimeError where the loader cannot work, with what to do then."""
+    """Warns of limits that are too small.
+
+    Raises ValueError or RuntimeError if the loader cannot work, with what to do.
+    """
     _check_budget(loader.host_memory_budget)
     _check_mapping()
     collates = loader.collate_fn is not default_collate and loader.batch_sampler is not None
@@ -77,7 +80,7 @@ def _look_at_tmpfs(workers: int) -> None:
 
 
 def memory_limit() -> tuple[int, str]:
-    """The least of the limits that this process's memory has, in bytes, and what limits it."""
+    """Returns the least limit of this process's memory in bytes, and what limits it."""
     limits = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine's memory")]
     for path in _cgroup_files():
         try:
@@ -90,7 +93,8 @@ def memory_limit() -> tuple[int, str]:
 
 
 def _cgroup_files() -> list[Path]:
-    """Where the limits of this process's cgroup may stand, versions 2 and 1; in a container its own is the root."""
+    """Returns where the limits of this process's cgroup may be, versions 2 and 1; in a container its own is the
+    root."""
     files = [_CGROUP / "memory.max", _CGROUP / "memory" / "memory.limit_in_bytes"]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()

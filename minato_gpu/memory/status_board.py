@@ -1,15 +1,15 @@
 """The board: a page of shared memory on which every worker shows what it is doing, without a message.
 
-One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take
-samples back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another
-lane, after SPLITS, a mask of the stages before which: a wish, which needs no hand-shake. For LIMIT the hand-shake is
+One row of 64-bit words per worker. A worker writes CHUNK, STARTED, SINCE_NS; the parent writes LIMIT to take samples
+back that have not started. It writes HAND, the number of a chunk whose samples are to be handed over to another lane,
+after SPLITS, a mask of the stages before which: a wish, which needs no hand-shake. For LIMIT the hand-shake is
 Dekker's: a worker writes STARTED, then reads LIMIT; the parent writes LIMIT, then reads STARTED; a lock operation
 between the two (a full fence on the processors that PyTorch supports) makes sure that at least one sees the other. Both
 may: then the worker does not begin what its parent takes for begun, or has ended the task before its parent looks. So
 it writes where it has STOPPED before it says that it is at no task (CHUNK).
 
-Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL,
-taken by the worker at HEAD.
+Each worker also has a ring of offsets in its own arena that the parent has freed: written by the parent at TAIL, taken
+by the worker at HEAD.
 
 And each has an *inbox*: the kernel puts a task there as it takes it out of the socket, in one system call, so the
 parent reads in the inbox of a worker that was killed, at whatever moment, which task it had taken. Its pages are
@@ -53,21 +53,21 @@ _HEADER = 8
 
 
 def base_of(run: int, chunk: int) -> int:
-    """What LIMIT is where the task is to begin no sample at all."""
+    """Returns the value of LIMIT that keeps a task from beginning any sample."""
     return (run * 1_000_003 + chunk) % (1 << 40) << _LIMIT_BITS
 
 
 class Claim(NamedTuple):
-    """What a worker had taken when it died: samples 0 to ``started`` of the chunk had been begun, in ``stage``."""
+    """What a worker had taken when it died."""
 
     run: int
     chunk: int
-    started: int
-    stage: int
+    started: int  # samples of the chunk that had been begun
+    stage: int  # that the last of them was at
 
 
 class WorkerStatusBoard:
-    """Shared words; see the module's head for who writes what."""
+    """The shared words of all workers; the module's docstring says who writes which."""
 
     def __init__(self, workers: int, fd: int | None = None) -> None:
         self._inboxes_at = 8 * (_HEADER + workers * (_ROW + _RING))
@@ -91,18 +91,18 @@ class WorkerStatusBoard:
                 self.forget(worker)
 
     def row(self, worker: int) -> int:
-        """Index of the first word of the worker's row."""
+        """Returns the index of the first word of the worker's row."""
         return _HEADER + worker * (_ROW + _RING)
 
     def fence(self) -> None:
-        """A full memory barrier."""
+        """Is a full memory barrier."""
         with self.barrier:
             pass
 
     # --- parent -------------------------------------------------------------------------------------------
 
     def find(self, run: int, chunk: int) -> int | None:
-        """The worker that works on the chunk, or None when none has taken it (or it is through)."""
+        """Returns the worker that works on the chunk; None if none has taken it, or it has ended."""
         for worker in range(self.workers):
             row = self.row(worker)
             if self.words[row + CHUNK] == chunk and self.words[row + RUN] == run:
@@ -110,7 +110,7 @@ class WorkerStatusBoard:
         return None
 
     def expect_saves(self, come: bool) -> None:
-        """Whether states are asked for, so that streams should tell theirs every time."""
+        """Says whether states are being saved, so that streams should report theirs every time."""
         if self.fd >= 0:
             with suppress(ValueError):  # another thread is closing it
                 self.words[SAVES] = come
@@ -120,8 +120,12 @@ class WorkerStatusBoard:
         return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.words[ACTIVE]))
 
     def revoke(self, worker: int, run: int, chunk: int, keep: int) -> int | None:
-        """Stop the worker before sample ``keep`` of the chunk; returns where it stops at the latest, None if too late.
-        It may stop before a sample that it was just about to begin: see ``stopped``."""
+        """Stops the worker before sample ``keep`` of the chunk.
+
+        Returns where it stops at the latest; None if it is too late.
+
+        It may stop before a sample that it was just about to begin: see ``stopped``.
+        """
         row = self.row(worker)
         self.words[row + LIMIT] = base_of(run, chunk) + keep
         self.fence()
@@ -132,18 +136,17 @@ class WorkerStatusBoard:
         return max(keep, started)
 
     def stopped(self, worker: int, run: int, chunk: int) -> int | None:
-        """How many samples of the task the worker has begun, where a limit has ended it; of its last such task."""
+        """Returns how many samples the worker had begun of its last task that a limit ended."""
         self.fence()
         begun = self.words[self.row(worker) + STOPPED] - base_of(run, chunk)
         return begun if 0 <= begun < 1 << _LIMIT_BITS else None
 
     def nbytes(self, worker: int) -> int:
-        """What the worker's task has come to so far."""
+        """Returns the bytes that the worker's task has come to so far."""
         return int(self.words[self.row(worker) + BYTES])
 
     def hand_over(self, run: int, chunk: int, splits: Iterable[int]) -> None:
-        """Ask the worker that is at the chunk, if any, to hand its current sample over before the next of the stages
-        ``splits`` that it comes to."""
+        """Asks the worker at the chunk, if any, to hand its current sample over before the next of these stages."""
         worker = self.find(run, chunk)
         if worker is not None:
             self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)
@@ -156,7 +159,7 @@ class WorkerStatusBoard:
         return words[row + HAND] == words[row + CHUNK] and split < _BITS and bool(words[row + SPLITS] >> split & 1)
 
     def claim(self, worker: int) -> Claim:
-        """What a worker that has ended took last, whether it was through with it or not."""
+        """Returns what a worker that has ended took last, whether it had finished it or not."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
         if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):
@@ -164,7 +167,7 @@ class WorkerStatusBoard:
         return Claim(run, chunk, self.words[row + STARTED], self.words[row + STAGE])
 
     def forget(self, worker: int) -> None:
-        """The worker has ended, or has not begun: it has taken nothing, and has nothing to free."""
+        """Clears the row of a worker that has ended, or has not begun."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         self.words[row + CHUNK] = self.words[row + HAND] = self.words[inbox] = self.words[inbox + 1] = -1
         self.words[row + LIMIT] = self.words[row + STOPPED] = NO_LIMIT
@@ -175,7 +178,7 @@ class WorkerStatusBoard:
         return (self._inboxes_at + worker * INBOX) // 8
 
     def give_back(self, worker: int, offset: int) -> bool:
-        """Tell the worker that a block of its arena is free; False when the ring is full (try again later)."""
+        """Tells the worker that a block of its arena is free; False when the ring is full (try again later)."""
         row = self.row(worker)
         tail = self.words[row + TAIL]
         if tail - self.words[row + HEAD] >= _RING:
@@ -185,8 +188,10 @@ class WorkerStatusBoard:
         return True
 
     def read_directly(self) -> tuple[int, float]:
-        """How often workers have read from storage themselves, and the seconds that took them; once closed, what it
-        was when it was asked for last."""
+        """Returns how often workers have read from storage themselves, and the seconds that it took.
+
+        Once closed, what it returned last.
+        """
         with suppress(ValueError):  # it is closed, or another thread is closing it
             rows = [self.row(worker) for worker in range(self.workers)]
             nanoseconds = sum(self.words[row + DIRECT_NS] for row in rows)
@@ -196,7 +201,7 @@ class WorkerStatusBoard:
     # --- worker -------------------------------------------------------------------------------------------
 
     def inbox(self, worker: int) -> memoryview:
-        """Where this worker's tasks are to be received."""
+        """Returns where this worker receives its tasks."""
         if worker not in self._inboxes:
             begin = self._inboxes_at + worker * INBOX
             self._inboxes[worker] = inbox = memoryview(self._map)[begin : begin + INBOX]
@@ -205,7 +210,7 @@ class WorkerStatusBoard:
         return self._inboxes[worker]
 
     def returned(self, worker: int) -> list[int]:
-        """Offsets freed by the parent since the last call."""
+        """Returns the offsets freed by the parent since the last call."""
         row = self.row(worker)
         head, tail = self.words[row + HEAD], self.words[row + TAIL]
         if head == tail:
@@ -216,7 +221,7 @@ class WorkerStatusBoard:
         return offsets
 
     def close(self) -> None:
-        """Unmap; the memory goes with the last process that maps it."""
+        """Unmaps the page, whose memory goes with the last process that maps it."""
         for view in (self.words, *self._inboxes.values()):
             view.release()
         self._map.close()

@@ -16,15 +16,18 @@ import select
 import signal
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
+from minato_gpu.sources import peer_discovery
 from minato_gpu.sources.fields import Received
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.page_cache import FilePlacement
+from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
 from minato_gpu.sources.process import Link, ReaderSettings, failed
@@ -32,7 +35,7 @@ from minato_gpu.sources.service import Ready, Service, Wanted
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 from minato_gpu.sources.source import PREPARED, Key
 
-PROTOCOL = 2
+PROTOCOL = 3
 """To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
 LINGER_S = 5.0
 HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
@@ -72,6 +75,8 @@ def _let_go_of_all_but(kept: set[int]) -> None:
 
 async def _serve(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
     reader = HostReader(arena, listening, PrivateFolder(), name_of(share), settings)
+    if settings.peers:
+        reader.open_peers(settings.peers, share)
     try:
         await reader.ended.wait()
     finally:
@@ -165,11 +170,45 @@ class HostReader:
         placement = FilePlacement(self._memory, reads.expected, copies=False)
         self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
         reads.pool = self._pool
+        self._peers: PeerPool | None = None
+        self._server: PeerServer | None = None
         listening.setblocking(False)
         loop.set_exception_handler(failed)
         loop.add_signal_handler(signal.SIGTERM, self._end)
         loop.add_reader(listening.fileno(), self._accept)
         self._timer = loop.call_later(LINGER_S, self._end_unless_used)
+
+    def open_peers(self, peers: tuple[str, ...], share: str) -> None:
+        """Be one cache with those of other hosts. Where that cannot be, this host goes on alone, and counts say why."""
+        self._peers = self._reads.pool = pool = PeerPool(self._pool, self._reads.blocks, self._reads.done)
+        try:
+            listening, address = peer_discovery.listen(peers)
+        except OSError as error:
+            pool.stay_alone(f"this host does not listen for others: {error}")
+            return
+        memory = None
+        if self._memory is not None:
+            self._memory.owns, memory = pool.owns, self._memory.part()
+        self._server = PeerServer(listening, self._reads.blocks, memory, self._client, pool.guests)
+        if peers[0] != peer_discovery.AUTO:
+            pool.join(address, peers[1:])
+            return
+
+        def find() -> None:
+            try:
+                addresses = peer_discovery.found_by_torchrun(address, share)
+                self._loop.call_soon_threadsafe(pool.join, address, addresses)
+            except Exception as error:  # whatever the store says
+                self._loop.call_soon_threadsafe(pool.stay_alone, f"other hosts were not found: {error}")
+
+        threading.Thread(target=find, name="minato-peers", daemon=True).start()
+
+    def _peer_counts(self) -> dict[str, Any]:
+        """What other hosts were asked for, and what they were sent."""
+        if self._peers is None:
+            return {}
+        served = {} if self._server is None else self._server.counts()
+        return {"peers": self._peers.counts() | served}
 
     def _accept(self) -> None:
         """Somebody connects: nothing is said to another user's process."""
@@ -216,7 +255,7 @@ class HostReader:
         self._timer.cancel()
 
     def _client(self, service: Service) -> ClientPool:
-        return self._reads.client(service, self._pool)
+        return self._reads.client(service, self._pool, self._peer_counts)
 
     def _leave(self, link: SharedLink) -> None:
         """A loader has left."""

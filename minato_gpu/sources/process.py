@@ -49,6 +49,7 @@ class ReaderSettings:
     samples: int = 0  # of the data set
     workers: int = 1  # that prepare them
     keeps_fields: bool = False  # of samples, in memory
+    peers: tuple[str, ...] = ()  # caches of other hosts (peer_discovery.checked_peers)
     share_bytes: int = 0  # of prepared samples that stay for other loaders; 0: none do
     fingerprint: str = ""  # of what prepares them
 

@@ -87,6 +87,7 @@ class Service:
         self.failed = 0
         self.there = 0  # tickets whose bytes are, and that are not released
         self.shared = 0  # sources that were under way or there for another ticket
+        self.from_peers = 0  # that came from another host's cache
         self._blocks = blocks
         self._limit = limit
         self._ready = ready
@@ -273,24 +274,25 @@ class Service:
         on_disk: bool = False,
         version: bytes | None = None,
         shared: bool = False,
+        from_peer: bool = False,
     ) -> None:
         """The pool is through with a source: so many bytes are in a block, or it failed. ``seconds``: what the read
         took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be
-        one; ``shared``: it was another loader's."""
+        one; ``shared``: it was another loader's; ``from_peer``: another host's cache sent the bytes."""
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes
         each.done, each.nbytes, each.block = True, nbytes, block
         if error is not None:
             self.failed += not isinstance(error, CancelledError)
         else:
-            self._count(each, seconds, on_disk=on_disk, shared=shared)
+            self._count(each, seconds, on_disk=on_disk, shared=shared, from_peer=from_peer)
             self._read(each, version)
         self._pass_on(each, each)
         if not each.users:
             self._free(each)
         self._start()
 
-    def _count(self, each: SourceBytes, seconds: float, *, on_disk: bool, shared: bool) -> None:
+    def _count(self, each: SourceBytes, seconds: float, *, on_disk: bool, shared: bool, from_peer: bool) -> None:
         """Count whence the bytes have come."""
         if on_disk and each.users:  # else nobody wants it any more, but may so again
             self._pass(each)
@@ -298,6 +300,8 @@ class Service:
             self.shared += 1
             if self._memory is not None and each.item != NO_ITEM:
                 self._memory.was_shared()
+        elif from_peer:
+            self.from_peers += 1
         elif not on_disk:
             self.reads += 1
             self.read_bytes += each.nbytes
@@ -390,7 +394,7 @@ class Service:
 
     def count_anew(self) -> None:
         """Count from zero."""
-        self.reads = self.read_bytes = self.failed = self.shared = 0
+        self.reads = self.read_bytes = self.failed = self.shared = self.from_peers = 0
         if self._memory is not None:
             self._memory.count_anew()
 
@@ -402,6 +406,7 @@ class Service:
             "bytes": self.read_bytes,
             "failed": self.failed,
             "shared": self.shared,
+            "from_peers": self.from_peers,
             "bytes_ahead": self._ahead,
         } | ({} if self._memory is None else {"memory": self._memory.counts() | kept})
 

@@ -17,7 +17,7 @@ from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.memory_tier import Begun, Copy, MemoryTier
 from minato_gpu.sources.pool import Pool, ReaderPool, StorageRate
 from minato_gpu.sources.service import Service
-from minato_gpu.sources.source import Source
+from minato_gpu.sources.source import Key, Source
 
 _TURN = 1 << 32  # the pool's numbers are a turn, and a count that tells apart what has the same
 _SOONER = 64  # turns that are worth asking the pool for another number
@@ -37,6 +37,7 @@ class SharedTier(MemoryTier):
 
     def __init__(self, budget: int, whole: SharedTier | None = None) -> None:
         super().__init__(budget, samples=0)
+        self.owns: Callable[[Key], bool] = lambda key: True  # whether this host is to keep a source, of the whole
         self._whole = self if whole is None else whole
         self._copies, self._items, self._policy = self._whole._copies, self._whole._items, self._whole._policy
 
@@ -52,7 +53,9 @@ class SharedTier(MemoryTier):
         return (0,) * parts
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
-        """A number of its own; it is refused where another loader has had it kept meanwhile."""
+        """A number of its own; it is refused where another loader has had it kept meanwhile, or another host is to."""
+        if not self._whole.owns(copy.key):
+            return False, []
         return super().offer(len(self._copies), copy, now)
 
     def counts(self) -> dict[str, int | str]:
@@ -107,9 +110,9 @@ class SharedReads:
         self._turn = 0  # of what was read last
         self._count = 0
 
-    def client(self, service: Service, pool: ReaderPool) -> ClientPool:
-        """A loader's part in them, which answers ``service``; ``pool`` counts."""
-        client = ClientPool(self, service, pool)
+    def client(self, service: Service, pool: ReaderPool, more: Callable[[], dict[str, Any]] = dict) -> ClientPool:
+        """A loader's part in them, which answers ``service``; ``pool`` counts, and ``more`` has other counters."""
+        client = ClientPool(self, service, pool, more)
         self._clients.append(client)
         return client
 
@@ -166,7 +169,16 @@ class SharedReads:
         del client.reads[number]
         self.soon(client.done, number, NOWHERE, 0, CancelledError(), 0.0)
 
-    def done(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+    def done(
+        self,
+        number: int,
+        block: int,
+        nbytes: int,
+        error: BaseException | None,
+        seconds: float,
+        *,
+        from_peer: bool = False,
+    ) -> None:
         """The pool is through with a read: all services that wait for it are answered."""
         read = self._reads.pop(number)
         self._turn = max(self._turn, number // _TURN)
@@ -180,7 +192,7 @@ class SharedReads:
             self._forget(read)
         for at, (client, own) in enumerate(clients):
             del client.reads[own]
-            client.done(own, block, nbytes, error, seconds, shared=at > 0)
+            client.done(own, block, nbytes, error, seconds, shared=at > 0, from_peer=from_peer)
 
     def _freed(self, block: int) -> None:
         read = self._there.pop(block, None)
@@ -195,8 +207,11 @@ class SharedReads:
 class ClientPool:
     """The reads of one loader, as its service sees them: a pool of its own. What it counts is all loaders'."""
 
-    def __init__(self, shared: SharedReads, service: Service, pool: ReaderPool) -> None:
+    def __init__(
+        self, shared: SharedReads, service: Service, pool: ReaderPool, more: Callable[[], dict[str, Any]]
+    ) -> None:
         self.service, self.done, self.turn = service, service.done, 0
+        self._more = more
         self.reads: dict[int, _Read] = {}  # not done, by the loader's numbers
         self._shared, self._pool = shared, pool
 
@@ -219,7 +234,7 @@ class ClientPool:
 
     def stats(self) -> dict[str, Any]:
         """Counters and latencies of all loaders' reads."""
-        return self._pool.stats()
+        return self._pool.stats() | self._more()
 
     def count_anew(self) -> None:
         """They go on counting for the others."""

@@ -1,4 +1,4 @@
-"""From ready samples to batches.
+"""Makes batches of ready samples.
 
 Samples that can be stacked lie in rows (``samples``), and so do their batches. Whatever ``default_collate`` would not
 simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
@@ -23,20 +23,14 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.samples import OutputBatch, TicketId, Value
 from minato_gpu.scheduling.messages import Compose
 from minato_gpu.spans import TicketSpan, number_at, serials, singles, tickets, without
-from minato_gpu.window.host_memory import HostMemoryAccount, lying
+from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
 from minato_gpu.window.loading import Loading
 from minato_gpu.window.records import Batch, Record, Window
 from minato_gpu.window.samples import Samples
 
 
 class Assembly:
-    """Samples that lie in shared memory until their batch is delivered.
-
-    ``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
-    ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated there.
-    ``items``: each sample is a batch by itself, which its worker has collated; a batch here is a run of them.
-    ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
-    """
+    """Holds samples in shared memory until their batch is delivered."""
 
     def __init__(
         self,
@@ -48,6 +42,12 @@ class Assembly:
         loading: Loading | None = None,
         skips: bool = False,
     ) -> None:
+        """``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
+
+        ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated
+        there. ``items``: each sample is a batch by itself, which its worker has collated; a batch here is a run of
+        them. ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
+        """
         self.loading = loading
         self.holdings = HostMemoryAccount(links, loading)
         self._completions = links.completions
@@ -61,7 +61,7 @@ class Assembly:
     # --- tickets -------------------------------------------------------------------------------------------
 
     def admit(self, record: Record) -> None:
-        """A place enters the window; places come in rising order of serials."""
+        """Admits a place to the window. Places come in rising order of serials."""
         record.marks = self._completions.reserve(record.rows)
         self.window.admit(record)
         if self.loading is not None:
@@ -69,11 +69,12 @@ class Assembly:
 
     @property
     def needs_jobs(self) -> bool:
-        """Whether batches may have to be joined by a worker, or to be stacked from what is not in rows yet."""
+        """Whether a worker may have to join batches, or to stack them from what is not in rows yet."""
         return self.samples.layout is None and not self._items
 
     def pieces(self, spans: Iterable[TicketSpan], *, inspect: bool) -> tuple[Piece, ...]:
-        """The task's tickets: keys, and the rows where the samples go (but not to ``inspect`` them only)."""
+        """Returns a task's tickets: keys, and the rows for their samples (unless the task is only to ``inspect``
+        them)."""
         parts = self.window.parts(spans)
         return tuple(self._piece(record, lo - record.first, hi - record.first, inspect) for record, lo, hi in parts)
 
@@ -103,7 +104,7 @@ class Assembly:
     # --- batches -------------------------------------------------------------------------------------------
 
     def compose(self, compose: Compose) -> bool:
-        """A batch's composition is settled; returns whether a job must join it (``stored``)."""
+        """Settles a batch's composition; returns whether a job must join it (see ``stored``)."""
         number = compose.order - self.window.at(compose.spans[0][0]).begins
         batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
         if self._settled(batch, sorted(compose.failed)):
@@ -120,8 +121,10 @@ class Assembly:
         return True
 
     def _settled(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
-        """Whether nothing is left to be done for the batch, of which these samples have failed: a worker has joined it,
-        it is an error, or no sample of it is left."""
+        """Whether nothing is left to do for the batch, of which these samples have failed.
+
+        A worker has joined it, it is an error, or no sample of it is left.
+        """
         if self._skips and failed:
             items = [self._failed(serial) for serial in failed]
             if not any(item.collated for item in items):  # else it is the batch itself that failed
@@ -149,7 +152,7 @@ class Assembly:
         return True
 
     def _compose_items(self, batch: Batch) -> None:
-        """A run of samples is there: lent from now on, as any batch that is no rows (``_came``)."""
+        """Makes a batch of a run of samples. They are registered as loaned (see ``_came``)."""
         for serial in tickets(batch.spans):
             item = self.window.at(serial).items.pop(serial)
             assert isinstance(item, (Blob, Local))
@@ -161,25 +164,27 @@ class Assembly:
         batch.dealt = ((first, TicketId(first + 1)),)
 
     def _leave_out(self, batch: Batch, holes: Sequence[TicketId], bad: Sequence[Failure]) -> None:
-        """The batch comes without these samples, which failed."""
+        """Leaves failed samples out of the batch."""
         batch.spans = tuple(without(batch.spans, singles(holes)))
         batch.bad += bad
         batch.size -= len(bad)
         self._drop(tuple(singles(holes)))
 
     def spans(self, order: OutputBatch) -> tuple[TicketSpan, ...]:
-        """The samples that a composed batch consists of."""
+        """Returns the tickets of a composed batch."""
         return self._batches[order].spans
 
     def stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference]:
-        """Where each sample of a batch is stored, for the job that joins them. Raises what keeps a device from giving
-        them up."""
+        """Returns where each sample of a batch is stored, for the job that joins them.
+
+        Raises what keeps a device from giving them up.
+        """
         if self.loading is not None:
             self.samples.bring_to_host(self.window.parts(spans))
         return [self.samples.reference(serial) for serial in tickets(spans)]
 
     def joined(self, order: OutputBatch, items: Sequence[Item]) -> None:
-        """The job for this batch is done: what came of its samples, as of those that a worker has joined at once."""
+        """Takes in the result of a batch's job."""
         batch = self._batches[order]
         self.holdings.bytes -= batch.nbytes
         batch.nbytes, failed = 0, list[TicketId]()
@@ -193,15 +198,17 @@ class Assembly:
         batch.nbytes = batch.nbytes if batch.failure is None else 0
 
     def _put(self, serial: TicketId, item: Item) -> None:
-        """This is what came of the sample, in the place of what lay there."""
+        """Stores what came of a sample in place of what was there."""
         items = self.window.at(serial).items
         self.holdings.release(items.pop(serial, None))
         if item is not None:
             items[serial] = item
 
     def give_up(self, order: OutputBatch, offset: int, failed: Failure) -> bool:
-        """The job for this batch cannot prepare its sample number ``offset``, or cannot join it (``collated``); returns
-        whether it is to go on without that sample."""
+        """Handles a job that cannot prepare its sample number ``offset``, or cannot join its batch.
+
+        Returns whether it is to go on without that sample.
+        """
         batch = self._batches[order]
         if failed.collated or not self._skips:
             items: list[Item] = [None] * max(1, batch.size)
@@ -217,8 +224,10 @@ class Assembly:
         return bool(batch.size)
 
     def _came(self, batch: Batch, item: Laid) -> None:
-        """A batch that is no rows is there. It is lent from now on: once it were neither in the window nor lent, the
-        death of the worker that made it would give its memory to the next one."""
+        """Takes in a batch that a worker has joined, and registers its blocks as loaned before it leaves the window.
+
+        Otherwise, if its worker died in between, the replacement would reuse the memory.
+        """
         batch.nbytes = item.nbytes
         lent = self.holdings.lend(item)
         if self.loading is None:
@@ -232,7 +241,7 @@ class Assembly:
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
     def make_room(self) -> None:
-        """Where a device has no memory for the batch that is due, samples that are in no batch yet leave it."""
+        """Moves samples that are in no batch yet off a device that has no memory for the batch that is due."""
         ways = () if self.loading is None else self.loading.transfers
         for transfers in (each for each in ways if each.wants_room):
             try:
@@ -244,17 +253,17 @@ class Assembly:
                 transfers.room_made()
 
     def waiting(self, *, waits: bool) -> None:
-        """Whether the consumer waits for a batch that is not ready."""
+        """Says whether the consumer waits for a batch that is not ready."""
         if self.loading is not None:
             self.loading.waiting(waits=waits)
 
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
-        """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        """Says which batch the consumer takes next; ``begins`` is the order of its epoch's first one."""
         if self.loading is not None:
             self.loading.expect(order, begins)
 
     def take(self, order: OutputBatch) -> Batch:
-        """The batch leaves the window; its memory is the consumer's from now on."""
+        """Removes a batch from the window; its memory is the consumer's from now on."""
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
         if self.loading is not None:
@@ -263,16 +272,21 @@ class Assembly:
         return batch
 
     def value(self, batch: Batch) -> Value:
-        """The batch as the consumer sees it, safe on the calling thread's current stream. Raises the sample's or the
-        collate function's own error."""
+        """Returns the batch as the consumer sees it, safe on the calling thread's current stream.
+
+        Raises the sample's or the collate function's own error.
+        """
         if batch.failure is not None:
             reraise(batch.failure.error)
         assert batch.lent is not None
         return batch.lent()
 
     def clear(self) -> tuple[list[int], list[object]]:
-        """Forget every ticket and batch; returns their blocks of marks, to be given back, and what owns their memory,
-        which is free once nobody refers to it."""
+        """Forgets every ticket and batch.
+
+        Returns their blocks of marks, to be given back, and what owns their memory, which is free once nobody refers to
+        it.
+        """
         memory: list[object] = [self.holdings.lend(blob) for blob in self._blobs()]
         memory += [record.memory for record in self.window.places]
         marks = [record.marks for record in self.window.places]
@@ -284,15 +298,19 @@ class Assembly:
         return marks, memory
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
-        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) in use."""
+        """Handles the death of a worker: nobody is left to be told which blocks come back.
+
+        Returns its blocks (offset, bytes) in use.
+        """
         lent = self.holdings.bury(owner)
         return [block for blob in self._blobs() if blob.worker == owner for block in blob.blocks] + lent
 
     def _blobs(self) -> list[Blob]:
-        """What lies in workers' arenas for tickets in the window. (That of batches is lent.)"""
+        """Returns the blobs in workers' arenas of tickets in the window. (Those of batches are loaned.)"""
         records = self.window.places
-        items = [item for record in records for item in (*record.items.values(), *map(lying, record.sources.values()))]
-        return [item for item in items if isinstance(item, Blob)]
+        items = (item for record in records for item in record.items.values())
+        sources = (stored_part(item) for record in records for item in record.sources.values())
+        return [item for item in (*items, *sources) if isinstance(item, Blob)]
 
     # --- inside --------------------------------------------------------------------------------------------
 
@@ -309,13 +327,13 @@ class Assembly:
         return item
 
     def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
-        """Free the single samples of a batch that has been joined, or has failed."""
+        """Frees the single samples of a batch that has been joined, or has failed."""
         for serial in tickets(spans):
             self.holdings.release(self.window.at(serial).items.pop(serial, None))
         self.taken(spans)
 
     def taken(self, spans: Iterable[TicketSpan]) -> None:
-        """A batch has taken these samples, or there are no such ones; places that are used up leave the window."""
+        """Notes that a batch has taken these samples; removes places that are used up."""
         for record, lo, hi in self.window.parts(spans):
             record.left -= hi - lo
             if record.left == 0:

@@ -1,4 +1,4 @@
-"""What the iterator of an epoch is promised by what makes its batches: an engine, or the consumer's own thread."""
+"""What an epoch's iterator may expect of what makes its batches: an engine, or the consumer's own thread."""
 
 from __future__ import annotations
 
@@ -18,22 +18,18 @@ NOTHING = object()
 
 
 class EndOfEpoch(Exception):
-    """The epoch has no further batch. Not StopIteration: a data set may raise that itself."""
+    """The epoch has no further batch. It is no StopIteration, which a data set may raise itself."""
 
 
 class Batches(Protocol):
-    """The batches of an epoch, one after the other.
+    """Makes the batches of an epoch, one after the other."""
 
-    ``log`` counts what is delivered and left out. Of the last batch: ``delivered``, its positions (of a stream, its
-    ticket; None: there was none), also where it raised; ``good``, its last sample, where some may be left out.
-    """
-
-    log: Telemetry
-    delivered: Sequence[Span] | None = None
-    good: Ticket | None = None
+    log: Telemetry  # counts what is delivered and left out
+    delivered: Sequence[Span] | None = None  # positions (of a stream: ticket) of the last batch, also if it raised
+    good: Ticket | None = None  # the last sample of that batch, where some may be left out
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
-        """The next batch of epoch ``number``, or NOTHING.
+        """Returns the next batch of epoch ``number``, or NOTHING if it has lost all its samples.
 
         ``judge`` is asked about samples that are to be left out; ``asked`` is called before anything is fetched for the
         batch alone, and after its keys were drawn. Raises EndOfEpoch at the end, whatever preparing the batch raised,

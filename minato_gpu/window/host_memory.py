@@ -1,4 +1,4 @@
-"""Memory that samples and batches lie in, and its way back to whoever owns it."""
+"""Accounts for the memory of samples and batches, and returns it to its owner."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from minato_gpu.samples import Value
 from minato_gpu.window.loading import Loading
 
 
-def lying(item: Item) -> Item:
-    """The reference to what lies somewhere for a sample."""
+def stored_part(item: Item) -> Item:
+    """Returns the part of a sample's item that refers to stored memory."""
     return item.fields if isinstance(item, (Features, Handed)) else item
 
 
 class HostMemoryAccount:
-    """Blocks of the workers' arenas and of the engine's. ``bytes``: of samples and batches not delivered."""
+    """Accounts for blocks of the workers' arenas and of the engine's.
+
+    ``bytes``: of samples and batches not delivered.
+    """
 
     def __init__(self, links: WorkerChannels, loading: Loading | None) -> None:
         self._links = links
@@ -28,18 +31,18 @@ class HostMemoryAccount:
         self.peak = 0
 
     def count(self, nbytes: int) -> None:
-        """So many bytes more (or fewer) are in flight."""
+        """Counts so many bytes more (or fewer) as in flight."""
         self.bytes += nbytes
         self.peak = max(self.peak, self.bytes)
 
     def release(self, item: Item) -> None:
-        """Give the memory of a reference back to the worker that owns it."""
-        item = item.item if isinstance(item, Yielded) else lying(item)
+        """Returns the memory of a reference to the worker that owns it."""
+        item = item.item if isinstance(item, Yielded) else stored_part(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)
 
     def lend(self, item: Laid) -> Callable[[], Value]:
-        """How the consumer gets at an object; its memory is lent from now on."""
+        """Registers an object's memory as loaned; returns a function that returns the object."""
         if isinstance(item, Local):
             return lambda: item.value
         buffer, lend = self._links.buffer(item.worker), self._loans.lend
@@ -47,7 +50,7 @@ class HostMemoryAccount:
         return partial(blobs.load, block, parts, copies_small=True)
 
     def reclaim(self) -> None:
-        """Take back the blocks whose last view has died."""
+        """Takes back the blocks whose last view has died."""
         loans, links = self._loans, self._links
         if self._loading is not None:
             self._loading.sweep()
@@ -58,6 +61,9 @@ class HostMemoryAccount:
                 loans.give_back([(owner, offset)])
 
     def bury(self, owner: int) -> list[tuple[int, int]]:
-        """A worker has died: nobody is left to be told what comes back. Returns its blocks (offset, bytes) lent."""
+        """Handles the death of a worker: nobody is left to be told which blocks come back.
+
+        Returns its loaned blocks (offset, bytes).
+        """
         self._loans.give_back([block for block in self._loans.take_back() if block[0] != owner])
         return self._loans.lent_by(owner)

@@ -1,4 +1,4 @@
-"""From composed batches to loads: which rows of a batch come from which slab, and which lie on the device already."""
+"""Sends composed batches to devices: which rows come from which slab, and which are on the device already."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Part = tuple[Record, TicketId, TicketId]
 
 
 class Loading:
-    """The assembly's side of the way to devices: batch number k of an epoch goes to device number k modulo theirs.
+    """Sends batch number k of an epoch to device number k modulo their number.
 
-    ``transfers``: by the device's number; two numbers may stand for one device, and then have one way there.
+    ``transfers`` are by the device's number; two numbers may stand for one device, and then share them.
     """
 
     def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
@@ -34,20 +34,20 @@ class Loading:
         self._streams: dict[Accelerator, Stream] = {}  # for what is brought to the host
 
     def _of(self, batch: Batch) -> Transfers:
-        """The way to the batch's device."""
+        """Returns the transfers of the batch's device."""
         return self.transfers[batch.number % len(self.transfers)]
 
     def admit(self, record: Record) -> None:
-        """A place enters the window: batches will have as many rows as it, of which a record may be a piece."""
+        """Notes that a place enters the window: batches will have as many rows as it."""
         for transfers in self.transfers:
             transfers.rows = max(transfers.rows, record.place_rows)
 
     def rows(self, batch: Batch, layout: Layout, parts: Sequence[Part], objects: list[list[Value]]) -> None:
-        """Load a batch whose samples are rows of their places' slabs, or made on the device."""
+        """Loads a batch whose samples are rows of their places' slabs, or were made on the device."""
         self._submit(batch, _rows_load(layout, batch.size, parts, objects))
 
     def value(self, batch: Batch, make: Callable[[], Value]) -> None:
-        """Load a batch that somebody has joined; ``make`` returns it."""
+        """Loads a batch that a worker has joined, which ``make`` returns."""
         self._submit(batch, ValueLoad(make, batch.nbytes))
 
     def _submit(self, batch: Batch, load: Load) -> None:
@@ -57,7 +57,7 @@ class Loading:
         transfers.submit(load)
 
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
-        """The consumer takes batch ``order`` next; ``begins``: the order of its epoch's first one."""
+        """Says which batch the consumer takes next; ``begins`` is the order of its epoch's first one."""
         turns: dict[Transfers, OutputBatch] = {}
         for number, transfers in enumerate(self.transfers):
             turn = OutputBatch(order + (number - order + begins) % len(self.transfers))
@@ -66,12 +66,12 @@ class Loading:
             transfers.expect(order, turn)
 
     def waiting(self, *, waits: bool) -> None:
-        """Whether the consumer waits for a batch."""
+        """Says whether the consumer waits for a batch."""
         for transfers in self.transfers:
             transfers.waiting(waits=waits)
 
     def leave(self, batch: Batch) -> None:
-        """The batch is taken, or nobody wants it any more."""
+        """Drops a batch that is taken, or that nobody wants any more."""
         load = batch.load
         if load is not None:
             self._of(batch).leave(load)
@@ -79,8 +79,10 @@ class Loading:
                 batch.failure = Failure(load.error, collated=True)
 
     def fetch(self, samples: Sequence[tuple[Views, int, Resident]]) -> None:
-        """Bring samples from devices into rows of these views. Waits for each device once, on a stream on which nothing
-        else waits."""
+        """Copies samples from devices into rows of these views.
+
+        Waits for each device once, on a stream on which nothing else waits.
+        """
         for accelerator in {item.made.accelerator for _, _, item in samples}:
             here = [one for one in samples if one[2].made.accelerator is accelerator]
             leaves = [(views[leaf], row, tensor) for views, row, item in here for leaf, tensor in item.leaves.items()]
@@ -98,24 +100,27 @@ class Loading:
     # --- all of them -----------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Let go of what loads that are through have read; never waits."""
+        """Releases what finished loads have read. Never waits."""
         for transfers in self.transfers:
             transfers.sweep()
 
     def stats(self) -> JSON:
-        """Counters as plain data: of the device, or of each, in a list, where several are named."""
+        """Returns counters as plain data; a list if several devices are named."""
         found = [transfers.stats() for transfers in self.transfers]
         return found if len(found) > 1 else found[0]
 
     def close(self) -> None:
-        """Wait for what has been issued, then unpin. Batches that the consumer holds live on. Idempotent."""
+        """Waits for what has been issued, then unpins memory. Batches that the consumer holds live on. Idempotent."""
         for transfers in self.transfers:
             transfers.close()
         self.host.close()
 
 
 def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[list[Value]]) -> RowsLoad:
-    """A function of its own: once the load is submitted, nothing but it may keep what is on the device."""
+    """Returns a load of rows.
+
+    It is a function so that, once the load is submitted, nothing but that keeps what is on the device.
+    """
     runs: list[CopyRange] = []
     on_device: list[DeviceRow] = []
     at, offsets = 0, layout.offsets(size)[0]
@@ -141,12 +146,12 @@ def _rows_load(layout: Layout, size: int, parts: Sequence[Part], objects: list[l
 
 
 class _Way(NamedTuple):
-    """From a place's rows of a leaf to the batch's: where serial 0 would lie on both sides, and the bytes of a row."""
+    """Maps a place's rows of one leaf to the batch's: where serial 0 would be on both sides, and the bytes of a row."""
 
     source: int
     target: int
     row: int
 
     def run(self, lo: int, hi: int) -> CopyRange:
-        """The rows of these serials."""
+        """Returns the copy of the rows of these serials."""
         return CopyRange(self.source + lo * self.row, self.target + lo * self.row, (hi - lo) * self.row)

@@ -1,4 +1,4 @@
-"""What the assembly keeps of the places of the sampler's order, and of a batch on its way to the consumer."""
+"""What the assembly keeps of the places of the sampler's order, and of batches on their way to the consumer."""
 
 from __future__ import annotations
 
@@ -18,48 +18,41 @@ _FIRST = OutputBatch(0)
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One place of the order: its tickets, and its slab with the samples that are not plain rows of it.
-
-    ``begins``: the order of its epoch's first batch (see ``scheduling.messages``). ``first`` and ``end``: its serials,
-    half-open. ``slab``: where its rows begin, in ``memory``, which is free when nobody refers to it; ``rows``: of the
-    slab; ``place_rows``: of the whole place, where this is a piece. ``marks``: see memory/completions.py. ``left``:
-    samples that no batch has taken yet. ``items``: a reference for each that is not a plain row; ``sources``: what the
-    host read left.
-    """
+    """One place of the order: its tickets, and its slab with the samples that are not plain rows of it."""
 
     epoch: int
     first: TicketId
     positions: Sequence[Position]
     keys: list[Key]
     occurrences: list[int] | None
-    begins: OutputBatch = _FIRST
-    slab: int = -1
-    memory: NDArray[np.uint8] | None = None
-    marks: int = -1
-    items: dict[TicketId, Item] = field(default_factory=dict)
-    sources: dict[TicketId, Source] = field(default_factory=dict)
+    begins: OutputBatch = _FIRST  # the order of its epoch's first batch (see ``scheduling.messages``)
+    slab: int = -1  # where its rows begin, in ``memory``
+    memory: NDArray[np.uint8] | None = None  # free when nobody refers to it
+    marks: int = -1  # see memory/completions.py
+    items: dict[TicketId, Item] = field(default_factory=dict)  # a reference for each sample that is not a plain row
+    sources: dict[TicketId, Source] = field(default_factory=dict)  # what the host read left
     end: TicketId = field(init=False)
-    rows: int = field(init=False)
-    place_rows: int = field(init=False)
-    left: int = field(init=False)
+    rows: int = field(init=False)  # of the slab
+    place_rows: int = field(init=False)  # of the whole place, where this is a piece of one
+    left: int = field(init=False)  # samples that no batch has taken yet
 
     def __post_init__(self) -> None:
         self.rows = self.place_rows = self.left = len(self.keys)
         self.end = TicketId(self.first + self.rows)
 
     def ticket(self, serial: TicketId) -> Ticket:
-        """What the sampler asked for under this serial."""
+        """Returns what the sampler asked for under this serial."""
         at = serial - self.first
         occurrence = 0 if self.occurrences is None else self.occurrences[at]
         return Ticket(self.epoch, self.positions[at], self.keys[at], occurrence)
 
     def residents(self, lo: TicketId, hi: TicketId) -> list[tuple[TicketId, Resident]]:
-        """The samples of these of which a part lies on a device."""
+        """Returns the samples of these of which a part is on a device."""
         items = ((serial, self.items.get(serial)) for serial in serials(lo, hi)) if self.items else ()
         return [(serial, item) for serial, item in items if isinstance(item, Resident)]
 
     def part(self, lo: int, hi: int) -> Record:
-        """A record for the tickets number ``lo`` to ``hi`` of this one, which has no slab yet."""
+        """Returns a record for tickets number ``lo`` to ``hi`` of this one, without a slab."""
         occurrences = None if self.occurrences is None else self.occurrences[lo:hi]
         positions, keys = self.positions[lo:hi], self.keys[lo:hi]
         piece = Record(self.epoch, TicketId(self.first + lo), positions, keys, occurrences, self.begins)
@@ -71,28 +64,28 @@ class Window(BySerial[Record]):
     """The places in the window."""
 
     def ticket(self, serial: TicketId) -> Ticket:
-        """What the sampler asked for under this serial."""
+        """Returns what the sampler asked for under this serial."""
         return self.at(serial).ticket(serial)
 
     def key(self, serial: TicketId) -> Key:
-        """The data set's key of a ticket."""
+        """Returns the data set's key of a ticket."""
         record = self.at(serial)
         return record.keys[serial - record.first]
 
     def keys(self, spans: Iterable[TicketSpan]) -> list[Key]:
-        """The keys of these tickets."""
+        """Returns the keys of these tickets."""
         found: list[Key] = []
         for record, lo, hi in self.parts(spans):
             found += record.keys[lo - record.first : hi - record.first]
         return found
 
     def position(self, serial: TicketId) -> Position:
-        """The ticket's place in the sampler's order of its epoch."""
+        """Returns the ticket's place in the sampler's order of its epoch."""
         record = self.at(serial)
         return record.positions[serial - record.first]
 
     def described(self, spans: Iterable[TicketSpan]) -> Piece:
-        """The tickets of a batch that a job joins."""
+        """Returns the tickets of a batch that a job joins."""
         found = [self.ticket(serial) for serial in tickets(spans)]
         keys, positions = [ticket.index for ticket in found], [ticket.position for ticket in found]
         occurrences = [ticket.occurrence for ticket in found]
@@ -101,28 +94,22 @@ class Window(BySerial[Record]):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A composed batch: what it is made of until it is ready, then the way to its value.
+    """A composed batch: its parts until it is ready, then the way to its value."""
 
-    ``order``: its number among all of the run; ``number``: within its epoch (see ``scheduling.messages``). ``dealt``:
-    its samples with those that were left out of ``spans``, ``bad``; ``good``: where some may be, the last that was not.
-    ``lent``: how the consumer gets at it. ``items``: the same for each of a run of samples that count as
-    ``orders`` batches; the first is ``dealt``. ``load``: on its way to a device.
-    """
-
-    spans: tuple[TicketSpan, ...]
-    order: OutputBatch
-    number: int
-    bad: list[Failure] = field(default_factory=list)
-    good: Ticket | None = None
+    spans: tuple[TicketSpan, ...]  # of its samples
+    order: OutputBatch  # its number among all batches of the run
+    number: int  # in its epoch
+    bad: list[Failure] = field(default_factory=list)  # samples that were left out
+    good: Ticket | None = None  # where samples may be left out: the last one that was not
     nbytes: int = 0
     failed: int = 0
     ready: bool = False
     failure: Failure | None = None
-    lent: Callable[[], Value] | None = None
-    items: list[Callable[[], Value]] = field(default_factory=list)
-    load: Load | None = None
-    orders: int = 1
-    dealt: tuple[TicketSpan, ...] = field(init=False)
+    lent: Callable[[], Value] | None = None  # returns its value to the consumer
+    items: list[Callable[[], Value]] = field(default_factory=list)  # the same for each of a run of samples
+    load: Load | None = None  # on its way to a device
+    orders: int = 1  # batches that a run of samples counts as
+    dealt: tuple[TicketSpan, ...] = field(init=False)  # of its samples and those that were left out
     size: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -37,27 +37,22 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import TicketId, Value
 from minato_gpu.spans import TicketSpan, count, serials, tickets
-from minato_gpu.window.host_memory import HostMemoryAccount, lying
+from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
 from minato_gpu.window.loading import Loading, Part
 from minato_gpu.window.records import Batch, Record, Window
 
 
 class Arrived(NamedTuple):
-    """Bytes of samples that are ready; which of them failed, and which another lane goes on with, at what stage;
-    bytes of what those have come to."""
+    """What came of samples that lanes have reported."""
 
-    nbytes: int
+    nbytes: int  # of those that are ready
     failed: list[int]
-    handed: list[tuple[int, int]]
-    held: int
+    handed: list[tuple[int, int]]  # that another lane goes on with, and the stage
+    held: int  # bytes of what those have come to
 
 
 class Samples:
-    """The samples of one loader. ``stacks``: whether rows may be used at all; ``loading``: batches go to a device.
-
-    ``layout_bytes``: the pickled layout for tasks; empty while it is to be learned, None when rows are not used.
-    ``stored_nowhere``: a sample could not be pickled, so that whoever joins a batch prepares its samples.
-    """
+    """The samples of one loader's window. ``stacks``: rows may be used at all; ``loading``: batches go to a device."""
 
     def __init__(
         self,
@@ -69,9 +64,9 @@ class Samples:
         loading: Loading | None = None,
     ) -> None:
         self.layout: Layout | None = None
-        self.layout_bytes: bytes | None = b"" if stacks else None
+        self.layout_bytes: bytes | None = b"" if stacks else None  # for tasks; b"": not known yet; None: no rows
         self.row_bytes = 0
-        self.stored_nowhere = False
+        self.stored_nowhere = False  # a sample could not be pickled: whoever joins a batch prepares its samples
         self._links = links
         self._window = window
         self._holdings = holdings
@@ -82,7 +77,8 @@ class Samples:
     # --- on their way into the window --------------------------------------------------------------------------
 
     def learn(self, layout: bytes) -> None:
-        """A worker has described the first sample (empty: it cannot be stacked in place)."""
+        """Learns the layout from the first sample that a worker has described (empty: it cannot be stacked in
+        place)."""
         if self.layout_bytes == b"":
             self.layout_bytes = layout or None
             if layout:
@@ -90,7 +86,7 @@ class Samples:
                 self.row_bytes = sum(leaf.nbytes for leaf in self.layout.leaves)
 
     def give_slab(self, record: Record) -> None:
-        """The place gets its slab, if the layout is known and it has none."""
+        """Gives the place a slab, if the layout is known and it has none."""
         if record.slab < 0 and self.layout is not None:
             record.slab, record.memory = self._allocate(record.rows)
 
@@ -99,9 +95,9 @@ class Samples:
         return self._links.loans.allocate(self._links.engine_arena, self.layout.offsets(rows)[1])
 
     def arrived(self, spans: Sequence[TicketSpan], items: Sequence[Item] | None) -> Arrived:
-        """Samples are ready, in this order; what was read for them has been used.
+        """Takes in samples that lanes have reported, in this order; what was read for them has been used.
 
-        Those that are handed over instead stay with what they have come to; their bytes do not count.
+        Samples that are handed over to another lane stay with what they have come to; their bytes do not count.
         """
         self.used(spans)
         failed: list[int] = []
@@ -127,26 +123,26 @@ class Samples:
     # --- what was read for them --------------------------------------------------------------------------------
 
     def path(self, serial: TicketId) -> str | None:
-        """The source path of a ticket, where its host read has told it."""
-        source = lying(self._window.at(serial).sources.get(serial))
+        """Returns the source path of a ticket, if its host read has reported it."""
+        source = stored_part(self._window.at(serial).sources.get(serial))
         if not isinstance(source, (Blob, Local)):
             return None
         fields, _ = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
 
     def inspected(self, serial: TicketId, item: Source) -> None:
-        """The host read of a ticket has left ``item`` (a reference to its fields, or a Failure)."""
+        """Stores what the host read of a ticket has left: a reference to its fields, or a Failure."""
         self._inspects = True
         self._window.at(serial).sources[serial] = item
 
     def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[Source]) -> None:
-        """The same of these tickets."""
+        """Stores what the host reads of these tickets have left."""
         self._inspects, rest = True, iter(items)
         for record, lo, hi in self._window.parts(spans):
             record.sources.update(zip(serials(lo, hi), rest, strict=False))
 
     def used(self, spans: Iterable[TicketSpan]) -> None:
-        """The host reads of these tickets are no longer needed."""
+        """Drops the host reads of these tickets."""
         if not self._inspects:
             return
         for serial in tickets(spans):
@@ -157,14 +153,14 @@ class Samples:
     # --- where they lie ----------------------------------------------------------------------------------------
 
     def nbytes(self, spans: Iterable[TicketSpan]) -> int:
-        """What these samples take."""
+        """Returns the bytes of these samples."""
         items = [self._window.at(serial).items.get(serial) for serial in tickets(spans)]
         return sum(
             self.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0) for item in items
         )
 
     def reference(self, serial: TicketId) -> Reference:
-        """Where a sample is stored."""
+        """Returns where a sample is stored."""
         record = self._window.at(serial)
         item = record.items.get(serial)
         if isinstance(item, (Blob, Local)):
@@ -177,13 +173,15 @@ class Samples:
         return Row(record.slab, record.rows, serial - record.first, self.layout_bytes, objects)
 
     def _views(self, record: Record) -> Views:
-        """The place's slab as arrays, one for each leaf."""
+        """Returns the place's slab as arrays, one for each leaf."""
         assert self.layout is not None
         return self.layout.views(self._links.buffer(-1), record.slab, record.rows)
 
     def bring_to_host(self, parts: Iterable[Part], accelerator: Accelerator | None = None) -> None:
-        """Samples of these parts of places that are on a device, or on this one, go to their rows. They are on it no
-        more: nobody is to write the row again while a worker reads it."""
+        """Moves samples of these parts of places from a device (all, or this one) to their rows.
+
+        They are no longer on the device: nobody may write the row again while a worker reads it.
+        """
         assert self._loading is not None
         found: list[tuple[Record, TicketId, Resident]] = []
         for record, lo, hi in parts:
@@ -197,8 +195,11 @@ class Samples:
                 record.items[serial] = Extra(item.objects)
 
     def in_rows(self, spans: Iterable[TicketSpan]) -> bool:
-        """Whether all these samples are rows. Those that were laid down before the layout was known go into theirs:
-        only the first few of a run, for which a job on a worker would do, but may wait behind a slow sample."""
+        """Whether all these samples are rows.
+
+        Samples stored before the layout was known are written into their rows here: only the first few of a run, for
+        which a job on a worker would do, but may wait behind a slow sample.
+        """
         if self.layout is None:
             return False
         for record, lo, hi in self._window.parts(spans):
@@ -210,7 +211,7 @@ class Samples:
         return True
 
     def _into_row(self, record: Record, serial: TicketId, item: Blob | Local) -> bool:
-        """Whether the sample is a row from now on."""
+        """Writes a sample into its row; returns whether it is a row from now on."""
         assert self.layout is not None
         try:
             objects = self.layout.writer(self._views(record))(serial - record.first, self._store.get(item))
@@ -226,7 +227,7 @@ class Samples:
     # --- batches -----------------------------------------------------------------------------------------------
 
     def stack(self, batch: Batch) -> None:
-        """Make the batch from rows: the slab itself, or a gathered copy."""
+        """Makes the batch from rows: the slab itself, or a gathered copy."""
         layout, size = self.layout, batch.size
         assert layout is not None
         parts = list(self._window.parts(batch.spans))

@@ -1,0 +1,370 @@
+"""Caches of several hosts as one (``cache_peers``): what another host keeps comes from there, and not from storage.
+
+Each host has one reader process (host_reader.py). Every source has one owner among them (caching/partition.py), which
+alone keeps it in memory. A read that no tier of this host answers goes to the owner: it sends its copy, or reads the
+source from storage, keeps it if there is room, and sends it. So each source is read once by all hosts together, while
+they have room for the set. An owner that does not answer in ``ANSWER_S``, or answers wrongly, is left out for
+``LEFT_OUT_S``: its sources have other owners meanwhile, and this read goes to storage.
+
+A connection carries one request at a time; a peer may have ``CONNECTIONS``. Both sides prove that they know the token
+before anything else is said. A request is a source as JSON; an answer is a head (``ANSWER``) and the bytes, which are
+sent from the block in shared memory and received into one. Lengths are bounded, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+from minato_gpu.caching.partition import Partition
+from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
+from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
+from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.sources.peer_discovery import split_address
+from minato_gpu.sources.pool import Pool, ReaderPool
+from minato_gpu.sources.reading import Place, read_now
+from minato_gpu.sources.service import Ready, Service
+from minato_gpu.sources.source import Key, Source
+
+ANSWER_S = 5.0  # that a peer may take for an answer: it may have to read from storage
+LEFT_OUT_S = 10.0
+CONNECTIONS = 32  # to each peer
+MAGIC = b"minato peers 1\n\0"
+REQUEST = struct.Struct("<I")  # bytes of the request that follows
+ANSWER = struct.Struct("<QQ")  # bytes that follow, and their checksum
+CANNOT = (1 << 64) - 1  # in place of the length: the owner cannot read the source
+_LONGEST_REQUEST = 1 << 16
+_GUESTS_BYTES = 64 << 20  # read for other hosts and not sent yet
+_IDLE_S = 60.0  # after which a connection that says nothing is closed
+
+
+class PeerError(OSError):
+    """A peer says something that none says, or does not know the token."""
+
+
+class CannotRead(OSError):
+    """The owner could not read the source."""
+
+
+class PeerPool:
+    """A pool that asks other hosts for what they own, and has ``pool`` read everything else.
+
+    ``address``: this host's among those of the partition. ``done`` is called as a ReaderPool calls its own, with
+    ``from_peer=True`` where the bytes came from another host.
+    """
+
+    def __init__(self, pool: ReaderPool, blocks: Blocks, done: Callable[..., None]) -> None:
+        self._pool, self._blocks, self._done = pool, blocks, done
+        self._loop = asyncio.get_running_loop()
+        self._partition: Partition | None = None  # known later than the first reads, where peers are found
+        self._address = ""
+        self._peers: dict[str, _Peer] = {}
+        self._left_out: dict[str, float] = {}  # until when, by address
+        self.guests: set[Source] = set()  # that other hosts want: they are not asked for them
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self.why = "other hosts are not known yet"
+        self._is_looking = True  # for them
+        self.asked = self.failed = 0
+
+    def join(self, address: str, addresses: tuple[str, ...]) -> None:
+        """From now on these hosts own what is read; this one is at ``address``."""
+        self._partition, self._address, self.why, self._is_looking = Partition(addresses), address, "", False
+        self._peers = {each: _Peer(each) for each in addresses if each != address}
+
+    def stay_alone(self, why: str) -> None:
+        """There are no other hosts to be had: this one keeps what it reads."""
+        self.why, self._is_looking = why, False
+
+    def owns(self, key: Key) -> bool:
+        """Returns whether this host is to keep the source: none, while nobody knows whether another one is to."""
+        return not self._is_looking and self._owner(key) in (None, self._address)
+
+    def _owner(self, key: Key) -> str | None:
+        if self._partition is None:
+            return None
+        now = self._loop.time()
+        self._left_out = {each: until for each, until in self._left_out.items() if until > now}
+        return self._partition.owner(json.dumps(key).encode(), self._left_out)
+
+    def submit(self, number: int, source: Source) -> None:
+        """See Pool."""
+        owner = None if source in self.guests else self._owner(source.key)
+        if owner is None or owner == self._address:
+            self._pool.submit(number, source)
+        else:
+            self._asking[number] = self._loop.create_task(self._ask(number, source, self._peers[owner]))
+
+    def hasten(self, number: int, sooner: int, source: Source) -> bool:
+        """See ReaderPool."""
+        return number not in self._asking and self._pool.hasten(number, sooner, source)
+
+    def cancel(self, number: int) -> None:
+        """See Pool. What a peer has been asked for comes all the same."""
+        if number not in self._asking:
+            self._pool.cancel(number)
+
+    async def _ask(self, number: int, source: Source, peer: _Peer) -> None:
+        begin, found = self._loop.time(), None
+        self.asked += 1
+        try:
+            found = await peer.read(source, self._blocks)
+        except CannotRead:
+            pass  # this host may be able to: then nothing is lost
+        except (OSError, MemoryError, ValueError) as error:
+            self.failed += 1
+            self.why = f"{peer.address} is left out for {LEFT_OUT_S:.0f} s: {type(error).__name__} {error}"
+            self._left_out[peer.address] = self._loop.time() + LEFT_OUT_S
+            peer.close()
+        del self._asking[number]
+        if found is None:
+            self._pool.submit(number, source)
+        else:
+            self._done(number, *found, None, self._loop.time() - begin, from_peer=True)
+
+    def close(self) -> None:
+        """Close all connections that nobody uses."""
+        for peer in self._peers.values():
+            peer.close()
+
+    def counts(self) -> dict[str, Any]:
+        """Returns what has been asked of other hosts, and which are left out."""
+        hosts = 1 if self._partition is None else len(self._partition.hosts)
+        left_out = sorted(self._left_out)
+        return {"hosts": hosts, "asked": self.asked, "failed": self.failed, "left_out": left_out, "why": self.why}
+
+
+class _Peer:
+    """Another host: its address, and connections that wait to be used."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._idle: deque[socket.socket] = deque()
+        self._free = asyncio.Semaphore(CONNECTIONS)
+
+    async def read(self, source: Source, blocks: Blocks) -> tuple[int, int]:
+        """Returns the block with the source's bytes, and how many there are.
+
+        Raises CannotRead where the peer cannot read it, OSError or TimeoutError where it does not answer.
+        """
+        request = json.dumps(source.key).encode()
+        if len(request) > _LONGEST_REQUEST:
+            raise CannotRead("its path is too long to be asked for")
+        async with self._free:
+            async with asyncio.timeout(ANSWER_S):
+                found = await self._answer(request, source, blocks)
+        if found is None:
+            raise CannotRead(self.address)
+        return found
+
+    async def _answer(self, request: bytes, source: Source, blocks: Blocks) -> tuple[int, int] | None:
+        while True:
+            is_used = bool(self._idle)
+            end = self._idle.pop() if is_used else await _connected(self.address)
+            try:
+                found = await _asked(end, request, source, blocks)
+            except ConnectionError:
+                end.close()
+                if not is_used:  # else the peer may have closed it because it was idle
+                    raise
+            except BaseException:
+                end.close()
+                raise
+            else:
+                self._idle.append(end)
+                return found
+
+    def close(self) -> None:
+        """Close the connections that nobody uses."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+async def _asked(end: socket.socket, request: bytes, source: Source, blocks: Blocks) -> tuple[int, int] | None:
+    """Returns a block with what the peer sends, and its bytes; None where it cannot read the source."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(end, REQUEST.pack(len(request)) + request)
+    nbytes, checksum = ANSWER.unpack(await _exactly(end, ANSWER.size))
+    if nbytes == CANNOT:
+        return None
+    if source.length not in (None, nbytes):
+        raise PeerError(f"it sends {nbytes} bytes in place of {source.length}")
+    block, view = blocks.allocate(nbytes)
+    try:
+        await _receive(end, view)
+        if xxh3_64_intdigest(view) != checksum:
+            raise PeerError("what it sent has another checksum")
+    except BaseException:
+        blocks.free(block)
+        raise
+    return block, nbytes
+
+
+async def _connected(address: str) -> socket.socket:
+    """Returns a connection to the peer, after both have proven that they know the token."""
+    loop = asyncio.get_running_loop()
+    host, port = split_address(address)
+    family, _, _, _, found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    end = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        await loop.sock_connect(end, found)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        said = await _exactly(end, len(MAGIC) + NONCE_BYTES)
+        if not said.startswith(MAGIC):
+            raise PeerError(f"it is no cache of this version of minato_gpu: it says {said[:16]!r}")
+        own = secrets.token_bytes(NONCE_BYTES)
+        nonces = said[len(MAGIC) :] + own
+        await loop.sock_sendall(end, own + code(b"client", nonces))
+        if not proves(await _exactly(end, CODE_BYTES), b"server", nonces):
+            raise PeerError("it does not know this token: set the same MINATO_GPU_TOKEN on all hosts")
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+class PeerServer:
+    """Answers other hosts' requests: ``listening`` is a TCP socket that nobody else accepts from.
+
+    A service of its own (``pool_of`` makes its pool) reads what is asked for, as one for a loader of this host does:
+    so what a loader reads, or memory keeps, is not read again.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        blocks: Blocks,
+        memory: MemoryTier | None,
+        pool_of: Callable[[Service], Pool],
+        guests: set[Source],
+    ) -> None:
+        """``guests``: sources that are being read for other hosts, kept up to date here."""
+        self._guests = guests
+        self.served = self.served_bytes = 0
+        self._listening, self._blocks = listening, blocks
+        self._service = Service(blocks, _GUESTS_BYTES, self._ready, memory)
+        self._service.pool = pool_of(self._service)
+        self._waiting: dict[int, asyncio.Future[tuple[Place, ...]]] = {}
+        self._requests = 0
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._task = asyncio.get_running_loop().create_task(self._accept())
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._listening.setblocking(False)
+        while True:
+            try:
+                end, _ = await loop.sock_accept(self._listening)
+            except OSError:  # descriptors are short
+                await asyncio.sleep(1.0)
+                continue
+            session = loop.create_task(self._serve(end))
+            self._sessions.add(session)
+            session.add_done_callback(self._sessions.discard)
+
+    async def _serve(self, end: socket.socket) -> None:
+        """Everything for one connection, until the peer closes it, or says what no peer says."""
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with closing(end), suppress(OSError, ValueError):
+            async with asyncio.timeout(ANSWER_S):
+                await self._greet(end)
+            while True:
+                async with asyncio.timeout(_IDLE_S):
+                    key = await _request(end)
+                await self._answer(end, key)
+
+    async def _greet(self, end: socket.socket) -> None:
+        loop, own = asyncio.get_running_loop(), secrets.token_bytes(NONCE_BYTES)
+        await loop.sock_sendall(end, MAGIC + own)
+        said = await _exactly(end, NONCE_BYTES + CODE_BYTES)
+        nonces = own + said[:NONCE_BYTES]
+        if not proves(said[NONCE_BYTES:], b"client", nonces):
+            await loop.sock_sendall(end, bytes(CODE_BYTES))
+            raise PeerError("it does not know the token")
+        await loop.sock_sendall(end, code(b"server", nonces))
+
+    async def _answer(self, end: socket.socket, key: Key) -> None:
+        """Send the bytes of a source, or that it cannot be read."""
+        loop, number = asyncio.get_running_loop(), self._requests
+        self._requests += 1
+        waiting = self._waiting[number] = loop.create_future()
+        self._guests.add(Source.of(key))
+        self._service.want(number, [(number, 0, (key,))])
+        try:
+            data = await self._bytes(key, await waiting)
+            async with asyncio.timeout(ANSWER_S):
+                if data is None:
+                    await loop.sock_sendall(end, ANSWER.pack(CANNOT, 0))
+                    return
+                await loop.sock_sendall(end, ANSWER.pack(len(data), xxh3_64_intdigest(data)))
+                await loop.sock_sendall(end, data)
+            self.served += 1
+            self.served_bytes += len(data)
+        finally:
+            del self._waiting[number]
+            self._guests.discard(Source.of(key))
+            self._service.release([number])
+
+    async def _bytes(self, key: Key, places: tuple[Place, ...]) -> Any:
+        """The bytes that lie there; None where they could not be read."""
+        if not places:
+            return None
+        block, nbytes = places[0][:2]
+        if block != IN_PAGE_CACHE:
+            return self._blocks.view(block, nbytes)
+        try:
+            return (await asyncio.to_thread(read_now, Source.of(key))).data
+        except (OSError, EOFError):
+            return None
+
+    def _ready(self, ready: Ready) -> None:
+        number, places = ready
+        waiting = self._waiting.get(number)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(tuple(places))
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for task in (self._task, *self._sessions):
+            task.cancel()
+        self._listening.close()
+
+    def counts(self) -> dict[str, int]:
+        """Returns what other hosts were sent."""
+        return {"served": self.served, "served_bytes": self.served_bytes}
+
+
+async def _request(end: socket.socket) -> Key:
+    """Returns the key of the source that a peer asks for. Raises OSError or ValueError for what is no request."""
+    (length,) = REQUEST.unpack(await _exactly(end, REQUEST.size))
+    if length > _LONGEST_REQUEST:
+        raise PeerError("that is noise")
+    path, offset, size, *version = json.loads(await _exactly(end, length))
+    key = (str(path), int(offset), None if size is None else int(size))
+    Source(*key)  # raises for what is none
+    return (*key, str(version[0])) if version else key
+
+
+async def _exactly(end: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    await _receive(end, memoryview(data))
+    return bytes(data)
+
+
+async def _receive(end: socket.socket, view: memoryview) -> None:
+    """Fill the memory. Raises ConnectionError where the other end is closed before that."""
+    loop, at = asyncio.get_running_loop(), 0
+    while at < len(view):
+        count = await loop.sock_recv_into(end, view[at:])
+        if not count:
+            raise ConnectionError("it has closed the connection")
+        at += count

@@ -1,0 +1,387 @@
+"""Caches of several hosts as one: what is kept where, and that nothing depends on another host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+from minato_gpu import DataLoader
+from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources import peers
+from minato_gpu.sources.peer_discovery import ADDRESS, checked_peers
+from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, REQUEST, PeerPool, PeerServer
+from minato_gpu.sources.pool import ReaderPool
+from minato_gpu.sources.service import Ready, Service
+from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
+from minato_gpu.sources.source import Source
+
+FILES = 40
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Source]:
+    """Files of different sizes, one empty and the last one missing."""
+    folder = tmp_path_factory.mktemp("files")
+    for number in range(FILES):
+        (folder / str(number)).write_bytes(bytes([number]) * (1000 * number))
+    return [Source(str(folder / str(number))) for number in range(FILES + 1)]
+
+
+class Host:
+    """One host's reader process, but for its loaders' sockets."""
+
+    def __init__(self, budget: int = 10**8) -> None:
+        loop = asyncio.get_running_loop()
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
+        self.arena, self.memory = Arena("test"), SharedTier(budget)
+        self.reads = SharedReads(self.arena, loop.call_soon)
+        self.storage = ReaderPool(self.reads.blocks, self.reads.done)
+        self.peers = self.reads.pool = PeerPool(self.storage, self.reads.blocks, self.reads.done)
+        self.memory.owns = self.peers.owns
+        self.server = PeerServer(self.listening, self.reads.blocks, self.memory.part(), self._client, self.peers.guests)
+        self.service = Service(self.reads.blocks, 10**8, self._ready, self.memory.part())
+        self.service.pool = self._client(self.service)
+        self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
+        self._numbers = 0
+
+    def _client(self, service: Service) -> ClientPool:
+        return self.reads.client(service, self.storage)
+
+    def _ready(self, ready: Ready) -> None:
+        number, places = ready
+        found = bytes(self.reads.blocks.view(*places[0][:2])) if places else None
+        self._waiting.pop(number).set_result(found)
+
+    async def read(self, *sources: Source) -> list[bytes | None]:
+        """What a loader of this host is given, None for what cannot be read."""
+        numbers = range(self._numbers, self._numbers + len(sources))
+        self._numbers += len(sources)
+        waiting = [self._waiting.setdefault(n, asyncio.get_running_loop().create_future()) for n in numbers]
+        for number, source in zip(numbers, sources, strict=True):
+            self.service.want(number, [(number, number, (source.key,))])
+        found = await asyncio.gather(*waiting)
+        self.service.release(numbers)
+        return found
+
+    @property
+    def from_storage(self) -> int:
+        return self.service.reads + self.server._service.reads
+
+    async def close(self) -> None:
+        self.server.close()
+        self.peers.close()
+        await self.storage.close()
+        self.arena.close()
+
+
+@asynccontextmanager
+async def hosts(count: int, **options: Any) -> AsyncIterator[list[Host]]:
+    """Hosts whose caches are one."""
+    made = [Host(**options) for _ in range(count)]
+    for host in made:
+        host.peers.join(host.address, tuple(each.address for each in made))
+    try:
+        yield made
+    finally:
+        for host in made:
+            await host.close()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def content(sources: list[Source]) -> list[bytes]:
+    return [Path(source.path).read_bytes() for source in sources]
+
+
+def test_all_hosts_together_read_each_source_once_and_keep_it_once(files: list[Source]) -> None:
+    async def work() -> None:
+        async with hosts(3) as made:
+            for _ in range(3):  # epochs, in which each host reads all
+                for found in await asyncio.gather(*(host.read(*files[:FILES]) for host in made)):
+                    assert found == content(files[:FILES])
+            assert sum(host.from_storage for host in made) == FILES
+            kept = [set(host.memory._items) for host in made]
+            assert sum(map(len, kept)) == len(set.union(*kept)) == FILES and all(kept)
+            assert sum(host.service.from_peers for host in made) > FILES
+            assert all(host.peers.counts()["failed"] == 0 for host in made)
+
+    run(work)
+
+
+def test_what_nobody_has_room_for_is_read_again(files: list[Source]) -> None:
+    async def work() -> None:
+        async with hosts(2, budget=0) as made:
+            for _ in range(2):
+                for host in made:
+                    assert await host.read(*files[:FILES]) == content(files[:FILES])
+            assert sum(host.from_storage for host in made) == 4 * FILES
+
+    run(work)
+
+
+def test_what_its_owner_cannot_read_is_read_here_and_no_host_is_left_out(files: list[Source]) -> None:
+    async def work() -> None:
+        async with hosts(2) as made:
+            for host in made:
+                assert await host.read(files[FILES]) == [None]
+            assert all(not host.peers.counts()["left_out"] for host in made)
+
+    run(work)
+
+
+def test_a_host_that_leaves_costs_its_share_once(files: list[Source]) -> None:
+    async def work() -> None:
+        async with hosts(3) as made:
+            await asyncio.gather(*(host.read(*files[:FILES]) for host in made))
+            *left, gone = made
+            lost = len(gone.memory._items)
+            gone.server.close()
+            before = sum(host.from_storage for host in left)
+            for _ in range(3):
+                for host in left:
+                    assert await host.read(*files[:FILES]) == content(files[:FILES])
+                    assert host.peers.counts()["left_out"] == [gone.address]
+            assert lost <= sum(host.from_storage for host in left) - before <= lost + peers.CONNECTIONS * 2
+
+    run(work)
+
+
+def test_a_host_that_is_stopped_is_waited_for_once(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "ANSWER_S", 0.2)
+
+    async def work() -> None:
+        async with hosts(1) as [host]:
+            with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel accepts, and nobody answers
+                address = f"127.0.0.1:{silent.getsockname()[1]}"
+                host.peers.join(host.address, (host.address, address))
+                assert await host.read(*files[:FILES]) == content(files[:FILES])
+                assert host.peers.counts()["left_out"] == [address]
+                assert "TimeoutError" in host.peers.why
+
+    run(work)
+
+
+async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, says: bytes, knows: bool) -> None:
+    """A peer that meets the other properly if it ``knows`` the token, and then says this."""
+    own = os.urandom(NONCE_BYTES)
+    writer.write(MAGIC + own)
+    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        theirs = await reader.readexactly(NONCE_BYTES + CODE_BYTES)
+        writer.write(code(b"server", own + theirs[:NONCE_BYTES]) if knows else bytes(CODE_BYTES))
+        while knows:
+            (length,) = REQUEST.unpack(await reader.readexactly(REQUEST.size))
+            await reader.readexactly(length)
+            writer.write(says)
+        await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("says", "knows", "why"),
+    [
+        (b"", False, "token"),
+        (ANSWER.pack(3, 0) + b"abc", True, "checksum"),
+        (ANSWER.pack(1 << 62, 0), True, "MemoryError"),
+        (ANSWER.pack(CANNOT, 0), True, ""),
+    ],
+)
+def test_a_peer_that_answers_wrongly_changes_nothing(files: list[Source], says: bytes, knows: bool, why: str) -> None:
+    async def work() -> None:
+        async with hosts(1) as [host]:
+            server = await asyncio.start_server(lambda r, w: impostor(r, w, says, knows), "127.0.0.1", 0)
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            host.peers.join(host.address, (host.address, address))
+            for source, data in zip(files[1:10], content(files[1:10]), strict=True):
+                assert await host.read(source) == [data]
+            assert why in host.peers.why and bool(host.peers.counts()["left_out"]) == bool(why)
+            server.close()
+
+    run(work)
+
+
+def test_a_connection_that_the_other_side_has_closed_costs_nobody_a_place(files: list[Source]) -> None:
+    async def work() -> None:
+        async with hosts(2) as made:
+            for _ in range(2):
+                assert await made[0].read(*files[:FILES]) == content(files[:FILES])
+                sessions = [*made[1].server._sessions]
+                for session in sessions:
+                    session.cancel()
+                await asyncio.wait(sessions)
+            assert made[0].peers.counts()["asked"] > 20 and not made[0].peers.counts()["failed"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\n\r\n" * 20, bytes(NONCE_BYTES + CODE_BYTES)])
+def test_nothing_is_sent_to_whoever_does_not_know_the_token(files: list[Source], says: bytes) -> None:
+    async def work() -> None:
+        async with hosts(1) as [host]:
+            reader, writer = await asyncio.open_connection(*host.address.split(":"))
+            request = json.dumps(files[3].key).encode()
+            writer.write(says + REQUEST.pack(len(request)) + request)
+            writer.write_eof()
+            said = bytearray()
+            with contextlib.suppress(ConnectionResetError):
+                while more := await reader.read(1000):
+                    said += more
+            assert said.removeprefix(MAGIC)[NONCE_BYTES:].strip(b"\0") == b""
+            writer.close()
+            assert host.server.served == 0
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "request_", [struct.pack("<I", 1 << 31), REQUEST.pack(4) + b"null", REQUEST.pack(6) + b"[1, 2]", REQUEST.pack(3)]
+)
+def test_noise_of_a_peer_ends_its_connection(files: list[Source], request_: bytes) -> None:
+    async def work() -> None:
+        async with hosts(1) as [host]:
+            reader, writer = await asyncio.open_connection(*host.address.split(":"))
+            theirs, own = await reader.readexactly(len(MAGIC) + NONCE_BYTES), os.urandom(NONCE_BYTES)
+            nonces = theirs[len(MAGIC) :] + own
+            writer.write(own + code(b"client", nonces) + request_)
+            writer.write_eof()
+            assert await reader.read() == code(b"server", nonces)
+            writer.close()
+            assert await host.read(files[5]) == content([files[5]])
+
+    run(work)
+
+
+# --- arguments and a whole job ---------------------------------------------------------------------------------------
+
+
+class Named(Dataset[int]):
+    """Samples with sources."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def source(self, key: int) -> Source:
+        return Source(f"/{key}")
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"cache_peers": ["a:1", "b:1"]}, "pass share and cache"),
+        ({"cache_peers": ["a:1", "b:1"], "share": "x"}, "pass share and cache"),
+        ({"cache_peers": "node1:7500", "share": "x", "cache": "1MB"}, "a list of each host's address"),
+        ({"cache_peers": ["node1"], "share": "x", "cache": "1MB"}, "a host and a port"),
+        ({"cache_peers": [3], "share": "x", "cache": "1MB"}, "must be a text"),
+        ({"cache_peers": ["127.0.0.1:1"], "share": "x", "cache": "1MB"}, "two hosts or more"),
+        ({"cache_peers": ["127.0.0.1:1", "127.0.0.1:1"], "share": "x", "cache": "1MB"}, "each once"),
+        ({"cache_peers": ["127.0.0.1:1", "127.0.0.1:2"], "share": "x", "cache": "1MB"}, "more than one"),
+        ({"cache_peers": ["203.0.113.1:1", "203.0.113.2:1"], "share": "x", "cache": "1MB"}, "none of"),
+        ({"cache_peers": "auto", "share": "x", "cache": "1MB"}, "torchrun"),
+    ],
+)
+def test_bad_arguments_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        DataLoader(Named(), num_workers=1, **given)
+
+
+def test_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN)
+    with pytest.raises(ValueError, match=f"{TOKEN} is not set"):
+        DataLoader(Named(), num_workers=1, cache_peers=["127.0.0.1:1", "203.0.113.1:1"], share="x", cache="1MB")
+
+
+def test_this_host_is_found_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checked_peers(["203.0.113.1:7", "127.0.0.1:8"]) == ("127.0.0.1:8", "203.0.113.1:7", "127.0.0.1:8")
+    monkeypatch.setenv(ADDRESS, "127.0.0.1:9")
+    with pytest.raises(ValueError, match="none of cache_peers"):
+        checked_peers(["203.0.113.1:7", "127.0.0.1:8"])
+
+
+_HOST = """
+import os, sys, time
+from pathlib import Path
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+os.environ |= {
+    "XDG_RUNTIME_DIR": str(folder / f"runtime{rank}"), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[3],
+    "GROUP_RANK": str(rank), "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job",
+}
+from torch.utils.data import DistributedSampler
+from minato_gpu import DataLoader, Source, read_bytes
+
+class Files:
+    def __len__(self):
+        return 40
+
+    def source(self, key):
+        return Source(str(folder / "files" / str(key)))
+
+    def __getitem__(self, key):
+        return int(read_bytes(self.source(key))[0]), key
+
+sampler = DistributedSampler(Files(), 2, rank, seed=1)
+loader = DataLoader(
+    Files(), 5, sampler=sampler, num_workers=1, share=True, cache="10MB", cache_peers="auto", persistent_workers=True
+)
+for epoch in range(4):
+    sampler.set_epoch(epoch)
+    for values, keys in loader:
+        assert values.tolist() == keys.tolist()
+    reads = loader.stats()["reads"]
+    print(epoch, reads["reads"], reads["from_peers"], reads["peers"]["hosts"], reads["peers"]["why"] or "-", flush=True)
+    sys.stdin.readline()  # until all have come so far
+"""
+
+
+def test_hosts_of_a_torchrun_job_find_each_other_and_read_storage_once(tmp_path: Path) -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    (tmp_path / "files").mkdir()
+    for number in range(40):
+        (tmp_path / "files" / str(number)).write_bytes(bytes([number]) * 100)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    jobs = []
+    for rank in range(2):
+        (tmp_path / f"runtime{rank}").mkdir(0o700)
+        arguments = [sys.executable, "-W", "error", "-c", _HOST, str(rank), str(tmp_path), str(store.port)]
+        jobs.append(subprocess.Popen(arguments, **pipes))  # type: ignore[call-overload]
+    try:
+        rows: list[list[str]] = []
+        for _ in range(4):
+            rows += [job.stdout.readline().split() for job in jobs]
+            for job in jobs:
+                job.stdin.write("\n")
+                job.stdin.flush()
+        assert [job.wait(60) for job in jobs] == [0, 0]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
+    assert all(row[3:] == ["2", "-"] for row in rows[2:]), rows
+    third, fourth = rows[4:6], rows[6:]  # the first may have begun before hosts had found each other
+    assert [row[1] for row in third] == [row[1] for row in fourth], rows
+    assert all(int(after[2]) > int(before[2]) for before, after in zip(third, fourth, strict=True)), rows
