@@ -116,7 +116,7 @@ class ValueLoad(Load):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns True for a strided CPU tensor that is fully described by its bytes, dtype, shape and strides."""
+    """Returns True for a non-empty CPU tensor that is fully described by its bytes, dtype, shape and strides."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     on_host = tensor.device.type == "cpu" and plain and tensor.numel() > 0
     return on_host and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
