@@ -132,7 +132,7 @@ class DeviceOutput:
             self.release()
 
     def release(self) -> None:
-        """Frees memory that was reserved for samples that do not stay or were not begun."""
+        """Forgets the results put so far, and frees memory reserved for samples that do not stay or were not begun."""
         if self.room is not None:
             self.room.give_back()
         self._placed, self._to_host, self._sample = [], [], None

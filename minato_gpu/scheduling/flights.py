@@ -99,7 +99,7 @@ class Flights:
     # --- chunks come back -------------------------------------------------------------------------------------
 
     def give_back(self, flight: Flight, start: int, stop: int) -> None:
-        """Returns samples ``start`` to ``stop`` of the chunk to the waiting ones, with their costs."""
+        """Queues samples number ``start`` to ``stop`` of the chunk again, with their predicted costs."""
         offset = 0
         for part in flight.parts:
             lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))
