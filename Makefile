@@ -6,13 +6,14 @@
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
+# make test-cluster   the tests that need Ray, with a version of it that is installed for them alone
 # make rehearse   the GPU tests and a quick GPU session on a stand-in for CUDA, without a GPU (tests/fake_cuda); takes
 #                 530 MB from PyPI once; PYTHON_REHEARSAL=... names a Python 3.12 or 3.11
 # make clean   removes the environment and everything that was made here
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all mutations chaos lint check clean test-torch rehearse
+.PHONY: demo test test-all mutations chaos lint check clean test-torch test-cluster rehearse
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -67,6 +68,17 @@ $(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)
 		$(CURDIR)/$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > locked.pth
 	touch $@
 
+# In an environment of its own, which has everything else from $(VENV). Where Ray cannot be had, that is said.
+CLUSTER := .cluster
+RAY ?= 2.60.0
+
+test-cluster: $(STAMP)
+	test -x $(CLUSTER)/bin/python || $(BIN)/python -m venv $(CLUSTER)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(CLUSTER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
+	$(CLUSTER)/bin/python -m pip install --quiet ray==$(RAY) || echo "Ray cannot be had: its tests are skipped"
+	$(CLUSTER)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
+
 # All three are run, whatever the first says.
 REHEARSAL := .rehearsal
 PYTHON_REHEARSAL ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -99,4 +111,4 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(REHEARSAL) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REHEARSAL) $(CLUSTER) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

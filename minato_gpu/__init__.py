@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from minato_gpu.checkpoint.ranks import merge_state_dicts
     from minato_gpu.faults.failures import BadSample, TooManyFailures
     from minato_gpu.faults.watchdog import WorkerHung
+    from minato_gpu.lanes.far.cluster import Lanes
+    from minato_gpu.lanes.far.ray_lanes import RayLanes
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.shared import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
@@ -25,7 +27,9 @@ __all__ = [
     "BadSample",
     "DataLoader",
     "Field",
+    "Lanes",
     "Pipeline",
+    "RayLanes",
     "ShardedDataset",
     "Shards",
     "Source",
@@ -43,7 +47,9 @@ _HOMES = {
     "BadSample": "faults.failures",
     "DataLoader": "loader",
     "Field": "pipeline",
+    "Lanes": "lanes.far.cluster",
     "Pipeline": "pipeline",
+    "RayLanes": "lanes.far.ray_lanes",
     "ShardedDataset": "sampling.sharded_dataset",
     "Shards": "sampling.sharded_dataset",
     "Source": "sources.source",

@@ -59,3 +59,4 @@ class Arguments(Protocol):
     share_budget: int | str | None
     trace: str | os.PathLike[str] | Mapping[str, Value] | None
     metrics_port: int | str | None
+    cluster: Value

@@ -18,6 +18,7 @@ from minato_gpu.delivery import EpochIterator
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.inline import InlineIterator
 from minato_gpu.iterator import EngineIterator
+from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory import shm_limits
 from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.metrics_server import export
@@ -37,7 +38,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port"),
+    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port", "cluster"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -115,6 +116,10 @@ class DataLoader(TorchDataLoader[T]):
             construction on; 0: any free port (``stats()["metrics"]`` says which). "0.0.0.0:9090" lets other machines
             ask. Loaders of a process may share a port; copies of a loader and forked processes export nothing. Raises
             ValueError if the port is in use, ModuleNotFoundError without prometheus_client (the extra ``metrics``).
+        cluster: Workers of other machines, beside those of this one: ``minato_gpu.Lanes("host:port", ...)`` of agents
+            that run there, or ``minato_gpu.RayLanes(cores=...)``. Batches are what they are without. Data set,
+            pipeline and ``collate_fn`` go there once, by pickle; files are read where a sample is prepared. A machine
+            that is silent for a second loses what it had to others. See "Several machines" in the manual.
 
     Raises:
         ValueError, TypeError: arguments that contradict each other, as PyTorch does; or one is set later.
@@ -161,6 +166,7 @@ class DataLoader(TorchDataLoader[T]):
         share_budget: int | str | None = None,
         trace: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         metrics_port: int | str | None = None,
+        cluster: LaneSource | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -203,6 +209,7 @@ class DataLoader(TorchDataLoader[T]):
         self.share_budget = share_budget
         self.trace = trace
         self.metrics_port = metrics_port
+        self.cluster = cluster
         options = Options.check(self)
         if num_workers > 0:
             shm_limits.check(self, processes=not options.threads)
@@ -371,6 +378,7 @@ class DataLoader(TorchDataLoader[T]):
                 another GPU, ``short_of_memory``: times that memory ran out, ``unloaded``: batches sent back to the
                 host, ``pinned_bytes``, ``pinning_refused`` (why, or None), ``device_bytes`` and ``device_bytes_peak``
                 held, ``nvml``: ``utilisation``, ``memory_used_bytes``, ``memory_total_bytes``, or None.
+            nodes: Machines of ``cluster``, by lane: ``connected``, how often each was ``lost``, ``received_bytes``.
             device_lane: The device lane (a list with several): ``micro_batch``: samples at a time at most,
                 ``short_of_memory``: times that memory ran out, ``spilled_to_host``: samples sent to the host,
                 ``retired``: it has given up, ``nvjpeg``: the version in use, ``step_s_per_work_s``: seconds that a

@@ -100,6 +100,7 @@ class Options:
             share_bytes=_share_budget(loader),
             trace=TraceOptions.check(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
+            more_lanes=_cluster(loader),
         )
 
 
@@ -186,6 +187,29 @@ def _share(loader: Arguments) -> str:
             "share: a directory is shared by all whose cache_dir it is; leave out share, or keep copies in memory alone"
         )
     return name
+
+
+def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
+    """The lanes of other machines; their agents are asked what they are, which takes a moment."""
+    if loader.cluster is None:
+        return ()
+    from minato_gpu.lanes.far.cluster import Lanes
+
+    if not isinstance(loader.cluster, Lanes):
+        raise TypeError(f"cluster must be minato_gpu.Lanes, minato_gpu.RayLanes or None, got {loader.cluster!r}")
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError("cluster needs a map-style data set: an IterableDataset is shared out to workers of this host")
+    if loader.num_workers == 0 or _threads(loader):
+        raise ValueError(
+            "cluster: workers of this host join batches beside those of other machines; it needs num_workers > 0, and "
+            "worker_kind='process'"
+        )
+    if loader.lanes is not None and "cpu" not in loader.lanes:
+        raise ValueError("cluster adds CPU workers, and lanes leaves them out: add 'cpu' to lanes")
+    if loader.share_budget is not None:
+        raise ValueError("cluster: workers of other machines share no samples; leave out share_budget, or cluster")
+    loader.cluster.check(loader)
+    return (loader.cluster,)
 
 
 def _peers(loader: Arguments) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import pytest
 
 from pipelines import image_classification
 from tests.support import pages
+from tests.support.agents import AgentProcess, agents
 from tests.support.torchvision_operators import import_torchvision
 
 # How many samples the page's loader has delivered after each example; None: the example has no loader.
@@ -23,6 +24,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     f"{MANUAL}/failures.md": (99,),
     f"{MANUAL}/pipelines.md": (35, 100),
     f"{MANUAL}/resuming.md": (36, 90),
+    f"{MANUAL}/several_machines.md": (100,),
     f"{MANUAL}/start.md": (100,),
     f"{MANUAL}/storage.md": (100, 100, 25),
     f"{MANUAL}/torchvision.md": (35,),
@@ -53,6 +55,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
+def agent() -> Iterator[AgentProcess]:
+    with agents() as [found]:
+        yield found
+
+
+@pytest.fixture
 def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
@@ -62,6 +70,8 @@ def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
         import_torchvision()
     if name in ("README.md", "torchvision.md", "pipelines.md"):
         image_classification.example_data(here / "photographs")
+    if name == "several_machines.md":
+        names["agents"] = [request.getfixturevalue("agent").address]
     if name == "watching.md":
         names["writer"], names["wandb"] = MagicMock(), MagicMock()
     if name == "resuming.md":

@@ -19,6 +19,7 @@ from minato_gpu.extras import from_extra
 from minato_gpu.lab.commands.analyze import analyze
 from minato_gpu.lab.commands.cache import cache
 from minato_gpu.lab.commands.common import CommandOutput, need_object, need_pipeline, shows, writable
+from minato_gpu.lab.commands.lane import lane
 from minato_gpu.lab.commands.top import top
 from minato_gpu.lab.commands.whatif import whatif
 from minato_gpu.lab.console import show
@@ -56,6 +57,7 @@ def main(context: click.Context, traceback: bool) -> None:
 
 main.add_command(analyze)
 main.add_command(cache)
+main.add_command(lane)
 main.add_command(top)
 main.add_command(whatif)
 

@@ -253,9 +253,11 @@ class Lane(Protocol):
 
 
 class LaneSource(Protocol):
-    """Opens lanes for a loader, beside its own workers and devices. ``slots``: CPU workers that they have together."""
+    """Opens lanes for a loader, beside its own workers and devices."""
 
-    slots: int
+    @property
+    def slots(self) -> int:
+        """CPU workers that they have together."""
 
     def open(self, job: Job, links: WorkerChannels) -> Iterable[Lane]:
         """Lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""

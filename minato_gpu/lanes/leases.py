@@ -137,6 +137,11 @@ class Leases:
         if lease is not None and lease.singly:
             lease.size, lease.watched, lease.worker, lease.cut = min(keep, lease.size), True, worker, True
 
+    def shorten(self, number: Number, size: int) -> None:
+        """No sample of the task from number ``size`` on is prepared, wherever that is decided."""
+        if (lease := self._leases.get(number)) is not None:
+            lease.size, lease.watched = min(size, lease.size), True
+
     def settle(self, worker: int) -> None:
         """Find out where tasks were ended that have been taken back from this worker: another is about to be."""
         for lease in self._leases.values():

@@ -33,6 +33,7 @@ MORE = {  # pages that say more about an argument
     "cache_dir": "storage.md#caches",
     "trace": "watching.md#a-trace-of-every-sample",
     "metrics_port": "watching.md#prometheus",
+    "cluster": "several_machines.md",
 }
 HEAD = """# Reference
 

@@ -1,38 +1,47 @@
-"""A lane behind a socket: the contract, and a loader with one worker here and two there."""
+"""The far lane: the contract, and loaders with one worker here and others at agents."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from itertools import islice
 from time import sleep
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+import minato_gpu
 from minato_gpu import DataLoader
+from minato_gpu.lanes.far.agent import Shipment
+from minato_gpu.lanes.far.cluster import _asked
+from minato_gpu.lanes.far.lane import FarLane
+from minato_gpu.lanes.far.receiver import Receiver
 from tests.lanes.contract import LaneContract, Made, Trace
-from tests.lanes.harness import job, open_links, piece, task
-from tests.lanes.socket_lane import AgentProcess, SocketLane, SocketLanes
+from tests.lanes.harness import job, marked, open_links, piece, task
+from tests.lanes.lanes import FORK
+from tests.support.agents import AgentProcess, agents
+from tests.support.waiting import wait_until
 
 AHEAD_S = 1000.0  # of the agent's clock
 
 
-class TestBehindASocket(LaneContract):
+class TestFar(LaneContract):
     @contextmanager
     def made(self, trace: Trace) -> Iterator[Made]:
-        agent = AgentProcess(AHEAD_S, job(trace.make, repeats=True))
-        with open_links() as links:
-            lane = SocketLane(agent.address, 1, None, links)
+        with agents(1, 1, job=job(trace.make, repeats=True), ahead_s=AHEAD_S) as [agent], open_links() as links:
+            (address, workers), shipment = _asked(agent.address), Shipment(b"", (), {}, 1 << 30, 1, agent.lane)
+            lane = FarLane(address, workers, shipment, links, Receiver())
             try:
-                yield Made(lane, lambda keys, chunk, run: task(piece(keys), chunk=chunk)._replace(run=run))
+                yield Made(
+                    lane, lambda keys, chunk, run: marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
+                )
             finally:
                 lane.close(20.0)
-                agent.close()
 
 
 class Drawn:
@@ -71,16 +80,14 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(*, slots: int = 0, agents: Any = (), dataset: Any = None, **more: Any) -> Any:
+def made(*, agents: Any = (), dataset: Any = None, **more: Any) -> Any:
     """A loader with one worker here, and those of the agents."""
     arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": True, "timeout": 60, **more}
+    if agents:
+        arguments["cluster"] = minato_gpu.Lanes(*[each.address for each in agents])
     samples: Any = copy(dataset or Drawn())
     samples.slow_here = bool(agents)  # or all is done before the workers of an agent have begun
-    loader: Any = DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
-    session = loader._session
-    if agents:
-        session.options = replace(session.options, more_lanes=(SocketLanes([each.address for each in agents], slots),))
-    return loader
+    return DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
 
 
 def bits(value: Any) -> Any:
@@ -101,20 +108,10 @@ def samples_of(batches: list[Any]) -> list[Any]:
     )
 
 
-@contextmanager
-def agents(count: int = 1) -> Iterator[list[AgentProcess]]:
-    """Agents that no lane may be left of."""
-    found = [AgentProcess(AHEAD_S) for _ in range(count)]
-    try:
-        yield found
-    finally:
-        for each in found:
-            each.close()
-
-
-def there(loader: Any) -> int:
-    """How many samples the other lanes have prepared."""
-    return sum(lane["samples"] for name, lane in loader.stats()["lanes"].items() if name != "cpu")
+def there(loader: Any, agent: AgentProcess | None = None) -> int:
+    """How many samples an agent, or all of them, have prepared."""
+    lanes = loader.stats()["lanes"].items()
+    return sum(lane["samples"] for name, lane in lanes if name != "cpu" and (agent is None or name == agent.lane))
 
 
 @pytest.mark.usefixtures("no_leaks")
@@ -122,7 +119,7 @@ def there(loader: Any) -> int:
 def test_batches_are_the_same_bits_in_the_same_order(mode: dict[str, Any]) -> None:
     expected = [bits(batch) for batch in made(**mode)]
     with agents() as others:
-        loader = made(slots=2, agents=others, **mode)
+        loader = made(agents=others, **mode)
         assert [bits(batch) for batch in loader] == expected
         assert there(loader) > 0
         if budget := mode.get("host_memory_budget"):
@@ -137,26 +134,76 @@ def test_batches_are_the_same_bits_in_the_same_order(mode: dict[str, Any]) -> No
 def test_out_of_order_they_are_the_same_samples(count: int) -> None:
     expected = samples_of(list(made()))
     with agents(count) as others:
-        loader = made(slots=2, agents=others, in_order=False, max_lateness=4)
+        loader = made(agents=others, in_order=False, max_lateness=4)
         assert samples_of(list(loader)) == expected
         assert there(loader) > 0
         del loader
 
 
+def kill_all(agent: AgentProcess) -> None:
+    agent.kill()
+
+
+def kill_session(agent: AgentProcess) -> None:
+    [session] = agent.sessions()
+    session.kill()
+
+
+def stop(agent: AgentProcess) -> None:
+    agent.signal_all(signal.SIGSTOP)
+
+
+HARMS: dict[str, Callable[[AgentProcess], None]] = {"killed": kill_all, "session": kill_session, "stopped": stop}
+
+
 @pytest.mark.usefixtures("no_leaks")
-@pytest.mark.parametrize("mode", [MODES["rows"], MODES["joined"], MODES["budget"]], ids=["rows", "joined", "budget"])
-def test_an_agent_that_is_killed_takes_no_sample_along(mode: dict[str, Any]) -> None:
-    expected = [bits(batch) for batch in made(**mode)]
-    with agents() as others:
-        loader = made(slots=2, agents=others, **mode)
-        found = []
+@pytest.mark.parametrize(("mode", "harm"), [("rows", "stopped"), ("joined", "killed"), ("budget", "session")])
+def test_an_agent_that_is_lost_takes_no_sample_along(mode: str, harm: str) -> None:
+    expected = [bits(batch) for batch in made(**MODES[mode])]
+    with agents(2) as others:
+        loader, found, harmed = made(agents=others, **MODES[mode]), [], False
         for batch in loader:
             found.append(bits(batch))
-            if len(found) >= 8 and there(loader) > 0:
-                others[0].kill()
+            if not harmed and len(found) >= 8 and there(loader, others[0]) > 0:
+                harmed = True
+                HARMS[harm](others[0])
         assert found == expected
-        assert 0 < there(loader) < 240
+        assert harmed and there(loader, others[0]) < 240
+        assert loader.stats()["failures"] == [] and loader.stats()["workers"]["died"] == 0
         del loader
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_a_node_that_comes_back_is_given_work_again() -> None:
+    with agents(1) as [other]:
+        loader = made(agents=[other], persistent_workers=True)
+        expected = [bits(batch) for batch in loader]
+        kill_session(other)
+        epochs = [[bits(batch) for batch in loader]]  # while nobody is there, or until it is there again
+        before = there(loader)
+        assert wait_until(lambda: len(other.sessions()) == 1 and before >= 0)
+        while loader.stats()["lanes"][other.lane]["samples"] == 0 and len(epochs) < 20:
+            epochs.append([bits(batch) for batch in loader])
+        assert len(expected) == 30 and all(len(epoch) == 30 for epoch in epochs)
+        assert there(loader) > 0 and loader.stats()["nodes"][other.lane]["lost"] == 1
+        del loader
+
+
+def test_all_ends_with_the_program_however_that_ends() -> None:
+    with agents(1) as [other]:
+        before = psutil.Process(other.pid).children(recursive=True)
+        program = FORK.Process(target=_train, args=([other],))
+        program.start()
+        assert wait_until(lambda: len(psutil.Process(other.pid).children(recursive=True)) >= len(before) + 3)
+        program.kill()
+        program.join()
+        assert wait_until(lambda: psutil.Process(other.pid).children() == [])
+        program.close()
+
+
+def _train(others: list[AgentProcess]) -> None:
+    for _ in made(agents=others):
+        sleep(60.0)
 
 
 def epochs_of(loader: Any) -> list[Any]:
@@ -168,7 +215,7 @@ def epochs_of(loader: Any) -> list[Any]:
 def test_what_an_epoch_that_is_left_has_sent_disturbs_no_other() -> None:
     expected = epochs_of(made(persistent_workers=True))
     with agents() as others:
-        loader = made(slots=2, agents=others, persistent_workers=True)
+        loader = made(agents=others, persistent_workers=True)
         assert epochs_of(loader) == expected
         del loader
 
@@ -176,8 +223,7 @@ def test_what_an_epoch_that_is_left_has_sent_disturbs_no_other() -> None:
 @pytest.mark.usefixtures("no_leaks")
 def test_a_failure_says_in_which_lane_it_happened() -> None:
     with agents() as others:
-        lane = f"cpu:{others[0].address[0]}:{others[0].address[1]}"
-        loader = made(slots=2, agents=others, dataset=Drawn(fails_among=2), on_error="skip")
+        loader = made(agents=others, dataset=Drawn(fails_among=2), on_error="skip")
         list(loader)
-        assert {failure["lane"] for failure in loader.stats()["failures"]} == {lane}
+        assert {failure["lane"] for failure in loader.stats()["failures"]} == {others[0].lane}
         del loader

@@ -1,0 +1,114 @@
+"""The thread in which a loader's far lanes receive: one for all nodes, which also notices those that are silent."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from minato_gpu.lanes.far.frames import FrameSocket
+from minato_gpu.threads import OwnThread
+
+_LOOK_S = 0.1  # between two looks at what is silent
+_LATE_S = 0.5  # this thread has had no turn for so long: what is silent may have spoken
+
+
+class Connected(Protocol):
+    """A lane, as the thread sees it: all of this is called in the thread."""
+
+    left: threading.Event
+
+    def begin(self, wire: FrameSocket) -> None:
+        """The node is connected."""
+
+    def take_in(self) -> bool:
+        """Take in what has come; returns whether there may be more."""
+
+    def attend(self, now: float, *, late: bool) -> bool:
+        """Whether the node is still there. ``late``: the thread had no turn for a while."""
+
+    def fileno(self) -> int:
+        """Of the connection."""
+
+    @property
+    def wants(self) -> int:
+        """What is to be watched of the connection."""
+
+    def lose(self) -> None:
+        """The node is gone, or nothing is to be received any more; closes the connection."""
+
+
+class Receiver:
+    """The thread in which the lanes of one loader receive; it ends when the last of them has left."""
+
+    def __init__(self) -> None:
+        self._poll, self._bell = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._bell, select.EPOLLIN)
+        self._lanes: dict[Connected, int] = {}  # that are connected, and what is watched of them
+        self._members: set[Connected] = set()
+        self._due: deque[Callable[[], None]] = deque()
+        self._lock, self._has_ended = threading.Lock(), False
+        self._thread = OwnThread(target=self._run, name="minato-far", daemon=True)
+
+    def join(self, lane: Connected) -> None:
+        """The lane will be connected, perhaps; in the thread that opens lanes."""
+        self._members.add(lane)
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> bool:
+        """Have this called in the thread; returns whether it will be."""
+        with self._lock:
+            if not self._has_ended:
+                self._due.append(call)
+                os.eventfd_write(self._bell, 1)
+            return not self._has_ended
+
+    def add(self, lane: Connected, wire: FrameSocket) -> None:
+        """In the thread: the lane's node is connected."""
+        if lane not in self._members:
+            wire.close()
+            return
+        lane.begin(wire)
+        self._poll.register(wire.end, select.EPOLLIN)
+        self._lanes[lane] = select.EPOLLIN
+
+    def leave(self, lane: Connected) -> None:
+        """In the thread: nothing more is received for this lane."""
+        self._members.discard(lane)
+        if lane in self._lanes:
+            self._lose(lane)
+        lane.left.set()
+
+    def _lose(self, lane: Connected) -> None:
+        del self._lanes[lane]
+        lane.lose()  # which closes the connection, and with it the watch
+
+    def _run(self) -> None:
+        again, before, begun = False, perf_counter(), False
+        while self._members or not begun:
+            ready = {fd for fd, _ in self._poll.poll(0 if again else _LOOK_S)}
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+            while self._due:
+                begun = True
+                self._due.popleft()()
+            now, again = perf_counter(), False
+            for lane, watched in list(self._lanes.items()):
+                again |= lane.take_in()
+                if not lane.attend(perf_counter(), late=now > before + _LATE_S):
+                    self._lose(lane)
+                elif lane.wants != watched:
+                    self._lanes[lane] = lane.wants
+                    self._poll.modify(lane.fileno(), lane.wants)
+            before = now
+        with self._lock:
+            self._has_ended = True
+        for call in self._due:
+            call()
+        self._poll.close()
+        os.close(self._bell)

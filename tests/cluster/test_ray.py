@@ -1,0 +1,95 @@
+"""Agents that Ray starts, on a cluster of this machine: a head, whose program trains, and two nodes beside it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from minato_gpu import DataLoader, RayLanes
+from minato_gpu.lanes.far.greeting import AgentError
+from tests.lanes.test_far import Drawn, bits, there
+from tests.support.waiting import wait_until
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    for _ in range(2):
+        cluster.add_node(num_cpus=2, resources={"preparing": 1})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def made(cluster: Any = None) -> Any:
+    """A loader of ours with one worker here."""
+    samples: Any = Drawn()
+    samples.slow_here = cluster is not None
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(
+        samples,
+        8,
+        num_workers=1,
+        shuffle=True,
+        generator=generator,
+        timeout=60,
+        cluster=cluster,
+        persistent_workers=True,
+    )
+
+
+def agents() -> list[psutil.Process]:
+    """Processes that Ray's actors have started here, and that listen."""
+    found = [each for each in psutil.process_iter(["cmdline"]) if "--tied" in (each.info["cmdline"] or ())]
+    return [each for each in found if each.parent() is not None and "--tied" not in each.parent().cmdline()]
+
+
+def gets_work(loader: Any) -> bool:
+    """Whether the agents' workers are there in time."""
+    return wait_until(lambda: len(list(loader)) == 30 and there(loader) > 0)
+
+
+def test_a_loader_of_three_nodes(nodes: Any) -> None:
+    expected = [bits(batch) for batch in made()]
+    cluster = RayLanes(cores=4, resources={"preparing": 1})
+    loader = made(cluster)
+    assert cluster.slots == 4 and len(agents()) == 2
+    assert [bits(batch) for batch in loader] == expected
+    assert gets_work(loader)
+    found, killed = [], False
+    for batch in loader:
+        found.append(batch)
+        if not killed and len(found) >= 4 and there(loader) > 0:
+            killed = True
+            agents()[0].send_signal(signal.SIGKILL)
+    assert sorted(int(key) for batch in found for key in batch["key"]) == list(range(240))
+    assert killed and len(loader.stats()["nodes"]) == 2 and loader.stats()["failures"] == []
+    del loader, cluster
+    assert wait_until(lambda: agents() == [])
+
+
+def test_what_the_cluster_does_not_have_is_said_at_construction(nodes: Any) -> None:
+    with pytest.raises(AgentError, match="cores=5: 2 other nodes of the Ray cluster have 4 in all"):
+        made(RayLanes(cores=5, resources={"preparing": 1}))
+    with pytest.raises(AgentError, match="0 other nodes of the Ray cluster have 0 in all with"):
+        made(RayLanes(cores=1, resources={"none": 1}))
+
+
+@pytest.mark.parametrize(("cores", "error"), [(0, ValueError), (1.5, TypeError)])
+def test_cores_that_are_none(cores: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="cores must be"):
+        RayLanes(cores=cores)
