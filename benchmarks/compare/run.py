@@ -27,7 +27,7 @@ from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.shared import WorkerBlocks
+from minato_gpu.memory.worker_blocks import WorkerBlocks
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.stages import Tolerance
 from minato_gpu.threads import usable_cores
