@@ -79,7 +79,8 @@ class ValueLoad(Load):
         self.measured = sum(part.numel() * part.element_size() for part in self._used)
 
     def _move_by_torch(self, accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
-        """Moves a tensor with ``Tensor.to``: for sparse, quantised and other tensors whose bytes are not all."""
+        """Moves a tensor with ``Tensor.to``: a sparse or quantised one, or another that its bytes do not fully
+        describe."""
         moved = tensor.to(accelerator.device)
         self._used += [part for part in strided_parts(moved.detach()) if part.numel()]
         return moved

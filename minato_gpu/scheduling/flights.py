@@ -79,9 +79,9 @@ class Flight:
         if not self.reads:
             return NONE
         if len(self.parts) == 1:
-            return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)
+            return (0, len(offsets)) if self.parts[0].stage else (len(offsets), 0)
         parts = [part for part, _ in map(self.at, offsets) if part.read]
-        handed = sum(part.at > 0 for part in parts)
+        handed = sum(part.stage > 0 for part in parts)
         return len(parts) - handed, handed
 
 
@@ -99,7 +99,7 @@ class Flights:
     # --- chunks come back -------------------------------------------------------------------------------------
 
     def give_back(self, flight: Flight, start: int, stop: int) -> None:
-        """Returns samples ``start`` to ``stop`` of the chunk to the waiting ones, with their costs."""
+        """Queues samples number ``start`` to ``stop`` of the chunk again, with their predicted costs."""
         offset = 0
         for part in flight.parts:
             lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))

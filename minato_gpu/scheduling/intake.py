@@ -236,7 +236,7 @@ class Intake:
             self._waiting.reorder(self._update_guess)
 
     def _update_guess(self, entry: Entry) -> None:
-        if entry.predicted is not None and not entry.at:
+        if entry.predicted is not None and not entry.stage:
             entry.cpu, entry.device = self._guess(*entry.predicted)
             if entry.cpu is not None:
                 entry.side = CPU

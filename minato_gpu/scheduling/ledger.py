@@ -46,7 +46,7 @@ class Ledger:
         self.handing = 0  # of those, samples that will be handed over
         self.promised = 0  # unused bytes of credits
         self._ready_bytes = 0
-        self.pool = 0  # samples that are ready and in no batch
+        self.ready_samples = 0  # samples that are ready and in no batch
         self._read = _Pool()
         self._handed = _Pool()  # apart: these may be a thousand times as large
 
@@ -73,7 +73,7 @@ class Ledger:
         """Counts running samples as ready: they hold ``nbytes`` together, and no longer their inputs ``held``."""
         self._drop_inputs(held)
         self.stop(samples, handing)
-        self.pool += samples
+        self.ready_samples += samples
         self._ready_bytes += nbytes
         self.sample_bytes = _updated_mean(self.sample_bytes, samples, nbytes)
 

@@ -138,7 +138,7 @@ class Router:
 
     def may_rescue(self, entry: Entry) -> bool:
         """Returns True when a device could continue the sample from a later stage."""
-        ahead = any(plan.split > entry.at for plan in entry.between)
+        ahead = any(plan.split > entry.stage for plan in entry.between)
         return ahead and self._policy.rescue and not self.no_device(entry.home)
 
     def rescues(self, entry: Entry, factor: float, since_s: float) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class Router:
         return tuple(
             plan.split
             for plan in entry.between
-            if plan.split > entry.at and plan.store_s + self.price * (wait + factor * plan.device) < since_s
+            if plan.split > entry.stage and plan.store_s + self.price * (wait + factor * plan.device) < since_s
         )
 
     def no_device(self, home: str) -> bool:

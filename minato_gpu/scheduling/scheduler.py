@@ -87,7 +87,7 @@ class Scheduler:
         self._compose()
         work.consumer_starves = self._starves
         work.oldest = self._places.oldest
-        work.samples_ready = self._ledger.pool + self._composed
+        work.samples_ready = self._ledger.ready_samples + self._composed
         if self._streams is not None:
             self._undelivered += self._streams.ask_for_more(work, self._ledger, self._undelivered)
         work.fill()
@@ -154,7 +154,7 @@ class Scheduler:
     @property
     def batches_ready(self) -> float:
         """Samples that are prepared and not delivered, in batches."""
-        return (self._ledger.pool + self._composed) / self._intake.pace.batch
+        return (self._ledger.ready_samples + self._composed) / self._intake.pace.batch
 
     def stall_cause(self) -> str:
         """Returns why the consumer waits, in a word or two: the first cause that holds."""
@@ -261,7 +261,7 @@ class Scheduler:
                     self._mark_ready(flight, event.done, event.failed)
                 else:
                     self._streams.advance(flight, event)
-                    self._ledger.pool -= event.ended
+                    self._ledger.ready_samples -= event.ended
                     self._undelivered -= event.ended
         if event.final:
             self._flights.retire(event.chunk)
@@ -383,6 +383,6 @@ class Scheduler:
             self._sizes[batch.order] = size
             self._composed += size
             self._intake.cold = False
-            self._ledger.pool -= size
+            self._ledger.ready_samples -= size
             self._asked = False
             self._work.out.append(batch)

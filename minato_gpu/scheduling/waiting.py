@@ -28,8 +28,8 @@ class Entry:
     """A run of serials ``lo`` to ``hi`` with predicted seconds per sample on either kind of lane."""
 
     __slots__ = (
-        *("at", "begin", "between", "cold", "cpu", "device", "hi", "home", "inspect", "lo", "max_threshold", "place"),
-        *("predicted", "priority", "queued_s", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
+        *("begin", "between", "cold", "cpu", "device", "hi", "home", "inspect", "lo", "max_threshold", "place"),
+        *("predicted", "priority", "queued_s", "ratio", "read", "side", "slow", "stage", "steps", "sums", "waits"),
     )
 
     def __init__(
@@ -54,7 +54,7 @@ class Entry:
         self.side = CPU
         self.slow = False
         self.waits = False  # queued, for lazy deletion
-        self.at = 0  # stage that the sample has reached; costs are those of the rest; 0: none but the host read
+        self.stage = 0  # stage that the sample has reached; costs are those of the rest; 0: none but the host read
         self.begin = lo  # serial of ``sums[0]``
         self.sums: Sequence[float] = ()  # cumulated CPU seconds of a run; empty: all cost the same
         self.between: Sequence[Plan] = ()  # divided plans
@@ -95,7 +95,7 @@ class Entry:
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
         entry.predicted = self.predicted
-        entry.at, entry.between, entry.steps = self.at, self.between, self.steps
+        entry.stage, entry.between, entry.steps = self.stage, self.between, self.steps
         entry.max_threshold = self.max_threshold
         if self.sums:
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
@@ -143,7 +143,7 @@ class Entry:
     def rest(self, serial: TicketId, split: int) -> Entry:
         """Makes an entry for one serial whose stages before ``split`` are done."""
         entry = Entry(serial, TicketId(serial + 1), self.place)
-        entry.read, entry.at, entry.cold = True, split, self.cold
+        entry.read, entry.stage, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
         return entry

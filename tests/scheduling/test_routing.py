@@ -117,7 +117,7 @@ def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
     entry = entry_of(3, 5, 0, 6.0, 7.0)
     entry.between = between
     left = entry.rest(TicketId(4), 1)
-    assert (left.lo, left.hi, left.at, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
+    assert (left.lo, left.hi, left.stage, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
 
 
 def test_what_it_took_to_lay_a_sample_down_is_no_part_of_what_was_done() -> None:
