@@ -345,8 +345,8 @@ FAULTS = (
     Fault(
         "every loader prepares what another prepares for it",
         "sources/prepared_samples.py",
-        "            elif sample.owner is None:\n                self._grant",
-        "            else:\n                self._grant",
+        "            elif sample.owner is None and self._has_room:\n",
+        "            elif self._has_room:\n",
         _PREPARED,
     ),
     Fault(
