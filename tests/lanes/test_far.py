@@ -10,6 +10,7 @@ from itertools import islice
 from time import sleep
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -52,6 +53,7 @@ class Drawn:
 
     def __init__(self, *, rows: bool = True, fails_among: int = 0) -> None:
         self.rows, self.fails_among = rows, fails_among
+        self.weights = np.ones(1 << 17)  # what is large is pickled otherwise
 
     def __len__(self) -> int:
         return 240

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 _LENGTHS = struct.Struct("<QQ")  # of head and body
 _MOST_HEAD, _MOST_BODY = 1 << 28, 1 << 40
-_BUFFER = 1 << 18
+_BUFFER = 1 << 16
 _AT_ONCE = 64  # views of one system call
 
 Place = Callable[[tuple[Any, ...], int], Sequence[memoryview] | None]
