@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -201,6 +205,37 @@ def test_all_ends_with_the_program_however_that_ends() -> None:
         program.join()
         assert wait_until(lambda: psutil.Process(other.pid).children() == [])
         program.close()
+
+
+PROGRAM = """
+import sys
+
+import minato_gpu
+
+
+class Squares:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        return key * key
+
+
+if __name__ == "__main__":
+    cluster = minato_gpu.Lanes(sys.argv[1])
+    loader = minato_gpu.DataLoader(Squares(), 8, num_workers=1, cluster=cluster, persistent_workers=True)
+    while loader.stats()["lanes"].get(f"cpu:{sys.argv[1]}", {}).get("samples", 0) == 0:
+        assert [int(each) for batch in loader for each in batch] == [key * key for key in range(64)]
+"""
+
+
+def test_a_data_set_of_the_programs_own_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with agents() as [other]:
+        command = [sys.executable, str(tmp_path / "train.py"), other.address]
+        environment = {**os.environ, "PYTHONPATH": str(Path(minato_gpu.__file__).parents[1])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def _train(others: list[AgentProcess]) -> None:

@@ -60,7 +60,7 @@ class Lanes:
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
-        """Ask every agent what it is, and find out whether all that it needs can be sent.
+        """Asks every agent what it is, and finds out whether all that it needs can be sent.
 
         Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work.
         """
@@ -81,7 +81,7 @@ class Lanes:
         return self._names
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:
-        """See LaneSource."""
+        """Opens the lanes of all agents, which are connected meanwhile; the job is pickled once."""
         data, receiver = pickle.dumps(job, 5), Receiver()
         main: dict[str, Any] = spawn.get_preparation_data("minato-agent")
         paths = tuple(main["sys_path"])
