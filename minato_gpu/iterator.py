@@ -39,8 +39,10 @@ def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
         if lanes:
             decoder = nvjpeg.loaded()  # not always the one that is installed
             found = [{**lane.stats(), "nvjpeg": decoder and ".".join(map(str, decoder))} for lane in lanes]
-            harm = pump.run.scheduler.harm
-            found = [{**stats, "step_s_per_work_s": harm.slope, "spared": harm.spare} for stats in found]
+            interference = pump.run.scheduler.interference
+            found = [
+                {**stats, "step_s_per_work_s": interference.slope, "spared": interference.spare} for stats in found
+            ]
             device["device_lane"] = found if len(found) > 1 else found[0]
         if nodes:
             device["nodes"] = {lane.name: lane.stats() for lane in nodes}

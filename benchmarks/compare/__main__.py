@@ -23,9 +23,8 @@ from typing import Any
 import click
 
 from benchmarks import report
-from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import Case, Run, run, watched
+from benchmarks.compare.run import CANDIDATES, Case, Run, run, watched
 from benchmarks.compare.workloads import job
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.isolate import MeasurementError, isolated

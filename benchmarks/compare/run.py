@@ -1,11 +1,11 @@
-"""A workload with what it costs by itself and the least time that a loader could take for it; a run of one loader."""
+"""A workload with what it costs by itself and the least time that a loader could take for it; loaders; a run of one."""
 
 from __future__ import annotations
 
 import copy
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,15 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from benchmarks.compare.dali import DaliReaders
 from benchmarks.compare.workloads import Begun, Indexed, Prepared, Reader, job, leaves, same_content
 from benchmarks.data.published import Array
 from benchmarks.isolate import tree_cpu_s, tree_pss_bytes
 from benchmarks.peers import Job, Loader
+from benchmarks.peers.minato import Minato
+from benchmarks.peers.pytorch import PyTorch
+from benchmarks.peers.spdl import SpdlPool
+from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
@@ -264,3 +269,44 @@ def allowed(asked: Job, loader: Loader) -> Tolerance | None:
     if "device" not in getattr(loader, "lanes", ()):
         return None
     return whole_tolerance(asked.pipeline, "cpu", asked.pipeline.host_prefix)
+
+
+# --- loaders, and the settings that are tried for each before its figures count ---------------------------------------
+
+
+CANDIDATES: Mapping[str, Sequence[Loader]] = {
+    "pytorch in order": [PyTorch("pytorch in order", prefetch_factor=factor) for factor in (2, 4, 8)],
+    "pytorch out of order": [
+        PyTorch("pytorch out of order", in_order=False, prefetch_factor=factor) for factor in (2, 4, 8)
+    ],
+    "torchdata in order": [
+        TorchdataNodes("torchdata in order", processes=processes, in_order=True, prefetch=prefetch)
+        for processes in (True, False)
+        for prefetch in (2, 4)
+    ],
+    "torchdata out of order": [
+        TorchdataNodes("torchdata out of order", processes=processes, prefetch=prefetch)
+        for processes in (True, False)
+        for prefetch in (2, 4)
+    ],
+    "spdl in order": [
+        SpdlPool("spdl in order", processes=processes, in_order=True, concurrency=concurrency)
+        for processes in (True, False)
+        for concurrency in (None, 8, 32)
+    ],
+    "spdl out of order": [
+        SpdlPool("spdl out of order", processes=processes, concurrency=concurrency)
+        for processes in (True, False)
+        for concurrency in (None, 8)
+    ],
+    "dali readers": [DaliReaders("dali readers", prefetch=prefetch) for prefetch in (1, 2, 3)],
+    "minato_gpu in order": [Minato("minato_gpu in order")],
+    "minato_gpu bounded": [Minato("minato_gpu bounded", in_order=False)],
+    "minato_gpu pipeline, cpu": [Minato("minato_gpu pipeline, cpu", lanes=("cpu",))],
+    "minato_gpu pipeline, device": [Minato("minato_gpu pipeline, device", lanes=("device",))],
+    "minato_gpu pipeline, hybrid": [Minato("minato_gpu pipeline, hybrid", lanes=("cpu", "device"))],
+    "minato_gpu pipeline, hybrid bounded": [
+        Minato("minato_gpu pipeline, hybrid bounded", in_order=False, lanes=("cpu", "device"))
+    ],
+}
+"""Loaders by name; the fastest candidate without a step is the one that is compared."""

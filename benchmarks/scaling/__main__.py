@@ -43,14 +43,15 @@ from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
     KINDS,
+    LOADERS,
     NAMED,
     OTHER_KINDS,
     SPREADS,
     TAILED,
     Cell,
     fitting,
+    worth_trying,
 )
-from benchmarks.scaling.loaders import LOADERS, worth_trying
 from benchmarks.scaling.measure import Plan, Run, reach, rehearse, run
 from benchmarks.turns import measured_rows, present
 

@@ -88,7 +88,7 @@ CHECKS = (
         "letting go of DALI's outputs does not wait for the device",
         waits.release_is_asynchronous,
         "nothing to do",
-        "the lane's thread stalls for a step: sweep where it is idle, in lanes/device_work.py",
+        "the lane's thread stalls for a step: sweep where it is idle, in device/work.py",
     ),
     Check(
         "a CUDA graph can be captured while the lane works",

@@ -159,7 +159,7 @@ class Accelerator:
         torch.cuda.current_stream(self.device).wait_event(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
-        """Records the current stream as a user of the tensor's memory, which is not reused before that work has
+        """Records the current stream as a user of the tensor's memory, which is not reused before its work has
         ended."""
         tensor.record_stream(torch.cuda.current_stream(self.device))
 

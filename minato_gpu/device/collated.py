@@ -79,7 +79,8 @@ class ValueLoad(Load):
         self.measured = sum(part.numel() * part.element_size() for part in self._used)
 
     def _move_by_torch(self, accelerator: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
-        """Moves a tensor with ``Tensor.to``: for sparse, quantised and other tensors whose bytes are not all."""
+        """Moves a tensor with ``Tensor.to``: a sparse or quantised one, or another that its bytes do not fully
+        describe."""
         moved = tensor.to(accelerator.device)
         self._used += [part for part in strided_parts(moved.detach()) if part.numel()]
         return moved
@@ -116,7 +117,7 @@ class ValueLoad(Load):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Returns True for a strided CPU tensor that is fully described by its bytes, dtype, shape and strides."""
+    """Returns True for a non-empty CPU tensor that is fully described by its bytes, dtype, shape and strides."""
     plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     on_host = tensor.device.type == "cpu" and plain and tensor.numel() > 0
     return on_host and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)

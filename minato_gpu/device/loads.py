@@ -47,8 +47,7 @@ class DeviceRow(NamedTuple):
 
 
 class LoadContext:
-    """What loads of one device share: the device, the host arena, time slices of the issuing thread, counters, copies
-    in flight.
+    """Shared state of one device's loads: host arena, time slices of the issuing thread, counters, copies in flight.
 
     Memory that copies read is kept until the device has finished them. Each attempt to issue a load is kept by itself,
     since a repeated load may have copies of its first attempt in flight. ``sweep`` and ``wait`` may be called by any
@@ -118,7 +117,7 @@ def _has_passed(event: Event | None) -> bool:
 
 
 class Load:
-    """The load of one batch; see the module. Subclasses say what is copied."""
+    """The copies that bring one batch to the device; subclasses define them. See the module for its life."""
 
     order = OutputBatch(0)  # set by the submitter
 

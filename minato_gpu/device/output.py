@@ -132,7 +132,7 @@ class DeviceOutput:
             self.release()
 
     def release(self) -> None:
-        """Frees memory that was reserved for samples that do not stay or were not begun."""
+        """Forgets the results put so far, and frees memory reserved for samples that do not stay or were not begun."""
         if self.room is not None:
             self.room.give_back()
         self._placed, self._to_host, self._sample = [], [], None
@@ -162,7 +162,7 @@ class DeviceOutput:
         resident = [(value, name, value[name]) for name in made if self._is_resident(value.get(name))]
         self._to_host += resident
         if made and self.room is not None:
-            self.room.each = approximate_bytes({name: item for name, item in value.items() if name in made})
+            self.room.sample_bytes = approximate_bytes({name: item for name, item in value.items() if name in made})
         if task.layout == b"" and self.layout is None:
             if resident:
                 self._sample = value

@@ -23,13 +23,13 @@ class SampleRoom:
     """Memory reservations of one executor; for the lane's thread."""
 
     def __init__(self, store: Store, transfers: Transfers) -> None:
-        self.each = 0  # bytes of one sample on the device; 0: unknown
+        self.sample_bytes = 0  # bytes of one sample on the device; 0: unknown
         self.held = 0  # bytes reserved for samples that are not made yet
         self.over_budget = False  # the last reservation exceeded the budget
         self._store = store
         self._transfers = transfers
 
-    def lacks(self, task: Task, made: frozenset[str], count: int) -> bool:
+    def should_wait(self, task: Task, made: frozenset[str], count: int) -> bool:
         """Returns True when an executor should wait before making ``count`` samples: there is no room for them (nor for
         as many as fit beside the batches) and the consumer is not waiting."""
         transfers = self._transfers
@@ -37,10 +37,10 @@ class SampleRoom:
             return False
         self._measure(task, made)
         limit = transfers.budget.limit
-        if not (limit and self.each and transfers.batch_bytes):
+        if not (limit and self.sample_bytes and transfers.batch_bytes):
             return False
-        most = max(1, (limit - transfers.batch_bytes) // (2 * self.each))
-        return not transfers.budget.has_room(self.each * min(count, most))
+        most = max(1, (limit - transfers.batch_bytes) // (2 * self.sample_bytes))
+        return not transfers.budget.has_room(self.sample_bytes * min(count, most))
 
     def wait(self) -> None:
         """Waits until there may be room, for a few milliseconds at most."""
@@ -54,24 +54,24 @@ class SampleRoom:
         self.over_budget = False
         budget = self._transfers.budget
         self._measure(task, made)
-        if not (self.each and self._transfers.batch_bytes):  # sizes are unknown
+        if not (self.sample_bytes and self._transfers.batch_bytes):  # sizes are unknown
             if budget.limit is None:
                 self.held = count  # a byte each, so that a batch short of memory waits for them
                 budget.take("samples", self.held)
                 return count
-            self._take(self.each)
+            self._take(self.sample_bytes)
             self.over_budget = True  # it may take the first batch's memory
             return 1
         least = count if budget.elastic else 1
-        found = budget.take_some("samples", self.each, count)
+        found = budget.take_some("samples", self.sample_bytes, count)
         if found < least:
             self._transfers.sweep()
-            found += budget.take_some("samples", self.each, count - found)
-        self.held = found * self.each
+            found += budget.take_some("samples", self.sample_bytes, count - found)
+        self.held = found * self.sample_bytes
         if found < least:
             self.over_budget = True
-            budget.take("samples", (least - found) * self.each)
-            self.held = least * self.each
+            budget.take("samples", (least - found) * self.sample_bytes)
+            self.held = least * self.sample_bytes
         return max(least, found)
 
     def give_back(self) -> None:
@@ -93,7 +93,7 @@ class SampleRoom:
         if not task.layout or not rows:
             return
         layout = self._store.layout(task.layout)
-        self.each = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
+        self.sample_bytes = sum(layout.leaves[number].nbytes for name, number in layout.by_name.items() if name in made)
         self._transfers.announce(rows_bytes(layout, max(rows, self._transfers.rows)))
 
     def _take(self, nbytes: int) -> None:

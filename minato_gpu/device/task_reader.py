@@ -26,7 +26,7 @@ class ReadTask(NamedTuple):
     items: list[Item]  # for each number: its failure, else None
     ready: list[int]  # indices into ``numbers`` of the samples that were read
     given: list[ExecutorInput]  # their fields, for the executor
-    begun: bool = False  # the executor has scheduled them
+    scheduled: bool = False  # the executor has scheduled them
 
 
 class TaskReader:
@@ -52,26 +52,26 @@ class TaskReader:
         self._first = first
         self._between = between
         self._next_task = next_task
-        self._coming: ReadTask | None = None  # read ahead of its turn
+        self._ahead: ReadTask | None = None  # read ahead of its turn
 
     def look_ahead(self) -> None:
         """Reads the next task, if there is one with a single split point, and schedules it behind the current
         micro-batch."""
-        if self._coming is not None or (task := self._next_task()) is None:
+        if self._ahead is not None or (task := self._next_task()) is None:
             return
         run = DeviceRun(task, self._first)
         parts = run.by_split()
         if len(parts) == 1:
             ((split, numbers),) = parts.items()
             read = self._read(run, numbers)
-            self._coming = read._replace(begun=self._executors[split].ahead(read.given))
+            self._ahead = read._replace(scheduled=self._executors[split].ahead(read.given))
 
     def read(self, run: DeviceRun, split: int, numbers: list[int]) -> ReadTask:
         """Returns the samples ``numbers`` of a task: as read ahead if it was exactly these, else read now."""
-        read = self._coming
+        read = self._ahead
         if read is None or read.task is not run.task:
             return self._read(run, numbers)
-        self._coming = None
+        self._ahead = None
         if read.numbers == numbers:
             return read
         self._executors[split].forget()
@@ -79,7 +79,7 @@ class TaskReader:
 
     def forget(self) -> None:
         """Drops what was read and scheduled ahead."""
-        self._coming = None
+        self._ahead = None
         for executor in self._executors.values():
             with contextlib.suppress(Exception):
                 executor.forget()

@@ -352,8 +352,7 @@ class Transfers:
             self._changed.wait(_MOMENT_S)
 
     def _lower_budget(self, nbytes: int) -> None:
-        """Halves the budget: limits executors and later batches to half of what they hold. ``nbytes``: held by the
-        failing load."""
+        """Lowers the budget to half of what is held beside the failing load's ``nbytes``, but not below one batch."""
         held = sum(self.budget.held.values()) - nbytes
         limit, self._short = max(self.batch_bytes, held // 2), self._short + 1
         self.budget.lower(limit)

@@ -205,7 +205,7 @@ class DeviceWork:
         room = self._outlet.room
         if room is None or run.parts:
             return
-        while not self.closing and room.lacks(run.task, executor.made, count):
+        while not self.closing and room.should_wait(run.task, executor.made, count):
             run.typical = False  # the device idles meanwhile, so its time tells nothing
             if self._runs:
                 self.end()
@@ -321,7 +321,7 @@ class DeviceWork:
             if is_out_of_memory(error):
                 raise
             raise BrokenDown(error) from error
-        with self._outlet.working(behind=read.begun and run.typical):
+        with self._outlet.working(behind=read.scheduled and run.typical):
             results = executor.run(given, self._outlet.stream)
             self._at.enter(samples=len(items))
             tickets = [run.tickets[number] for number in run.submitted]

@@ -73,18 +73,18 @@ def _writable_folder(context: click.Context, parameter: click.Parameter, folder:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Your own folder of class folders of images; without it, photographs are made.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), default=2)
+@click.option("--epochs", type=click.IntRange(min=1), default=2, help="Passes over the photographs.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/demo"),
     callback=_writable_folder,
-    help="Results.",
+    help="Folder for summary.json and timeline.png.",
 )
 @click.option("--size", type=click.IntRange(min=1), default=960, help="How many photographs to make.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=32)
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, help="Samples of a batch.")
 @click.option("--workers", type=click.IntRange(min=1), default=2, help="Worker processes of the cpu lane.")
-@click.option("--seed", type=int, default=0)
+@click.option("--seed", type=int, default=0, help="Of all random values.")
 @shows
 def demo(out: CommandOutput, /, **options: Any) -> None:
     """Train a small model on real photographs through the loader, both lanes at work.
@@ -145,7 +145,7 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
 @main.command(short_help="Run the scheduler under a virtual clock.")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
-@click.option("--ablation", is_flag=True, help="What each part of the scheduler contributes, instead of scenarios.")
+@click.option("--ablation", is_flag=True, help="Measure what each part of the scheduler contributes.")
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
 @shows
 def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:

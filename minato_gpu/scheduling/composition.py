@@ -1,13 +1,13 @@
-"""What the next batch to deliver consists of.
+"""Composition: decides which samples the next batch to deliver consists of.
 
-Two rules. *Fixed*: a batch is what the sampler put together; it is complete when its last sample is. *Free*: a batch
-takes the oldest ready samples of its epoch, whatever their place, but never leaves out one whose place is
-``max_lateness`` batches back (promise P3). Both compose a batch of the sampler's own order as soon as they can; one
-out of order only when ``eager``, because until then an older sample may still become ready.
+Two rules. *Fixed*: a batch is what the sampler put together, complete when its last sample is. *Free*: a batch takes
+the oldest ready samples of its epoch, whatever their place, but never leaves out a sample whose place is
+``max_lateness`` batches back (promise P3). Both compose a batch in the sampler's order as soon as they can, and one out
+of order only when ``eager``, since until then an older sample may become ready.
 
-Why free composition can always keep that promise: before batch n is composed, every sample of the places up
-to n - 1 - lateness has been delivered, so all that must be in batch n belong to place n - lateness, and a batch
-has room for one place. (Batch n has the size of place n, and epochs never mix.)
+Why free composition can always keep the promise: before batch n is composed, every sample of the places up to n - 1 -
+lateness has been delivered. So all samples that must be in batch n belong to place n - lateness, and a batch has room
+for one place. (Batch n has the size of place n, and epochs never mix.)
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from minato_gpu.spans import TicketSpan, add, cut
 
 
 class Composition:
-    """``next``: the order of the batch that is composed next; ``lateness`` in batches. ``missing``: samples that the
-    next batch needs beside those that are ready, at least."""
+    """Base of the rules by which batches are composed."""
 
-    missing = 1
+    missing = 1  # least number of samples that the next batch needs beside the ready ones
 
     def __init__(self, places: Places, lateness: int) -> None:
-        self.next = OutputBatch(0)
+        self.next = OutputBatch(0)  # order of the batch that is composed next
         self._places = places
-        self._lateness = lateness
+        self._lateness = lateness  # batches
 
     @property
     def held_back(self) -> bool:
-        """Whether the next batch needs the oldest place, of which a sample is not ready."""
+        """True when the next batch must contain the oldest incomplete place."""
         oldest = self._places.oldest
         return oldest is not None and oldest.number <= self.next - self._lateness
 
     def admit(self, place: Place, batch: int) -> None:
-        """A place was admitted; they come in the sampler's order. ``batch``: samples of the batch of its number."""
+        """Adds a place, in the sampler's order. ``batch``: the size of the batch of its number."""
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
-        """``span``, of one epoch, is ready, ``failed`` of it as errors, and with it the places ``complete``."""
+        """Records that ``span``, of one epoch, is ready (``failed`` of it as errors), which completes the places
+        ``complete``."""
 
     def compose(self, eager: bool) -> Compose | None:
-        """The next batch, or None."""
+        """Returns the next batch, or None. ``eager``: it may overtake an older one."""
         raise NotImplementedError
 
     def _compose(self, spans: tuple[TicketSpan, ...], failed: tuple[TicketId, ...]) -> Compose:
@@ -55,7 +55,7 @@ class Composition:
 
 
 class FixedComposition(Composition):
-    """Batches as the sampler composed them, delivered at most ``lateness`` batches late (0: in its order)."""
+    """Composes batches as the sampler did, delivered at most ``lateness`` batches late (0: in its order)."""
 
     def __init__(self, places: Places, lateness: int) -> None:
         super().__init__(places, lateness)
@@ -71,14 +71,14 @@ class FixedComposition(Composition):
             heappush(self._complete, (place.number, place))
 
     def compose(self, eager: bool) -> Compose | None:
-        """The next batch, or None. In strict order a complete place is composed at once, whatever its turn."""
+        """Returns the next batch, or None. In strict order a complete place is composed at once, before its turn."""
         if not self._complete:
             return None
         number, place = self._complete[0]
         spans = ((place.first, place.end),)
         if not self._lateness:
             heappop(self._complete)
-            return Compose(OutputBatch(number), spans, tuple(place.failed))  # in strict order they are the same number
+            return Compose(OutputBatch(number), spans, tuple(place.failed))  # in strict order place and order are equal
         oldest = self._places.oldest
         overtakes = oldest is not None and oldest.number < number
         if self._epochs[0] != place.epoch or (overtakes and (not eager or self.held_back)):
@@ -89,14 +89,16 @@ class FixedComposition(Composition):
 
     @property
     def held_back(self) -> bool:
-        """Whether the next batch must be an older one than those that are complete."""
+        """True when the next batch must be an incomplete one that is older than all complete ones."""
         return bool(self._complete) and super().held_back
 
 
 class ItemComposition(Composition):
-    """Samples that are delivered one by one in the sampler's order: a run of them as soon as it is ready, whatever its
-    turn. The order of a run is that of its first sample. One that has failed is a run by itself, and so is what is of
-    another place: no more samples are taken at once than have been admitted together."""
+    """Composes samples that are delivered one by one in the sampler's order, as runs of neighbours, before their turn.
+
+    The order of a run is that of its first sample. A failed sample is a run by itself, and no run crosses a place, so
+    that no more samples are taken at once than were admitted together.
+    """
 
     held_back = False
 
@@ -126,19 +128,19 @@ class ItemComposition(Composition):
 
 
 class FreeComposition(Composition):
-    """Batches of whatever is ready, oldest first, at most ``lateness`` batches after its place."""
+    """Composes batches of the oldest ready samples, each delivered at most ``lateness`` batches after its place."""
 
     def __init__(self, places: Places, lateness: int) -> None:
         super().__init__(places, lateness)
-        self._due: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
-        # by epoch, what is ready and in no batch: sorted spans that never touch, and how many samples these hold
+        self._next_batches: deque[tuple[int, int]] = deque()  # epoch and size of the next batches
+        # by epoch, samples that are ready and in no batch: as sorted spans that never touch, and their number
         self._ready: defaultdict[int, list[TicketSpan]] = defaultdict(list)
         self._counts: defaultdict[int, int] = defaultdict(int)
         self._failed: set[TicketId] = set()
 
     def admit(self, place: Place, batch: int) -> None:
         if batch:
-            self._due.append((place.epoch, batch))
+            self._next_batches.append((place.epoch, batch))
 
     def finished(self, epoch: int, span: TicketSpan, failed: tuple[TicketId, ...], complete: list[Place]) -> None:
         self._failed.update(failed)
@@ -146,29 +148,29 @@ class FreeComposition(Composition):
         add(self._ready[epoch], span)
 
     def compose(self, eager: bool) -> Compose | None:
-        if not self._due:
+        if not self._next_batches:
             return None
-        epoch, size = self._due[0]
+        epoch, size = self._next_batches[0]
         if self._counts[epoch] < size:
             return None
         oldest = self._places.oldest
         overtakes = oldest is not None and oldest.first < self._ready[epoch][0][0] + size
         if overtakes and (not eager or self.held_back):
             return None
-        return self._take(epoch, size)
+        return self._compose_oldest(epoch, size)
 
     @property
     def missing(self) -> int:  # type: ignore[override]
-        """How many samples the next batch needs beside those that are ready."""
-        return self._due[0][1] - self._counts[self._due[0][0]] if self._due else 0
+        """Samples that the next batch needs beside the ready ones."""
+        return self._next_batches[0][1] - self._counts[self._next_batches[0][0]] if self._next_batches else 0
 
-    def _take(self, epoch: int, need: int) -> Compose:
-        self._due.popleft()
+    def _compose_oldest(self, epoch: int, need: int) -> Compose:
+        self._next_batches.popleft()
         ready, left = self._ready[epoch], self._counts[epoch] - need
         spans, self._counts[epoch] = cut(ready, 0, need), left
         ready[:] = cut(ready, need, need + left)
         if not left:
-            del self._counts[epoch], self._ready[epoch]  # perhaps it was the epoch's last
+            del self._counts[epoch], self._ready[epoch]  # the epoch may have ended
         failed = tuple(s for s in self._failed if any(lo <= s < hi for lo, hi in spans)) if self._failed else ()
         self._failed.difference_update(failed)
         return self._compose(spans, failed)

@@ -1,9 +1,9 @@
-"""What starts next on which lane: picks waiting tickets, gathers them into chunks, keeps what is under way.
+"""``Dispatcher``: decides which waiting tickets start next on which lane, and groups them into chunks.
 
-A free lane takes the ticket of its side that must start first; with none there it steals the one nearest to the
-threshold, if it would finish it sooner than its own side. Workers get *leases*: neighbouring tickets that are worth a
-share of the time that the window takes (``pacing``), so that a dispatch costs little against its work. What a slow
-sample holds up in its lease is taken back and given to others.
+A free lane takes the ticket on its side that must start first. If there is none, it steals the ticket nearest to the
+routing threshold, provided it would finish it sooner than its own side. CPU workers get *leases*: neighbouring tickets
+worth a share of the window's time (``pacing``), so that a dispatch costs little against its work. What a slow sample
+holds up in a lease is revoked and given to others (``flights``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.fetching import Fetching
 from minato_gpu.scheduling.flights import LATE, PATIENCE_S, Flight, Flights
-from minato_gpu.scheduling.intake import LAID_DOWN_S, Intake
+from minato_gpu.scheduling.intake import STORE_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.pacing import MANY_SLOTS
@@ -27,12 +27,12 @@ from minato_gpu.scheduling.waiting import Entry, Waiting
 from minato_gpu.spans import TicketSpan, count, joined
 
 LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
-JOINED_BELOW_S = 20e-3  # beside what a costlier sample takes, laying it down counts for nothing
-LATE_EVEN = 1.25  # as ``LATE``, for a lease of samples that cost much the same
+JOINED_BELOW_S = 20e-3  # for costlier samples the time to store them is negligible
+LATE_UNIFORM = 1.25  # ``LATE`` for a lease of samples of nearly equal cost
 
 
 class Dispatcher:
-    """Waiting and running work of one loader run; ``out`` receives the instructions."""
+    """Holds the waiting and running work of one loader run, and dispatches it; ``out`` receives the instructions."""
 
     def __init__(self, policy: Policy, ledger: Ledger, places: Places) -> None:
         self.policy = policy
@@ -44,56 +44,60 @@ class Dispatcher:
         self.flights = Flights(policy, ledger, self.lanes, self.waiting, self.intake)
         self.samples_ready = 0  # ready and not delivered
         self.short_of_memory = False
-        self.out_of_work = False  # a lane would take more, and nothing for it waits
-        self.consumer_starves = True  # no batch is ready for it
-        self.missing: Callable[[], int] = lambda: 0  # samples that a batch of what is ready still needs
-        self.oldest: Place | None = None  # the oldest place that misses a sample
+        self.out_of_work = False  # a lane wants more and nothing waits for it
+        self.consumer_starves = True  # no batch is ready
+        self.missing: Callable[[], int] = lambda: 0  # samples that the next batch still needs
+        self.oldest: Place | None = None  # the oldest incomplete place
         self.out: list[m.Instruction] = []
         self.now = 0.0
         self._ledger = ledger
         self._next_chunk = 0
 
-    # --- what is being fetched --------------------------------------------------------------------------------
+    # --- waiting for bytes --------------------------------------------------------------------------------
 
     def _not_begun(self) -> int:
-        """Samples of the oldest place that no lane has, whether their bytes are there or not."""
+        """Returns how many samples of the oldest place no lane has, whether their bytes have arrived or not."""
         return self.oldest.waiting + self.fetching.of_oldest if self.oldest is not None else 0
 
     def idle_slots(self) -> int:
-        """Slots of CPU lanes that have nothing to do."""
+        """Returns the CPU slots that have nothing to do."""
         return sum(lane.idle for lane in self.lanes.values() if not lane.is_device)
 
     def note_idle(self) -> None:
-        """Whether lanes have nothing to do, while places wait for bytes."""
+        """Reports idle slots to ``fetching`` while places wait for bytes."""
         self.fetching.observe(self.now, 0 if len(self.waiting) else self.idle_slots())
 
     # --- lanes take work --------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Give work to every lane that would take some; to devices in rounds, the least loaded first."""
+        """Dispatches work to every lane that wants some; to devices in rounds, the least loaded first."""
         takers = [lane for lane in self.lanes.values() if lane.wants_more(low=True)]
         while takers and (len(self.waiting) or self.jobs):
             lane = takers[0]
             if lane.is_device and len(takers) > 1:
                 lane = min((each for each in takers if each.is_device), key=lambda each: each.load)
-            if not (self._give(lane) and lane.wants_more()):
+            if not (self._dispatch_one(lane) and lane.wants_more()):
                 takers.remove(lane)
         self.out_of_work = bool(takers)
 
-    def _give(self, lane: LaneState) -> bool:
-        """One dispatch for the lane; False where nothing is for it."""
+    def _dispatch_one(self, lane: LaneState) -> bool:
+        """Dispatches one chunk to the lane; returns False where nothing is for it."""
         if self.jobs and lane.helps:
             job = self.jobs.popleft()
             self._dispatch(lane, "collate", (), (), job.seconds, job.order)
             return True
-        if lane.wants_many and self.waiting.samples(lane.side) < lane.limits[0] // 2 and not self._is_held_up_by(lane):
+        if (
+            lane.wants_many
+            and self.waiting.samples(lane.side) < lane.limits[0] // 2
+            and not self._blocks_next_batch(lane)
+        ):
             return False
         picked = self._pick(lane)
         return picked is not None and (self._send(lane, *picked) or self._send_oldest(lane, picked[0]))
 
-    def _is_held_up_by(self, lane: LaneState) -> bool:
-        """Whether the consumer waits, the lane is idle, and what waits on the lane's side holds the next batch up: the
-        oldest sample that waits is among it, or so many are that they would complete a batch of what is ready."""
+    def _blocks_next_batch(self, lane: LaneState) -> bool:
+        """Returns True when the consumer waits, the lane is idle, and tickets on its side block the next batch: they
+        include the oldest waiting ticket, or would complete a batch of what is ready."""
         if lane.load[0] or not self.consumer_starves:
             return False
         oldest = self.waiting.oldest()
@@ -102,7 +106,7 @@ class Dispatcher:
         return not self.policy.fixed and 0 < self.missing() <= self.waiting.samples(lane.side)
 
     def _send_oldest(self, lane: LaneState, refused: Entry) -> bool:
-        """Memory refused an entry that should start early: the oldest one may still proceed."""
+        """Dispatches the oldest waiting entry after memory refused an early one."""
         entry = self.waiting.oldest()
         if entry is None or entry is refused or (entry.inspect and not lane.helps):
             return False
@@ -111,7 +115,7 @@ class Dispatcher:
         return self._send(lane, entry, None if lane.is_device else self.intake.router.cut(entry))
 
     def _pick(self, lane: LaneState) -> tuple[Entry, Plan | None] | None:
-        """The ticket that the free lane should take next, and where it should hand it over; or None."""
+        """Returns the ticket that the free lane should take next, with the plan by which it hands it over; or None."""
         if not (lane.is_device or self.policy.cpu_runs):
             return self._pick_for_reader() if lane.helps else None
         patience = 0.0
@@ -125,7 +129,7 @@ class Dispatcher:
         return None if not self.policy.threshold else self.intake.router.steal(lane, self.intake.newest)
 
     def _slow_slots_taken(self) -> bool:
-        """Whether slow work holds all CPU slots but one (of one slot none is reserved)."""
+        """Returns True when slow samples hold all CPU slots but one (a single slot is not reserved)."""
         slots = slow = 0
         for lane in self.lanes.values():
             if not lane.is_device:
@@ -133,7 +137,7 @@ class Dispatcher:
         return slots > 1 and slow >= slots - 1
 
     def _first(self, lane: LaneState, patience: float = 0.0) -> Entry | None:
-        """The ticket on the lane's side that should start first, and that it may have."""
+        """Returns the ticket on the lane's side that should start first and that the lane may have."""
         if lane.is_device and lane.side == m.CPU and self.policy.pins:
             return self.waiting.first_of(lane.home)
         entry = self.waiting.first(lane.side, patience)
@@ -142,14 +146,15 @@ class Dispatcher:
         return entry
 
     def _pick_for_reader(self) -> tuple[Entry, Plan | None] | None:
-        """For a CPU lane that only reads: what is to be read."""
+        """Returns the next ticket to inspect, for a CPU lane that only reads."""
         reading = self.waiting.first(m.CPU)
         return (reading, None) if reading is not None and reading.inspect else None
 
     def _send(self, lane: LaneState, entry: Entry, plan: Plan | None) -> bool:
-        """Dispatch a chunk that begins with ``entry``, up to the plan's split; False when memory forbids it."""
+        """Dispatches a chunk that begins with ``entry``, to be handed over at the plan's split; returns False when
+        memory forbids it."""
         if entry.inspect:
-            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + self._reads_at_once(entry))))
+            part = entry.part(entry.lo, min(entry.hi, TicketId(entry.lo + self._inspections_at_once(entry))))
             self.waiting.take(entry, part.hi - part.lo)
             self._dispatch(lane, "inspect", ((part.lo, part.hi),), (part,), 0.0)
             return True
@@ -165,31 +170,32 @@ class Dispatcher:
             )
         return True
 
-    def _reads_at_once(self, entry: Entry) -> int:
-        """How many samples a lane reads the headers of in one dispatch: many cost the training process little, but what
-        the consumer waits for, and the last that wait, are shared out to all slots."""
+    def _inspections_at_once(self, entry: Entry) -> int:
+        """Returns how many headers a lane reads in one dispatch: many, unless the consumer waits for them or few are
+        left, which are shared among all slots."""
         if self.consumer_starves and entry.place is self.oldest:
             return LEAST_READS
         return max(LEAST_READS, min(MOST_READS, self.waiting.unread // (2 * max(self.intake.pace.cpu_slots, 1))))
 
     def _gather(self, lane: LaneState, entry: Entry, plan: Plan | None) -> tuple[list[Entry], float]:
-        """Take tickets for one dispatch from ``waiting``: as many as are worth its round trip."""
-        limit, target = self._worth(lane, entry) if plan is None else lane.limits
-        target *= lane.speed  # below, seconds are those of its kind
+        """Takes tickets for one dispatch from ``waiting``, as many as are worth its round trip. Returns them with their
+        predicted seconds on this lane."""
+        limit, target = self._lease_limits(lane, entry) if plan is None else lane.limits
+        target *= lane.speed  # below, seconds are those of a slot of this host
         parts: list[Entry] = []
         total, seconds = 0, 0.0
         following: Entry | None = entry
         while following is not None:
-            each = self._each(lane, following) if plan is None else plan.cpu
+            each = self._seconds_each(lane, following) if plan is None else plan.cpu
             if total and (following.inspect or seconds + each > target):
                 break
             size = following.hi - following.lo
             if following.place is not entry.place and 2 * seconds > target < seconds + following.seconds(size, each):
-                break  # with a place, rather than a little way into the next one
+                break  # end with the place rather than early in the next one
             count = min(size, limit - total)
             if self.policy.joins and total and seconds + following.seconds(count, each) > target:
-                break  # the next place may go whole to another slot
-            if self.policy.joins and self._goes_whole(lane, following, each):
+                break  # another slot may take the next place as a whole
+            if self.policy.joins and self._takes_whole_place(lane, following, each):
                 count = size
             elif count > 1:
                 count = min(count, following.within(target - seconds, each))
@@ -211,12 +217,11 @@ class Dispatcher:
                     break
         return parts, seconds / lane.speed
 
-    def _worth(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
-        """The most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
+    def _lease_limits(self, lane: LaneState, entry: Entry) -> tuple[int, float]:
+        """Returns the most samples of a dispatch that begins with ``entry``, and its target in predicted seconds.
 
-        What the batch that the consumer waits for misses, and nobody has started, is shared out to all slots, in leases
-        that become shorter towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left
-        of an epoch.
+        The missing samples of the batch that the consumer waits for are divided among all slots, in leases that shrink
+        towards its end (guided self-scheduling; Polychronopoulos and Kuck 1987). So is what is left of an epoch.
         """
         limit, target = lane.limits
         if lane.is_device:
@@ -224,47 +229,49 @@ class Dispatcher:
         pace = self.intake.pace
         each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
         window = self._ledger.within(self.intake.pace.window)
-        lease = pace.lease_s(each, window, even=lane.even)
+        lease = pace.lease_s(each, window, uniform=lane.uniform)
         if self.consumer_starves and entry.place is self.oldest:
             count = entry.place.waiting
-            equal_s = ceil(pace.batch / shares) * (entry.cpu or each) if lane.even else 0.0
+            equal_s = ceil(pace.batch / shares) * (entry.cpu or each) if lane.uniform else 0.0
             lease = min(lease, max(equal_s, count * each / shares))
         left = self.intake.left(entry.lo)
-        if left is None and pace.cpu_slots < MANY_SLOTS:  # else the window shows the end in time
-            said = self.intake.left_as_said(entry.lo)
+        if left is None and pace.cpu_slots < MANY_SLOTS:  # with many slots the window shows the end in time
+            said = self.intake.left_by_length(entry.lo)
             lease = lease if said is None else min(lease, said * lane.mean / (shares / 2))
         if left is not None:
             lease = min(lease, left * lane.mean / shares)
         return limit, max(target, lease)
 
-    def _goes_whole(self, lane: LaneState, entry: Entry, each: float) -> bool:
-        """Whether one slot takes all of the entry's place, and joins it.
+    def _takes_whole_place(self, lane: LaneState, entry: Entry, each: float) -> bool:
+        """Returns True when one slot takes all of the entry's place and collates it.
 
-        It does where samples cost less than laying them down would. Costlier ones are shared out where the consumer
-        waits for this very place, and where there are fewer places than would keep all slots at work.
+        It does so where samples cost less than storing them for another worker. Costlier ones are divided where the
+        consumer waits for this place, or fewer places are left than would keep all slots busy.
         """
         place, count = entry.place, entry.hi - entry.lo
         if lane.is_device or (entry.lo, entry.hi) != (place.first, place.end):
             return False
         seconds = entry.seconds(count, entry.cpu or each)
         slots = self.intake.pace.cpu_slots
-        if slots < 2 or seconds <= LAID_DOWN_S * count:
+        if slots < 2 or seconds <= STORE_S * count:
             return True
         if place is self.oldest or seconds >= JOINED_BELOW_S * count:
             return False
         left = self.intake.left(entry.lo)
-        if left is None or self.intake.newest > entry.lo + left:  # a job would wait for leases of the next epoch
+        if left is None or self.intake.newest > entry.lo + left:  # collating would wait for leases of the next epoch
             left = self._ledger.within(self.intake.pace.window)
         return 2 * slots * count <= left
 
-    def _each(self, lane: LaneState, entry: Entry) -> float:
-        """Predicted seconds of its kind for each sample; of one that is not known, what few of the others exceed."""
+    def _seconds_each(self, lane: LaneState, entry: Entry) -> float:
+        """Returns the predicted seconds of each sample on this kind of lane; where unknown, what nine in ten samples
+        stay below."""
         return lane.predict(entry) if lane.is_device or entry.cpu is not None else lane.typical * lane.speed
 
     def _next_after(self, lane: LaneState, entry: Entry) -> Entry | None:
-        """What may travel in the same chunk: for a device the next of its side, else the contiguous cheap run.
+        """Returns the entry that may join the same chunk: for a device the next of its side, else the contiguous fast
+        one.
 
-        A chunk has one epoch, and with it one seed.
+        A chunk belongs to one epoch, and so has one seed.
         """
         following = self._first(lane) if lane.is_device else self.waiting.at(entry.hi)
         if self.policy.inspect and not lane.is_device and (following is None or following.side != m.CPU):
@@ -276,10 +283,11 @@ class Dispatcher:
         return following if following.side == m.CPU and not following.slow else None
 
     def _within_budget(self, entry: Entry, count: int, taken: int, *, handing: bool) -> int:
-        """How many of ``count`` tickets memory allows (P4); ``handing``: they are to be handed over to another lane.
+        """Returns how many of ``count`` tickets memory allows (P4); ``handing``: they will be handed over to another
+        lane.
 
-        What the oldest place still needs is set aside for it. And while no batch is ready for the consumer, its oldest
-        sample may always proceed: only a delivery gives memory back.
+        Memory for the rest of the oldest place is reserved. While no batch is ready for the consumer, its oldest sample
+        may always proceed, because only a delivery frees memory.
         """
         if self._ledger.budget is None:
             return count
@@ -296,7 +304,7 @@ class Dispatcher:
         return int(must and entry.lo < min(running, default=entry.hi))
 
     def ask(self, lane: LaneState, worker: int, place: Place) -> None:
-        """Have this worker of the lane go on with its own stream, for the tickets of the place."""
+        """Dispatches the tickets of a place to a worker's own stream."""
         span, size = (place.first, place.end), place.missing
         parts = (Entry(*span, place),)
         self._dispatch(lane, "next", (span,), parts, size * lane.mean, worker=worker)
@@ -318,17 +326,17 @@ class Dispatcher:
         chunk = m.Chunk(self._next_chunk, lane.name, kind, spans, seconds, order, stop, credit, worker)
         self._next_chunk += 1
         flight = self.flights.by_number[chunk.number] = Flight(chunk, parts, self.now)
-        flight.times = bool(lane.learns and lane.idle)
+        flight.timed = bool(lane.learns and lane.idle)
         lane.add(chunk, len(parts) == 1 and parts[0].slow)
         self._ledger.promised += credit
         if kind in ("run", "next"):
             size = flight.size
             self._ledger.start(size, stop >= 0)
             if size > 1 and not lane.is_device:
-                late = LATE_EVEN if lane.even else LATE
-                self.flights.look_again(flight, max(PATIENCE_S, late * seconds + lane.backlog_s()))
+                late = LATE_UNIFORM if lane.uniform else LATE
+                self.flights.check_after(flight, max(PATIENCE_S, late * seconds + lane.backlog_s()))
             elif not lane.is_device and stop == END and self.intake.router.may_rescue(parts[0]):
-                self.flights.look_again(flight, max(PATIENCE_S, LATE * seconds))
+                self.flights.check_after(flight, max(PATIENCE_S, LATE * seconds))
         self.out.append(m.Dispatch(chunk))
         return flight
 

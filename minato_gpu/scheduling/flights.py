@@ -1,7 +1,7 @@
-"""Chunks under way: their tickets, how far they have come, and what is taken back of them.
+"""Chunks in flight: their tickets, their progress, and what is taken back of them.
 
-A lane is asked about a lease that takes longer than predicted. What a slow sample holds up there is taken back, and the
-sample itself goes on with a device where that would sooner be through with it.
+A lane is asked for the progress of a chunk that takes longer than predicted. Samples that wait behind a slow one are
+revoked, and the slow one is handed over to a device that would finish it sooner.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from typing import Any
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.intake import LAID_DOWN_S, Intake
+from minato_gpu.scheduling.intake import STORE_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import NONE, Held, Ledger
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.waiting import Entry, Waiting
 from minato_gpu.spans import cut
 
-PATIENCE_S = 5e-3  # a chunk is not looked into before it has run this long
-LATE = 2.0  # a sample that has run this many times as long as predicted is slow; a lease of several is looked into
+PATIENCE_S = 5e-3  # no progress is asked for before a chunk has run this long
+LATE = 2.0  # times the predicted seconds after which a sample is slow, or a lease is asked for progress
 
 
 class Flight:
-    """A chunk under way: the tickets in it, how many are reported ready, and when it may be looked into next."""
+    """One chunk in flight."""
 
     __slots__ = (
-        *("alone", "chunk", "credit", "done", "look_at", "parts", "promised", "reads", "sent", "size", "task", "told"),
-        *("times", "took"),
+        *("check_at", "chunk", "credit", "done", "parts", "promised", "reads", "reported_bytes", "sample_s", "sent"),
+        *("single_tickets", "size", "task", "timed"),
     )
 
     def __init__(self, chunk: m.Chunk, parts: Sequence[Entry], sent: float = 0.0) -> None:
         self.chunk = chunk
         self.size = chunk.size
         self.parts = parts
-        self.alone = len(parts) == self.size  # each part is one ticket
-        self.reads = any(part.read for part in parts)  # something lies ready that an earlier step has left
-        self.done = 0
+        self.single_tickets = len(parts) == self.size  # each part is one ticket
+        self.reads = any(part.read for part in parts)  # an earlier step's results are stored for some
+        self.done = 0  # samples reported ready
         self.credit = chunk.credit  # bytes that the lane may prepare of it without asking
-        self.told = 0  # bytes of what is reported
-        self.look_at: float | None = None
-        self.promised = 0.0  # seconds of the device that are to follow
-        self.sent = sent  # when it went to its lane
-        self.task: Any = None  # what it went as; the scheduler does not look at it
-        self.times = False  # the lane learns, and had a free slot then
-        self.took = 0.0  # seconds of its samples that are reported, in such a lane
+        self.reported_bytes = 0  # bytes of the samples reported
+        self.check_at: float | None = None  # when progress is asked for
+        self.promised = 0.0  # device seconds that follow after a hand-over
+        self.sent = sent  # time of the dispatch
+        self.task: Any = None  # the lane's task; not used by the scheduler
+        self.timed = False  # sent to a free slot of a lane whose speed is learned
+        self.sample_s = 0.0  # seconds of the samples reported, if ``timed``
 
     @property
     def promised_bytes(self) -> int:
-        """What the lane may still prepare of it without asking."""
-        return max(0, self.credit - self.told)
+        """Bytes that the lane may still prepare of it without asking."""
+        return max(0, self.credit - self.reported_bytes)
 
     def at(self, offset: int) -> tuple[Entry, TicketId]:
-        """The ticket that sample number ``offset`` of the chunk belongs to, and its serial."""
-        if self.alone:
+        """Returns the entry and the serial of sample number ``offset`` of the chunk. Raises IndexError."""
+        if self.single_tickets:
             return self.parts[offset], self.parts[offset].lo
         for part in self.parts:
             if offset < part.hi - part.lo:
@@ -64,8 +64,8 @@ class Flight:
         raise IndexError(f"chunk {self.chunk.number} has no sample {offset}")
 
     def predicted(self, start: int, stop: int, each: float) -> float:
-        """Seconds of the kind's that samples number ``start`` to ``stop`` take; ``each``: one of which nothing is
-        known."""
+        """Returns the predicted seconds of samples ``start`` to ``stop`` on a slot of this host; ``each`` for one of
+        unknown cost."""
         total, offset = 0.0, 0
         for part in self.parts:
             size = part.hi - part.lo
@@ -75,18 +75,18 @@ class Flight:
         return total
 
     def held(self, offsets: Sequence[int]) -> Held:
-        """Of how many of these samples something lies ready that an earlier step has left."""
+        """Returns how many of these samples hold the result of an earlier step."""
         if not self.reads:
             return NONE
         if len(self.parts) == 1:
-            return (0, len(offsets)) if self.parts[0].at else (len(offsets), 0)
+            return (0, len(offsets)) if self.parts[0].stage else (len(offsets), 0)
         parts = [part for part, _ in map(self.at, offsets) if part.read]
-        handed = sum(part.at > 0 for part in parts)
+        handed = sum(part.stage > 0 for part in parts)
         return len(parts) - handed, handed
 
 
 class Flights:
-    """The chunks under way, ``by_number``: when lanes should report of them, and what comes back."""
+    """The chunks in flight, ``by_number``."""
 
     def __init__(
         self, policy: Policy, ledger: Ledger, lanes: Mapping[str, LaneState], waiting: Waiting, intake: Intake
@@ -94,12 +94,12 @@ class Flights:
         self.by_number: dict[int, Flight] = {}
         self.now = 0.0
         self._policy, self._ledger, self._lanes, self._waiting, self._intake = policy, ledger, lanes, waiting, intake
-        self._looks: list[tuple[float, int]] = []  # (when, chunk), with dead entries
+        self._checks: list[tuple[float, int]] = []  # heap of (time, chunk), with stale entries
 
     # --- chunks come back -------------------------------------------------------------------------------------
 
     def give_back(self, flight: Flight, start: int, stop: int) -> None:
-        """Samples number ``start`` to ``stop`` of the chunk wait again, with the costs that they had."""
+        """Queues samples number ``start`` to ``stop`` of the chunk again, with their predicted costs."""
         offset = 0
         for part in flight.parts:
             lo, hi = TicketId(part.lo + max(0, start - offset)), min(part.hi, TicketId(part.lo + stop - offset))
@@ -108,11 +108,11 @@ class Flights:
                 if flight.chunk.kind == "run":
                     self._ledger.stop(hi - lo, flight.chunk.stop >= 0)
                 entry = part.part(lo, hi)
-                self._intake.settle_again(entry)
+                self._intake.reconsider_side(entry)
                 self._waiting.add(entry)
 
     def retire(self, number: int) -> Flight:
-        """The chunk's lane is through with it."""
+        """Removes and returns a chunk that its lane has ended."""
         flight = self.by_number.pop(number)
         self._intake.router.promised -= flight.promised
         self._lanes[flight.chunk.lane].remove(flight.chunk)
@@ -120,20 +120,20 @@ class Flights:
             self._use(flight, 0)
         return flight
 
-    def told(self, flight: Flight, nbytes: int) -> None:
-        """Further samples of the chunk, which has a credit, are reported, and hold ``nbytes``."""
+    def add_reported(self, flight: Flight, nbytes: int) -> None:
+        """Counts ``nbytes`` of newly reported samples against the chunk's credit."""
         self._use(flight, flight.credit, nbytes)
 
     def _use(self, flight: Flight, credit: int, nbytes: int = 0) -> None:
-        """The chunk has this credit from now on, and ``nbytes`` more of it are used."""
+        """Sets the chunk's credit, and counts ``nbytes`` more of it as used."""
         self._ledger.promised -= flight.promised_bytes
         flight.credit = credit
-        flight.told += nbytes
+        flight.reported_bytes += nbytes
         self._ledger.promised += flight.promised_bytes
 
     def shorten(self, flight: Flight, keep: int, nbytes: int) -> None:
-        """The lane will start no sample of the chunk from offset ``keep`` on. Their share of its credit is free again,
-        but for what those before them have used of it: they hold ``nbytes`` already."""
+        """Cuts the chunk to its first ``keep`` samples. The others' share of the credit is freed, except what the kept
+        ones use: they hold ``nbytes`` already."""
         chunk = flight.chunk
         seconds = chunk.seconds * keep / chunk.size
         self._lanes[chunk.lane].shorten(chunk.seconds - seconds)
@@ -143,93 +143,97 @@ class Flights:
             self._use(flight, max(chunk.credit * keep // chunk.size, nbytes))
         flight.chunk, flight.size = replace(chunk, spans=cut(chunk.spans, 0, keep), seconds=seconds), keep
 
-    def hand_on(self, flight: Flight, offset: int, stage: int) -> None:
-        """Sample number ``offset`` of the chunk has come to ``stage`` and waits for a lane that goes on with it."""
+    def requeue_at_stage(self, flight: Flight, offset: int, stage: int) -> None:
+        """Queues sample number ``offset`` of the chunk for a lane that continues at ``stage``."""
         part, serial = flight.at(offset)
         self._intake.add_rest(part.rest(serial, stage))
 
     def promise(self, flight: Flight, seconds: float) -> None:
-        """So much is to follow on the device when the chunk is done."""
+        """Sets the device seconds that will follow on this chunk."""
         self._intake.router.promised += seconds - flight.promised
         flight.promised = seconds
 
-    # --- looking into chunks ----------------------------------------------------------------------------------
+    # --- progress of chunks ----------------------------------------------------------------------------------
 
-    def look_again(self, flight: Flight, after: float) -> None:
-        """The chunk should be reported ``after`` seconds from now."""
-        flight.look_at = self.now + after
-        heappush(self._looks, (flight.look_at, flight.chunk.number))
+    def check_after(self, flight: Flight, after: float) -> None:
+        """Schedules a progress report of the chunk in ``after`` seconds."""
+        flight.check_at = self.now + after
+        heappush(self._checks, (flight.check_at, flight.chunk.number))
 
-    def next_look(self) -> float | None:
-        """When the next unfinished chunk should be reported."""
-        while self._looks:
-            when, number = self._looks[0]
+    def next_check(self) -> float | None:
+        """Returns when the next progress report is wanted; None for never."""
+        while self._checks:
+            when, number = self._checks[0]
             flight = self.by_number.get(number)
-            if flight is not None and flight.look_at == when:
+            if flight is not None and flight.check_at == when:
                 return when
-            heappop(self._looks)
+            heappop(self._checks)
         return None
 
     def postpone(self) -> None:
-        """All that runs has been reported; a chunk that should have been and was not has not begun: look later."""
-        while (when := self.next_look()) is not None and when <= self.now:
-            self.look_again(self.by_number[self._looks[0][1]], PATIENCE_S)
+        """Schedules further reports of chunks that were not reported although all that run were: they have not
+        begun."""
+        while (when := self.next_check()) is not None and when <= self.now:
+            self.check_after(self.by_number[self._checks[0][1]], PATIENCE_S)
 
     def running(self, event: m.Running) -> m.Instruction | None:
-        """How far a chunk has come: returns what of it is to be taken back, or handed over."""
+        """Handles progress of a chunk; returns an instruction to take samples back or to hand one over, or None."""
         flight = self.by_number.get(event.chunk)
-        if flight is None or flight.look_at is None:
+        if flight is None or flight.check_at is None:
             return None
         chunk, keep = flight.chunk, event.done + 1
-        if keep > chunk.size:  # all is reported, and the lane has yet to say that it is through
+        if keep > chunk.size:  # all is reported, and the final report is to come
             return None
         if keep == chunk.size:
             return self._rescue(flight, event)
         late = event.since_s > max(PATIENCE_S / 2, 2 * chunk.seconds / chunk.size)
         if late and self._intake.pace.cpu_slots > 1 and not self._policy.streams:
-            keep = self._kept(flight, event.done, event.since_s)
+            keep = self._samples_to_keep(flight, event.done, event.since_s)
         else:
             keep = chunk.size
         if keep < chunk.size:
-            flight.look_at = None
+            flight.check_at = None
             return m.Revoke(chunk.lane, event.chunk, keep)
-        if flight.look_at <= event.time:
-            self.look_again(flight, PATIENCE_S)
+        if flight.check_at <= event.time:
+            self.check_after(flight, PATIENCE_S)
         return None
 
     def _rescue(self, flight: Flight, event: m.Running) -> m.Instruction | None:
-        """Let a device go on with a chunk's last sample that has run for longer than it should, if that helps."""
+        """Hands the last sample of a chunk over to a device if it runs longer than it should and the device would end
+        sooner."""
         chunk = flight.chunk
         predicted = chunk.seconds / chunk.size
         if chunk.stop < 0 and event.since_s >= max(PATIENCE_S, LATE * predicted):
             factor = event.since_s / max(predicted, PATIENCE_S / LATE)
             splits = self._intake.router.rescues(flight.at(event.done)[0], factor, event.since_s)
             if splits:
-                flight.look_at = None
+                flight.check_at = None
                 return m.HandOver(chunk.lane, chunk.number, splits)
-        if flight.look_at is not None and flight.look_at <= event.time:
+        if flight.check_at is not None and flight.check_at <= event.time:
             early = LATE * predicted - event.since_s
-            self.look_again(flight, max(PATIENCE_S, early if early > 0 else event.since_s / 2))
+            self.check_after(flight, max(PATIENCE_S, early if early > 0 else event.since_s / 2))
         return None
 
     def revoked(self, event: m.Revoked) -> None:
-        """The lane has given some of the chunk back."""
+        """Handles the answer to a revocation."""
         flight = self.by_number.get(event.chunk)
         if flight is None:
             return
         if event.keep < flight.chunk.size:
             self.shorten(flight, event.keep, event.nbytes)
         if self._intake.router.may_rescue(flight.at(flight.chunk.size - 1)[0]):
-            self.look_again(flight, PATIENCE_S)
+            self.check_after(flight, PATIENCE_S)
 
-    def _kept(self, flight: Flight, done: int, since_s: float) -> int:
-        """How many samples of the chunk its slot keeps, which is late with number ``done``. A place that it is to join
-        is cut only where both what is lost and what is left of it are worth more than laying its samples down: on a
-        busy machine a slot may just wait for a core."""
+    def _samples_to_keep(self, flight: Flight, done: int, since_s: float) -> int:
+        """Returns how many samples the slot keeps of its chunk, which is late at number ``done``.
+
+        A place that the slot is to collate is cut only where the time lost and the time left both exceed that of
+        storing its samples: on a busy machine a slot may just wait for a core.
+        """
         chunk, keep = flight.chunk, done + 1
         if self._policy.joins:
             entry, serial = flight.at(done)
-            rest, split_s = entry.hi - serial - 1, LAID_DOWN_S * (entry.place.end - entry.place.first)
+            rest, split_s = entry.hi - serial - 1, STORE_S * (entry.place.end - entry.place.first)
             if since_s <= 2 * split_s:
                 return chunk.size
             if chunk.seconds and rest * chunk.seconds / chunk.size <= split_s:

@@ -1,10 +1,9 @@
-"""What each key cost when it was last prepared, in two bytes per lane and index.
+"""``History``: what each key cost when it was last prepared, in two bytes per lane and index.
 
-A cost is stored as its logarithm in steps of 0.05 %, from 0.1 microseconds to a day; 0 means not recorded. The
-array of a data set of known length comes from the system zeroed and is committed page by page as indices are
-written, so that 100 million indices take nothing until they are used. Other keys go to a dict by their hash (two of one
-hash would share a cost, no more). It holds the last million of them, in some 100 MB: where keys are the lists of a
-shuffled batch sampler, none ever comes again.
+A cost is stored as its logarithm in steps of 0.05 %, from 0.1 microseconds to a day; 0 means not recorded. The array of
+a data set of known length is allocated zeroed and committed page by page as indices are written, so that 100 million
+indices take nothing until used. Other keys go to a dict by their hash (two keys of one hash share a cost). It holds the
+last million, in some 100 MB: where keys are the lists of a shuffled batch sampler, none ever repeats.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MOST = 1 << 20
 
 
 def plain(keys: Keys) -> Keys:
-    """The same keys, as an array if all are Python's or NumPy's integers."""
+    """Returns the keys as an array if all are Python or NumPy integers, else as they are."""
     if isinstance(keys, np.ndarray) or not all(map(_is_integer, set(map(type, keys)))):
         return keys
     found = np.array(keys)
@@ -39,7 +38,7 @@ def _is_integer(kind: type) -> bool:
 
 
 class History:
-    """Log costs by key for one lane. ``length``: number of integer indices, None when not known."""
+    """Log costs by key for one lane. ``length``: number of integer indices; None when unknown."""
 
     def __init__(self, length: int | None = None) -> None:
         self._codes = np.zeros(length or 0, dtype=np.uint16)
@@ -49,12 +48,12 @@ class History:
         self.recorded = 0
 
     def read(self, keys: Keys) -> Array:
-        """Log costs of the keys, shape (n,); nan where none is recorded."""
+        """Returns the log costs of the keys, shape (n,); nan where none is recorded."""
         codes = self._read(keys).astype(np.float64)
         return np.where(codes > 0, _LOWEST + (codes - 1) * _STEP, np.nan)
 
     def write(self, keys: Keys, logs: Array) -> None:
-        """Record log costs; of a key given twice the last one stays."""
+        """Records log costs; of a key given twice the last one counts."""
         codes = np.clip(np.rint((logs - _LOWEST) / _STEP) + 1, 1, 65535).astype(np.uint16)
         indices = self._indices(keys)
         if indices is None:
@@ -64,7 +63,7 @@ class History:
         self._codes[indices] = codes
 
     def _indices(self, keys: Keys) -> NDArray[np.intp] | None:
-        """The keys as an index array when all of them are indices of the array."""
+        """Returns the keys as an index array if all are indices of the array, else None."""
         found = plain(keys)
         if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or not len(found):
             return None
@@ -99,7 +98,7 @@ class History:
         self._others[name] = code
 
     def _place(self, key: Key) -> int | None:
-        """The key as an index of the array, or None."""
+        """Returns the key as an index of the array, or None."""
         if not isinstance(key, (int, np.integer)) or isinstance(key, bool):
             return None
         return int(key) if 0 <= key < len(self._codes) else None

@@ -1,10 +1,10 @@
-"""Shares of a host's cores for the ranks of one job: decisions only.
+"""Divides a host's cores among the ranks of one job. Pure functions.
 
-Ranks that train together wait for the slowest of them, so cores belong to the rank that has least in reserve. Those
-that are ahead rest. After Lobster (ICPP 2022), which balances the preparation of the GPUs of a node; simulated in
+Ranks that train together wait for the slowest, so cores go to the rank with the fewest batches in reserve, and those
+ahead rest. After Lobster (ICPP 2022), which balances preparation among the GPUs of a node; simulated in
 ``benchmarks/node.py``.
 
-Rejected: a pool of workers for all ranks, which chooses sample by sample (2 % to 4 % better, simulated): it needs a
+Rejected: one pool of workers for all ranks, which chooses sample by sample (2 % to 4 % better, simulated): it needs a
 process that owns all workers.
 """
 
@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 
 class Need(NamedTuple):
-    """One rank: batches that lie ready for its consumer, and the most workers that it can have at work."""
+    """One rank's reserve of batches, and the workers that it can use."""
 
-    ready: float
-    most: int
+    ready: float  # batches ready for its consumer
+    most: int  # workers that it can have at work
 
 
 def shares(needs: Sequence[Need], cores: int) -> list[int]:
-    """Return how many workers each rank should have at work.
+    """Returns how many workers each rank should have at work.
 
     The rank with the fewest batches ready gets as many as it can use, then the next, while cores are left. Each has at
     least one, so at most ``len(needs) - 1`` workers more than cores are at work.

@@ -1,4 +1,4 @@
-"""Admitted tickets become waiting entries: what they cost, on which side they wait, when they should start."""
+"""``Intake``: turns admitted tickets into waiting entries with costs, a side and a start priority."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from minato_gpu.scheduling.routing import Router
 from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
 from minato_gpu.spans import TicketSpan
 
-LAID_DOWN_S = 300e-6  # laying a sample down for the worker that joins its batch, and reading it there
-_ENOUGH = 512  # samples, from which a lane's mean is one
-_UNKNOWN_S = 1e-3  # what a device is taken to need for a sample while nothing at all is known
+STORE_S = 300e-6  # seconds to store a sample for the worker that collates its batch, and to read it there
+_ENOUGH = 512  # samples after which a lane's mean is reliable
+_UNKNOWN_S = 1e-3  # assumed device seconds of a sample while nothing is known
 
 
 class Intake:
-    """Ranks and queues tickets for the lanes that are open."""
+    """Costs, ranks and queues tickets for the lanes that are open."""
 
     def __init__(self, policy: Policy, lanes: dict[str, LaneState], waiting: Waiting) -> None:
         self.pace = Pace(policy)
         self.router = Router(policy, lanes, waiting)
-        self.cold = False  # nothing is ready for the consumer: what is admitted now should feed it first
+        self.cold = False  # nothing is ready for the consumer: fast samples admitted now go first
         self.newest = TicketId(0)  # the end of the serials admitted
-        self._follow: int | None = None  # of the same epoch, as its sampler says
+        self._expected_after: int | None = None  # samples of the epoch after ``newest``, by the sampler's length
         self._epochs: list[tuple[TicketId, int]] = []  # (first serial, epoch), rising
         self._policy = policy
         self._lanes = lanes
@@ -40,14 +40,14 @@ class Intake:
         self._ranked_for = 0  # open slots when the waiting tickets were last ranked
 
     def open(self, opened: LaneOpened) -> None:
-        """A lane has more slots."""
+        """Handles new slots of a lane, which may be new."""
         if opened.lane not in self._lanes:
             state = LaneState(opened.lane, opened.kind, self._policy, opened.known, on_host=opened.on_host)
             self._lanes[opened.lane] = state
         self.resize(opened.lane, opened.slots)
 
     def resize(self, name: str, slots: int) -> None:
-        """``slots`` more (or fewer) slots of a lane."""
+        """Adds ``slots`` slots to a lane (negative: removes them) and updates what depends on them."""
         self._lanes[name].slots += slots
         lanes, had_device = self._lanes.values(), self._has_device
         self._has_device = any(lane.is_device and lane.slots > 0 for lane in lanes)
@@ -56,31 +56,33 @@ class Intake:
         self.measure()
         unread = self._has_device and not had_device and self._policy.inspect
         if unread:
-            self._waiting.read_first(self._read_first)  # a window may have come before the device
+            self._waiting.require_inspection(
+                self._mark_for_inspection
+            )  # the window may have been filled before the device opened
         if unread or not self._ranked_for or not 0.8 < self.pace.slots / self._ranked_for < 1.25:
             self._ranked_for = self.pace.slots
-            self._waiting.reorder(self._reconsider)
+            self._waiting.reorder(self._update)
         self.router.update(self.rank)
 
     def measure(self) -> None:
-        """How much all lanes do in a second, for their slots and speeds."""
+        """Recomputes the CPU lanes' capacity from their slots and speeds."""
         lanes = self._lanes.values()
         self.pace.cpu_capacity = sum(lane.slots * lane.speed for lane in lanes if not lane.is_device)
         self.pace.measure()
 
     def cpu_mean(self) -> float:
-        """What a sample takes a CPU slot of this host, as measured; 0.0 while nothing is known."""
+        """Returns the measured seconds of a sample on a CPU slot of this host; 0.0 while unknown."""
         means = [lane.mean * lane.speed for lane in self._lanes.values() if lane.mean > 0 and not lane.is_device]
         return means[0] if means else 0.0  # lanes of this host were opened first
 
-    def _reconsider(self, entry: Entry) -> None:
-        """Which lane suits the entry, and when it should start, anew."""
+    def _update(self, entry: Entry) -> None:
+        """Recomputes an entry's ratio and rank."""
         if entry.device is not None or entry.steps is not None:
-            entry.suit(self.pace.patience())
+            entry.update_ratio(self.pace.patience())
         self.rank(entry)
 
     def rank(self, entry: Entry) -> None:
-        """When the entry should start, for what it costs on its side."""
+        """Sets when the entry should start, from its cost on its side."""
         cost = entry.cpu if entry.side == CPU else entry.device
         if entry.steps is not None and entry.side == CPU and (plan := self.router.cut(entry)) is not None:
             cost = plan.cpu + plan.device
@@ -89,30 +91,31 @@ class Intake:
             entry.priority = self.pace.priority(entry.place.first, cost, entry.cold and not entry.slow)
 
     def enter(self, place: Place, follow: int | None) -> None:
-        """The newest place enters the window; so many samples of its epoch ``follow``, it is said."""
-        self.newest, self._follow = place.end, follow
+        """Records the newest place; ``follow``: samples of its epoch after it, by the sampler's length."""
+        self.newest, self._expected_after = place.end, follow
         if not self._epochs or self._epochs[-1][1] != place.epoch:
             self._epochs.append((place.first, place.epoch))
-            del self._epochs[:-4]  # no more can be in the window: one begins only when the one before has ended
+            del self._epochs[:-4]  # the window holds no more epochs
 
     def left(self, serial: TicketId) -> int | None:
-        """How many tickets of the epoch there are from this one on; None while some are not admitted."""
+        """Returns how many tickets of the epoch there are from ``serial`` on; None while some are not admitted."""
         end = next((first for first, _ in self._epochs if first > serial), self.newest if self.pace.ending else None)
         return None if end is None else end - serial
 
-    def left_as_said(self, serial: TicketId) -> int | None:
-        """The same by what the sampler says of its length, which may be wrong; None where it says nothing."""
-        return None if self._follow is None else self.newest + self._follow - serial
+    def left_by_length(self, serial: TicketId) -> int | None:
+        """Returns how many tickets of the epoch there are from ``serial`` on by the sampler's length, which may be
+        wrong; None without one."""
+        return None if self._expected_after is None else self.newest + self._expected_after - serial
 
     def add_unknown(self, lo: TicketId, hi: TicketId, place: Place) -> None:
-        """Tickets of the place whose costs nobody knows."""
+        """Queues tickets of the place whose costs are unknown."""
         entry = Entry(lo, hi, place)
         if self._policy.inspect and (self._has_device or not self._policy.cpu_runs):
-            self._read_first(entry)
+            self._mark_for_inspection(entry)
         self._waiting.add(entry)
 
-    def _read_first(self, entry: Entry) -> None:
-        """Read the headers of these tickets early: costs should be known when there is still a choice."""
+    def _mark_for_inspection(self, entry: Entry) -> None:
+        """Marks an entry for inspection, half a window early, so that its costs are known before it is routed."""
         entry.inspect = True
         entry.priority -= self._policy.window / 2
 
@@ -125,10 +128,10 @@ class Intake:
         read: bool = False,
         between: Sequence[Sequence[Plan]] | None = None,
     ) -> None:
-        """Queue tickets of a place with predicted costs: where there is no device, neighbours as runs, else each alone.
+        """Queues tickets of a place with predicted costs: where there is no device, neighbours as runs, else each
+        alone.
 
-        ``read``: the host read has been done and its result is held. ``between``: the plans of each ticket that do a
-        part on either lane.
+        ``read``: the host read has been done and its result is stored. ``between``: the divided plans of each ticket.
         """
         at = 0
         for lo, hi in spans:
@@ -141,22 +144,22 @@ class Intake:
                 )
             at += hi - lo
         if device is not None:
-            self._guess_again()
+            self._update_guesses()
         self._since_route += at
         if self._has_device and self._since_route >= max(8, self._policy.window // 8):
             self._since_route = 0
             self.router.update(self.rank)
 
     def _add_runs(self, first: TicketId, place: Place, costs: Sequence[float]) -> None:
-        """Neighbours for the CPU, as runs from which leases are cut; those that are slow, or would be a lease by
-        themselves, alone."""
+        """Queues neighbours for the CPU as runs, from which leases are cut. Samples that are slow, or worth a lease by
+        themselves, are queued alone."""
         size, total = len(costs), sum(costs)
         if total == total:
             self.pace.expect(total / size, None, size)
         lease_s = self.pace.lease_s(0.0, self.pace.window)
         limit = max(min(lease_s / 2, self.pace.slow_s(), 2 * total / size), self._policy.chunk_s / 4)
-        if self._policy.joins:  # the rest of its batch would have to be laid down
-            limit = max(limit, LAID_DOWN_S * size) if self.pace.cpu_slots > 1 else INFINITE
+        if self._policy.joins:  # the rest of its batch would have to be stored
+            limit = max(limit, STORE_S * size) if self.pace.cpu_slots > 1 else INFINITE
         start = 0
         for at in () if max(costs) <= limit else range(size):
             if not costs[at] <= limit:  # nan: nothing is known of it
@@ -170,23 +173,24 @@ class Intake:
             self._waiting.add(Entry.run(first, place, costs))
 
     def add_rest(self, entry: Entry) -> None:
-        """A sample that was handed over waits for a lane that goes on with it."""
+        """Queues a sample that was handed over for a lane that continues it."""
         if entry.cpu is not None:
             entry.set_plans(entry.between)
-            self._settle(entry)
+            self._choose_side(entry)
         self._waiting.add(entry)
 
-    def settle_again(self, entry: Entry) -> None:
-        """A ticket comes back from a lane that may have been the last of its kind: nobody would take it in time."""
+    def reconsider_side(self, entry: Entry) -> None:
+        """Moves a ticket that comes back from a lost device lane to the CPU's side if no device lane is left to take
+        it."""
         if entry.side != CPU and self._policy.cpu_runs and self.router.no_device(entry.home):
             entry.side = CPU
             self.rank(entry)
 
-    def _settle(self, entry: Entry) -> None:
-        """Choose the side of a ticket whose costs are known."""
+    def _choose_side(self, entry: Entry) -> None:
+        """Chooses the side of a ticket whose costs are known."""
         if entry.device is not None or entry.steps is not None:
-            entry.suit(self.pace.patience())
-        if entry.device is not None and (not self._policy.cpu_runs or self.router.beyond(entry)):
+            entry.update_ratio(self.pace.patience())
+        if entry.device is not None and (not self._policy.cpu_runs or self.router.prefers_device(entry)):
             entry.side = entry.home
         self.rank(entry)
 
@@ -201,7 +205,7 @@ class Intake:
         *,
         expected: bool = False,
     ) -> None:
-        """Queue neighbours of a place each alone."""
+        """Queues neighbours of a place as single samples."""
         entries: list[Entry] = []
         for serial, seconds, there, plans in zip(count(first), cpu, device or repeat(None), between, strict=False):
             known = seconds == seconds and there == there  # else nan
@@ -217,30 +221,32 @@ class Intake:
             self.pace.expect_each([(each.cpu, each.device, each.steps) for each in entries if each.cpu is not None])
         for entry in entries:
             if entry.cpu is not None:
-                self._settle(entry)
+                self._choose_side(entry)
             elif entry.device is not None and not self._policy.cpu_runs:
                 entry.side = entry.home
             self._waiting.add(entry)
 
-    def _guess_again(self) -> None:
-        """Cost what waits and was guessed anew, each time that lanes have measured eight times as many samples: headers
-        are read half a window ahead, before anything is known."""
+    def _update_guesses(self) -> None:
+        """Recomputes guessed costs each time that lanes have measured eight times as many samples: headers are read
+        half a window ahead, before costs are known."""
         counts = (min(lane.costs.samples, _ENOUGH) for lane in self._lanes.values())
         known = tuple(count.bit_length() // 3 for count in counts)
         if known != self._guessed_from:
             self._guessed_from = known
-            self._waiting.reorder(self._cost_again)
+            self._waiting.reorder(self._update_guess)
 
-    def _cost_again(self, entry: Entry) -> None:
-        if entry.predicted is not None and not entry.at:
+    def _update_guess(self, entry: Entry) -> None:
+        if entry.predicted is not None and not entry.stage:
             entry.cpu, entry.device = self._guess(*entry.predicted)
             if entry.cpu is not None:
                 entry.side = CPU
-                self._settle(entry)
+                self._choose_side(entry)
 
     def _guess(self, cpu: float, device: float | None) -> tuple[float | None, float | None]:
-        """Costs with nan (nothing known yet) replaced: by the lane's mean, for a device else by the CPU's cost.
-        Where the CPU lane only reads, its cost is never known, and decides nothing."""
+        """Replaces unknown costs (nan) by the lane's mean; for a device without one, by the CPU's cost.
+
+        Where the CPU lane only reads, its cost is never known and decides nothing.
+        """
         cost: float | None = cpu
         if cpu != cpu:
             cost = self.cpu_mean() or (None if self._policy.cpu_runs else _UNKNOWN_S)

@@ -1,24 +1,24 @@
-"""Host bytes in flight: what is ready and not delivered, and what the running samples are expected to need (P4).
+"""``Ledger``: host bytes in flight, that is ready and not delivered, plus what running samples are expected to need
+(P4).
 
-What a sample will need is only known once it is ready, so running ones count with the mean, or with what their lanes
-may still prepare without asking (the credits of their chunks), where that is more: a lease of many small samples may
-turn out to be one of a few large ones. One that runs only as far as a hand-over counts with what such a sample leaves
-there as well: it holds that until it is ready, while another lane goes on with it. What is ready is counted as it is
-reported, and each delivery tells what is left of it: nothing is kept per sample, and the sums never drift.
-(Rejected: a batch's share of what is ready. Where large samples follow small
-ones, delivered small ones were taken for large, and as much too much was begun.)
+The bytes of a sample are known once it is ready. Running ones count with the mean, or with the unused credits of their
+chunks where that is more: a lease of many small samples may turn out to be a few large ones. A sample that runs up to a
+hand-over also counts with what such a sample leaves there, until it is ready. Ready bytes are counted as reported, and
+each delivery sets what is left: nothing is kept per sample, and the sums never drift. (Rejected: subtracting a batch's
+share of the ready bytes. Where large samples followed small ones, delivered small ones were taken for large, and too
+much was begun.)
 """
 
 from __future__ import annotations
 
 Held = tuple[int, int]
-"""Of some samples, how many hold what the host read has left, and how many what they were handed over with."""
+"""How many samples hold the result of a host read, and how many that of a hand-over."""
 
 NONE: Held = (0, 0)
 
 
 class _Pool:
-    """Samples that hold something until they are prepared; each counts with its share."""
+    """Samples that hold bytes until they are prepared; each counts with the mean."""
 
     __slots__ = ("nbytes", "samples")
 
@@ -36,67 +36,69 @@ class _Pool:
 
 
 class Ledger:
-    """Byte account of one loader run. ``budget``: bytes, or None for no limit."""
+    """Byte account of one loader run. ``budget``: bytes; None for no limit."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
-        self.sample_bytes = 0.0
-        self.handed_bytes = 0.0  # of a sample that was handed over
+        self.sample_bytes = 0.0  # mean of a ready sample; 0.0: unknown
+        self.handed_bytes = 0.0  # mean of a sample that was handed over
         self.running = 0  # samples dispatched and not ready
-        self.handing = 0  # those of them that are to be handed over
-        self.promised = 0  # bytes of credits that are not used up
+        self.handing = 0  # of those, samples that will be handed over
+        self.promised = 0  # unused bytes of credits
         self._ready_bytes = 0
-        self.pool = 0  # samples that are ready and in no batch
+        self.ready_samples = 0  # samples that are ready and in no batch
         self._read = _Pool()
-        self._handed = _Pool()  # apart: what was handed over may be a thousand times as large as what was read
+        self._handed = _Pool()  # apart: these may be a thousand times as large
 
     @property
     def in_flight(self) -> int:
-        """Bytes ready and not delivered, plus the expected bytes of what runs."""
+        """Bytes ready and not delivered, plus the expected bytes of running samples."""
         expected = self.running * self.sample_bytes + self.handing * self.handed_bytes
         return self._ready_bytes + self._read.nbytes + self._handed.nbytes + max(int(expected), self.promised)
 
     def start(self, samples: int, handing: bool = False) -> None:
-        """``samples`` more run; ``handing``: they are to be handed over."""
+        """Counts ``samples`` more as running; ``handing``: they will be handed over."""
         self.running += samples
         self.handing += samples * handing
 
     def stop(self, samples: int, handing: bool = False) -> None:
-        """``samples`` of them run no more."""
+        """Counts ``samples`` as running no more."""
         self.start(-samples, handing)
 
     def read(self, samples: int, nbytes: int) -> None:
-        """What the host read of ``samples`` waiting ones holds ``nbytes`` until they are prepared."""
+        """Counts ``nbytes`` that host reads of waiting samples hold until these are prepared."""
         self._read.add(samples, nbytes)
 
     def ready(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
-        """``samples`` running ones became ready and hold ``nbytes`` together, and no longer what they ``held``."""
-        self._forget(held)
+        """Counts running samples as ready: they hold ``nbytes`` together, and no longer their inputs ``held``."""
+        self._drop_inputs(held)
         self.stop(samples, handing)
-        self.pool += samples
+        self.ready_samples += samples
         self._ready_bytes += nbytes
-        self.sample_bytes = _nearer(self.sample_bytes, samples, nbytes)
+        self.sample_bytes = _updated_mean(self.sample_bytes, samples, nbytes)
 
     def handed(self, samples: int, nbytes: int, held: Held = NONE, handing: bool = False) -> None:
-        """``samples`` running ones wait again for another lane, and hold ``nbytes`` instead of what they ``held``."""
-        self._forget(held)
+        """Counts running samples as handed over: they hold ``nbytes`` instead of their inputs ``held``."""
+        self._drop_inputs(held)
         self.stop(samples, handing)
         self._handed.add(samples, nbytes)
-        self.handed_bytes = _nearer(self.handed_bytes, samples, nbytes)
+        self.handed_bytes = _updated_mean(self.handed_bytes, samples, nbytes)
 
-    def _forget(self, held: Held) -> None:
+    def _drop_inputs(self, held: Held) -> None:
         self._read.forget(held[0])
         self._handed.forget(held[1])
 
     def deliver(self, left: int) -> None:
-        """A batch belongs to the consumer; what is ready and not delivered comes to ``left`` bytes."""
+        """Sets the bytes that are ready and not delivered, after a delivery."""
         self._ready_bytes = left
 
     def fits(self, count: int, slots: int, *, handing: bool = False, taken: int = 0, reserved: int = 0) -> int:
-        """How many of ``count`` further samples may be dispatched; at least one slot's worth until sizes are known.
+        """Returns how many of ``count`` further samples may be dispatched; at least one per slot until sizes are known.
 
-        ``taken`` of the same kind have been taken already, and ``reserved`` others must find room as well. ``handing``:
-        they are to be handed over, and each needs room for what it leaves there and for what becomes of it.
+        Args:
+            taken: samples of the same dispatch that were granted before.
+            reserved: other samples that must find room as well.
+            handing: they will be handed over, and each needs room for what it leaves there and for its result.
         """
         if self.budget is None:
             return count
@@ -109,18 +111,18 @@ class Ledger:
         return min(count, max(0, int(free / each)))
 
     def within(self, samples: int) -> int:
-        """How many of so many samples the budget has room for, all of it."""
+        """Returns how many of ``samples`` samples the whole budget has room for."""
         if self.budget is None or not self.sample_bytes:
             return samples
         return min(samples, int(self.budget / self.sample_bytes))
 
     def credit(self, samples: int, *, handing: bool = False) -> int:
-        """The bytes that so many running samples count with. Their lane is to stop there, so that samples that are
-        larger than the mean do not add up."""
+        """Returns the bytes that running samples are counted with. Their lane stops there, so that samples larger than
+        the mean do not add up."""
         return int(samples * (self.sample_bytes + self.handed_bytes * handing))
 
 
-def _nearer(mean: float, samples: int, nbytes: int) -> float:
-    """A running mean after ``samples`` samples with ``nbytes`` together."""
+def _updated_mean(mean: float, samples: int, nbytes: int) -> float:
+    """Returns a running mean after ``samples`` samples of ``nbytes`` together."""
     weight = max(0.02, samples / (samples + 32)) if mean else 1.0
     return mean + (nbytes / samples - mean) * weight

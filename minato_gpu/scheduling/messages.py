@@ -1,16 +1,24 @@
-"""Events in, instructions out: everything that the scheduler hears and says.
+"""The scheduler's events and instructions.
 
-All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine
-and a recorded log of events replays to the same instructions.
+All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine, and a
+recorded log of events replays to the same instructions. Times are seconds of any monotonic clock; the scheduler never
+reads one.
 
-Numbers used throughout; each kind has a type (``samples.py``), so that mypy notices where one is taken for another. *Of
-the run*, over all its epochs: a *serial* (``TicketId``) counts tickets; a *place* (``SourceBatch``) counts the
-sampler's batches, so place k holds the serials that its order puts into the k-th; an *order* (``OutputBatch``) counts
-batches as they are delivered (``Compose.order``, ``Load.order``). An epoch's serials, places and orders are each
-contiguous; its first place and its first order are the same number (``Epoch.first_order``, ``Record.begins``). *Of the
-epoch*: a *position* (``Position``) counts tickets, and a batch's *number* (``Batch.number``) is its order less the
-epoch's first; it says on which device the batch lives, so that device number k begins every epoch with the batch of
-number k. Times are seconds of any monotonic clock; the scheduler never reads one.
+Words: a *ticket* is one occurrence of a key of the sampler, for which a sample is prepared. A *slot* is a worker of a
+lane. A *chunk* is a dispatch; a *lease* is a chunk of neighbouring tickets for a CPU worker, and its *credit* the bytes
+that this worker may prepare of it. The *window* holds the tickets that are admitted and not delivered.
+
+Numbers, each with a type in ``samples.py`` so that mypy tells them apart:
+
+- serial (``TicketId``): a ticket, counted through the run.
+- place (``SourceBatch``): a batch of the sampler, counted through the run; place k holds the tickets of the k-th.
+- order (``OutputBatch``): a delivered batch, counted through the run (``Compose.order``, ``Load.order``).
+- position (``Position``): a ticket, counted through its epoch.
+- number (``Batch.number``): a delivered batch, counted through its epoch: its order less the epoch's first. Batch k of
+  an epoch lives on device k modulo the number of devices.
+
+An epoch's serials, places and orders are each contiguous, and its first place and first order are the same number
+(``Epoch.first_order``, ``Record.begins``).
 """
 
 from __future__ import annotations
@@ -29,25 +37,19 @@ CPU, DEVICE = "cpu", "device"
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tickets that travel to a lane together, in the order given.
-
-    ``kind`` is ``"run"`` (prepare the samples), ``"inspect"`` (host read only: reports cost features), ``"collate"``
-    (join the prepared samples of the composed batch ``order``) or ``"next"`` (the next batches of the stream of
-    ``worker``). ``seconds`` is the predicted time.
-    ``stop``: the stage before which the lane stops and hands the samples back for another one (-1: none).
-    ``credit``: bytes of prepared samples after which the lane gives the rest back (0: it does not).
-    ``worker``: the one of the lane that is to take it (-1: any).
-    """
+    """Tickets that are sent to a lane together, in this order."""
 
     number: int
     lane: str
+    # "run": prepare the samples; "inspect": host read only, reports cost features; "collate": join the prepared
+    # samples of batch ``order``; "next": the next batches of the stream of ``worker``
     kind: str
     spans: tuple[TicketSpan, ...]
-    seconds: float
+    seconds: float  # predicted
     order: OutputBatch = NO_BATCH
-    stop: int = -1
-    credit: int = 0
-    worker: int = -1
+    stop: int = -1  # stage before which the lane hands the samples back for another lane; -1: none
+    credit: int = 0  # bytes of prepared samples after which the lane returns the rest; 0: no limit
+    worker: int = -1  # worker of the lane that is to take it; -1: any
 
     @property
     def size(self) -> int:
@@ -61,63 +63,50 @@ class Chunk:
 
 
 class LaneCosts(NamedTuple):
-    """Of the samples that a lane has prepared: how many, mean and variance of what one takes, in seconds. ``speed``: of
-    its slots, where those of this host have 1; ``lease_s``: seconds that a lease takes beside its samples."""
+    """Measured costs of the samples that a lane has prepared."""
 
     samples: int
-    mean: float
-    variance: float
-    speed: float = 1.0
-    lease_s: float = 0.0
+    mean: float  # seconds per sample
+    variance: float  # seconds squared
+    speed: float = 1.0  # of its slots; this host's have 1
+    lease_s: float = 0.0  # seconds of a lease beside its samples
 
 
 @dataclass(frozen=True, slots=True)
 class LaneOpened:
-    """``slots`` more workers of ``lane`` are ready (negative: that many were lost).
-
-    Of a lane that is open already the rest says nothing new. ``kind``: whose costs are its. ``known``: what samples
-    took there in an earlier run. ``on_host``: it is of this host, which alone can read for it, and join batches.
-    """
+    """Event: ``slots`` more workers of a lane are ready; a negative number were lost. The other fields count at the
+    first opening."""
 
     time: float
     lane: str
     slots: int
-    kind: str = CPU
-    known: LaneCosts | None = None
-    on_host: bool = True
+    kind: str = CPU  # CPU or DEVICE: whose costs apply
+    known: LaneCosts | None = None  # measured in an earlier run
+    on_host: bool = True  # on this host: can read for other lanes and collate batches
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The sampler's next batch: serials ``first`` to ``first + size``.
-
-    ``cpu`` and ``device`` are predicted seconds for each sample on one slot of that lane; None where nothing
-    is known. ``between``: for each sample the plans that do its first stages on the CPU and the others on the device,
-    where there are any. ``last`` marks the epoch's last batch. ``batch``: the size of the batch of this number where
-    that is not the place's own, as an earlier run delivered part of it (0: that batch too, or another event tells).
-    ``home``: the side of the device lane that may prepare them, one of ``Policy.homes``. ``fetched``: the serials whose
-    bytes have been read ahead already, for the others ``Fetched`` will tell (None: nothing is read ahead). ``follow``:
-    samples of the epoch after these, as its sampler's length says, which may be wrong (None: it does not).
-    """
+    """Event: the sampler's next batch has entered the window: serials ``first`` to ``first + size``."""
 
     time: float
     place: SourceBatch
     epoch: int
     first: TicketId
     size: int
-    cpu: Sequence[float] | None = None
-    device: Sequence[float] | None = None
-    last: bool = False
-    batch: int | None = None
-    between: Sequence[Sequence[Plan]] | None = None
-    home: str = DEVICE
-    fetched: Sequence[TicketSpan] | None = None
-    follow: int | None = None
+    cpu: Sequence[float] | None = None  # predicted seconds of each sample on a CPU slot; None: unknown
+    device: Sequence[float] | None = None  # the same on a device slot
+    last: bool = False  # the epoch's last batch
+    batch: int | None = None  # size of the batch of this number after a resume; 0: none; None: the place's
+    between: Sequence[Sequence[Plan]] | None = None  # for each sample the plans that begin on the CPU
+    home: str = DEVICE  # device side that may prepare them, one of ``Policy.homes``
+    fetched: Sequence[TicketSpan] | None = None  # already read ahead, others come by ``Fetched``; None: no read-ahead
+    follow: int | None = None  # samples of the epoch after these by the sampler's length, which may be wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The bytes of these serials, all admitted, are there: each span lies in one place, and is told once."""
+    """Event: the bytes of these admitted serials have arrived; each span is in one place and comes once."""
 
     time: float
     spans: Sequence[TicketSpan]
@@ -125,20 +114,18 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """An earlier run delivered the batches before ``order``. Comes before the first ``Admitted`` or ``LaneOpened``.
-
-    Of workers' own streams, those of workers ``ended`` have nothing left, and it is the turn of worker ``turn``.
-    """
+    """Event: an earlier run delivered the batches before ``order``. Comes before the first ``Admitted`` or
+    ``LaneOpened``."""
 
     time: float
     order: OutputBatch
-    turn: int = 0
-    ended: tuple[int, ...] = ()
+    turn: int = 0  # of workers' own streams: the worker that delivers next
+    ended: tuple[int, ...] = ()  # workers whose streams have nothing left
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The sampler of ``epoch`` has no further batch (sent where the last ``Admitted`` could not know it)."""
+    """Event: the sampler of ``epoch`` has no further batch; sent where the last ``Admitted`` could not know it."""
 
     time: float
     epoch: int
@@ -146,7 +133,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Chunk ``chunk`` of kind inspect is done; predictions (see ``Admitted``) for each of its serials, in its order."""
+    """Event: an inspect chunk has ended. Carries predictions (see ``Admitted``) for each of its serials, in order."""
 
     time: float
     chunk: int
@@ -158,71 +145,63 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The first ``done`` samples of the chunk are ready (cumulative). ``final``: the lane is through with it.
+    """Event: the first ``done`` samples of a chunk are ready (cumulative); the other fields describe those that are
+    new.
 
-    ``seconds`` and ``nbytes`` are those of the samples newly reported; ``own_s``: their seconds without what a slot has
-    waited for a core (None: the same). A final report with ``done`` smaller
-    than the chunk gives the rest back: it was revoked before it started. ``failed`` lists offsets in the
-    chunk, among those newly reported, that raised an error instead of a sample; ``handed`` those that are not ready but
-    handed over, each with the stage that it has come to. What these hold until they are ready is ``handed_bytes``,
-    apart from ``nbytes``. ``ended``: of those newly reported, so many of the last found their worker's stream at its
-    end, and hold nothing.
+    A final report with ``done`` below the chunk's size returns the rest: they were revoked before they started.
     """
 
     time: float
     chunk: int
     done: int
-    seconds: float
-    nbytes: int = 0
-    final: bool = True
-    failed: tuple[int, ...] = ()
-    handed: tuple[tuple[int, int], ...] = ()
-    handed_bytes: int = 0
-    ended: int = 0
-    own_s: float | None = None
+    seconds: float  # of the new samples together
+    nbytes: int = 0  # of the new samples that are ready
+    final: bool = True  # the lane has ended the chunk
+    failed: tuple[int, ...] = ()  # offsets in the chunk that raised an error
+    handed: tuple[tuple[int, int], ...] = ()  # offsets that were handed over, each with the stage it has reached
+    handed_bytes: int = 0  # held by those until they are ready
+    ended: int = 0  # so many of the last found their worker's stream at its end, and hold nothing
+    own_s: float | None = None  # ``seconds`` without waits for a core; None: the same
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker of the lane has died, and a slot is gone with it; a replacement comes as ``LaneOpened``.
+    """Event: a worker of the lane has died, and a slot with it; a replacement comes as ``LaneOpened``.
 
-    What it had of ``chunk`` (None: it had none) and has not reported waits again, but for the offsets ``settled``:
-    those are given up. They count as ready, ``failed`` of them (at least one) as errors, and hold ``nbytes``.
+    Unreported samples of its chunk wait again, except the offsets ``settled``: these are given up, and count as ready.
     """
 
     time: float
     lane: str
-    chunk: int | None = None
-    settled: Span = (0, 0)
-    failed: tuple[int, ...] = ()
-    nbytes: int = 0
+    chunk: int | None = None  # None: the worker had none
+    settled: Span = (0, 0)  # offsets that are given up
+    failed: tuple[int, ...] = ()  # of those, offsets that count as errors; at least one
+    nbytes: int = 0  # held by those
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the lane shows of an unfinished chunk: ``done`` samples are through, if not reported, and the next one has
-    been under way for ``since_s``."""
+    """Event: progress of an unfinished chunk. ``done`` samples are finished, reported or not."""
 
     time: float
     chunk: int
     done: int
-    since_s: float
+    since_s: float  # seconds since the next sample started
 
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The lane will start no sample of the chunk from offset ``keep`` on; those go back to waiting. ``nbytes``: what
-    those before it hold that are ready, reported or not."""
+    """Event: the lane will start no sample of the chunk from offset ``keep`` on; these wait again."""
 
     time: float
     chunk: int
     keep: int
-    nbytes: int = 0
+    nbytes: int = 0  # held by ready samples before ``keep``, reported or not
 
 
 @dataclass(frozen=True, slots=True)
 class CollateNeeded:
-    """The composed batch ``order`` must be joined on the CPU lane; ``seconds`` predicts how long that takes."""
+    """Event: the composed batch ``order`` must be collated on the CPU lane; ``seconds`` is the predicted time."""
 
     time: float
     order: OutputBatch
@@ -231,29 +210,25 @@ class CollateNeeded:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The consumer waits for a batch."""
+    """Event: the consumer waits for a batch."""
 
     time: float
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Composed batch ``order`` now belongs to the consumer, who was away for ``step_s`` seconds before (0: unknown).
-
-    ``in_flight``: bytes of samples and batches that are ready and not delivered, this one no longer among them.
-    ``lease``: batches that a worker is to be asked for at once, where each has a stream of its own.
-    """
+    """Event: the consumer has taken composed batch ``order``."""
 
     time: float
     order: OutputBatch
-    step_s: float = 0.0
-    in_flight: int = 0
-    lease: int = 1
+    step_s: float = 0.0  # seconds that the consumer was away before; 0: unknown
+    in_flight: int = 0  # bytes of samples and batches that are ready and not delivered
+    lease: int = 1  # batches to ask a worker for at once, where each has a stream of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time that ``Scheduler.wake_at`` named has come, and every unfinished chunk has been reported."""
+    """Event: the time of ``Scheduler.wake_at`` has come, and every unfinished chunk has been reported."""
 
     time: float
 
@@ -280,14 +255,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Hand the chunk to its lane."""
+    """Instruction: send the chunk to its lane."""
 
     chunk: Chunk
 
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Take the samples of the chunk from offset ``keep`` on back from the lane, if they have not started."""
+    """Instruction: take back the samples of the chunk from offset ``keep`` on that have not started."""
 
     lane: str
     chunk: int
@@ -296,10 +271,8 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """The sample of the chunk that runs is to be handed over at the next of ``splits`` that it comes to, if any.
-
-    Elsewhere no lane would take it. What becomes of that is told by ``Finished``, as ever.
-    """
+    """Instruction: hand over the running sample of the chunk at the next of ``splits`` that it reaches, if any. No lane
+    would take it at another stage. ``Finished`` reports the outcome."""
 
     lane: str
     chunk: int
@@ -308,15 +281,12 @@ class HandOver:
 
 @dataclass(frozen=True, slots=True)
 class Compose:
-    """The batch to deliver as number ``order`` (rising, without gaps) consists of ``spans``, in this order.
-
-    ``failed`` are the serials among them that raised. With free composition the spans can come from several
-    places of the sampler's order.
-    """
+    """Instruction: deliver these tickets as batch ``order``. Orders rise without gaps. With free composition the spans
+    may come from several places."""
 
     order: OutputBatch
     spans: tuple[TicketSpan, ...]
-    failed: tuple[TicketId, ...] = ()
+    failed: tuple[TicketId, ...] = ()  # those that raised
 
 
 Instruction = Dispatch | Revoke | HandOver | Compose
@@ -324,9 +294,8 @@ Instruction = Dispatch | Revoke | HandOver | Compose
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What the next batch to deliver still needs: ``need`` more samples of ``span``; ``exactly``: all that it misses,
-    else any, which may be enough."""
+    """Samples that must become ready before the next batch can be composed."""
 
     span: TicketSpan
-    need: int
-    exactly: bool
+    need: int  # more samples of ``span``
+    exactly: bool  # ``need`` is all that the batch misses; else any samples, which may suffice

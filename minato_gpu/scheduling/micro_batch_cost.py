@@ -1,31 +1,32 @@
-"""What a micro-batch costs a GPU beside its samples: a line through (samples, seconds) of those that were measured.
+"""Estimates the fixed cost of a GPU micro-batch, by a line through measured (samples, seconds).
 
-A GPU takes milliseconds for a micro-batch of whatever size: its JPEG engine as long as for the largest photograph. Were
-that counted as the samples' own cost, a lane that was given few at once would look slow, and be given fewer still. So
-samples are counted as in a full micro-batch. While all have been small, and much of one size, a full one is taken to
-need but three times as long: then the lane is given larger ones, and it is known.
+A GPU takes milliseconds for a micro-batch of any size: its JPEG engine as long as for the largest photograph. If that
+counted as the samples' own cost, a lane that was given few at once would look slow and be given fewer still. So samples
+are costed as in a full micro-batch. While all micro-batches were small and of similar size, a full one is assumed to
+take only three times as long: the lane is then given larger ones, and the truth is measured.
 
-Method: ridge regression with exponential forgetting, towards that guess. Sizes that differ little say little, and a
-host that is busy adds its stalls to single micro-batches: plain least squares then takes these for the samples' own.
+Method: ridge regression with exponential forgetting, towards that guess. Sizes that differ little tell little, and a
+busy host's stalls fall on single micro-batches, which plain least squares takes for the samples' own cost.
 """
 
 from __future__ import annotations
 
-_FORGET = 0.97
-_GUESS = 3.0  # times the seconds of small ones that a full one is taken to need
-_SPREAD = 1 / 8  # of a full micro-batch: two micro-batches whose sizes spread so far count as much as the guess
-_LEAST = 0.02  # of its seconds that samples are taken to cost
+_FORGET = 0.97  # weight of older micro-batches, for each new one
+_GUESS = 3.0  # assumed seconds of a full micro-batch over those of small ones
+_SPREAD = 1 / 8  # spread of sizes, over a full micro-batch, at which two of them weigh as much as the guess
+_LEAST = 0.02  # least share of a micro-batch's seconds that its samples cost
 
 
 class MicroBatchCost:
-    """``most``: samples of a full micro-batch."""
+    """Fixed cost of the micro-batches of one lane. ``most``: samples of a full micro-batch."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._weight = self._n = self._s = self._nn = self._ns = 0.0  # sums
+        self._weight = self._n = self._s = self._nn = self._ns = 0.0  # weighted sums over micro-batches
 
     def of_samples(self, count: int, seconds: float) -> float:
-        """Takes in that a micro-batch of ``count`` took so long; seconds that its samples would take in a full one."""
+        """Adds a micro-batch of ``count`` samples that took ``seconds``; returns the seconds of its samples in a full
+        one."""
         self._add(count, seconds)
         fixed = min(self.fixed_s, seconds)
         return max(seconds - fixed * (1 - count / self._most), _LEAST * seconds)

@@ -1,4 +1,4 @@
-"""The window's places: the batches of the sampler's order that still miss a sample."""
+"""The window's places: batches of the sampler of which a sample is not ready."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from minato_gpu.spans import BySerial, TicketSpan
 
 
 class Place:
-    """One batch of the sampler's order, as it was ``admitted``: serials ``first`` to ``end``.
-
-    ``missing``: samples that are not ready. Of these ``waiting`` wait for a lane, and of ``unfetched`` the bytes are on
-    their way from storage.
-    """
+    """One batch of the sampler's order in the window."""
 
     __slots__ = ("admitted", "end", "epoch", "failed", "first", "missing", "number", "unfetched", "waiting")
 
@@ -23,22 +19,24 @@ class Place:
         self.number = admitted.place
         self.epoch = admitted.epoch
         self.first = admitted.first
-        self.end = TicketId(admitted.first + admitted.size)
-        self.missing = admitted.size
-        self.waiting = self.unfetched = 0
+        self.end = TicketId(admitted.first + admitted.size)  # after the last serial
+        self.missing = admitted.size  # samples that are not ready
+        self.waiting = 0  # of those, samples that wait for a lane
+        self.unfetched = 0  # of those, samples whose bytes have not arrived
         self.failed: list[TicketId] = []
 
 
 class Places(BySerial[Place]):
-    """The admitted places that are not complete, oldest first."""
+    """The incomplete places, oldest first."""
 
     @property
     def oldest(self) -> Place | None:
-        """The oldest place that misses a sample."""
+        """The oldest incomplete place."""
         return self.places[0] if self.places else None
 
     def finish(self, span: TicketSpan, failed: tuple[TicketId, ...] = ()) -> list[Place]:
-        """The samples of ``span`` are ready (``failed`` of them as errors); returns the places now complete."""
+        """Records that the samples of ``span`` are ready (``failed`` of them as errors); returns the places now
+        complete."""
         lo, hi = span
         complete: list[Place] = []
         at = bisect_right(self._firsts, lo) - 1

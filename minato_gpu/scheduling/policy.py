@@ -1,4 +1,4 @@
-"""What the scheduler may and should do."""
+"""``Policy``: what the scheduler may and should do."""
 
 from __future__ import annotations
 
@@ -9,73 +9,48 @@ from minato_gpu.scheduling.messages import DEVICE
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the scheduler may and should do; fixed for one run.
+    """Limits and rules of the scheduler; fixed for one run. Times are predicted seconds."""
 
-    ``window``: tickets admitted and not delivered. ``fixed``: batches keep the sampler's composition; otherwise they
-    are composed from what is ready. ``max_lateness`` in batches (0: the sampler's order). ``budget_bytes``: host bytes
-    in flight, None for no limit. ``joins``: a batch is joined by a worker, and one that prepares all of its samples
-    need not lay them down for another. ``inspect``: read headers first where costs are unknown and a device lane is
-    open. ``cpu_runs``: without it the CPU lane only reads (``inspect``) and joins, and devices
-    prepare every sample. ``chunk_s``: the least that a dispatch is worth where samples are that cheap, in predicted
-    seconds; ``chunk_samples``: the most samples of one; ``lease_share``: of the time that the window takes, what a slot
-    is given at once.
-    ``ahead_s``: seconds of work each slot holds ahead of need; ``queues``: on the CPU a whole lease, if leases are not
-    long (where batches are to be joined these would wait behind them). ``slow_factor``: a sample is slow when it costs
-    this many times the mean (and more than a batch or two take). ``early``: start predicted-slow samples early.
-    ``reserve``: out of order, slow work never takes every slot. ``threshold``: route by the window's threshold;
-    otherwise first come, first served. ``micro_batch``: most samples of one device chunk; ``device_s``: its target.
-    ``compose_ahead``: while fewer batches than this are composed and not delivered, one is composed even if it
-    overtakes an older sample, so that assembly overlaps with the consumer's step. ``spares_device``: the device trains
-    too, so its work is priced by what it adds to the step, and it gets none while the CPU lane keeps up. ``rescue``:
-    the rest of a sample that turns out slow on the CPU is moved to a device that would sooner be through with it.
-    ``devices``: batches go to so many in turn, each with a lane of its own, ``device:n``. In strict order that one
-    prepares samples of places that go to number n; elsewhere, where a batch may be overtaken, any.
-    ``device_ahead``: chunks that a device lane holds, at least, beside the one that it is at. ``items``: every sample
-    is a batch by itself, in strict order; a place may hold several, and is delivered in as many runs as it comes in.
-    ``more_batches``: by which the window may grow while it holds less than ``window_bytes`` (see ``window_length``).
-    ``streams``: so many workers iterate the data set, each for itself, and a ticket is a batch that one of them has
-    joined (0: workers are given keys).
-    """
-
-    window: int
-    fixed: bool = True
-    max_lateness: int = 0
-    budget_bytes: int | None = None
-    joins: bool = False
-    inspect: bool = False
-    cpu_runs: bool = True
-    chunk_s: float = 2e-3
-    chunk_samples: int = 1024
-    lease_share: float = 1 / 8
-    ahead_s: float = 2e-3
-    queues: bool = True
-    slow_factor: float = 2.0
-    early: bool = True
-    reserve: bool = True
-    threshold: bool = True
-    micro_batch: int = 16
-    device_s: float = 10e-3
-    compose_ahead: int = 1
-    spares_device: bool = False
-    rescue: bool = True
-    devices: int = 1
-    device_ahead: int = 1
-    items: bool = False
-    more_batches: int = 0
+    window: int  # tickets admitted and not delivered
+    fixed: bool = True  # batches keep the sampler's composition; else they are composed of what is ready
+    max_lateness: int = 0  # batches; 0: the sampler's order
+    budget_bytes: int | None = None  # host bytes in flight; None: no limit
+    joins: bool = False  # workers collate batches; one that prepares all samples of a batch need not store them
+    inspect: bool = False  # read headers first where costs are unknown and a device lane is open
+    cpu_runs: bool = True  # False: the CPU lane only inspects and collates, devices prepare every sample
+    chunk_s: float = 2e-3  # least work of a dispatch of cheap samples
+    chunk_samples: int = 1024  # most samples of a dispatch
+    lease_share: float = 1 / 8  # share of the window's time that a slot is given at once
+    ahead_s: float = 2e-3  # work that each slot holds ahead of need
+    queues: bool = True  # a CPU slot may hold a whole lease ahead, unless leases are long (collating would wait)
+    slow_factor: float = 2.0  # a sample is slow at this many times the mean (and more than a batch or two take)
+    early: bool = True  # start samples that are predicted slow early
+    reserve: bool = True  # out of order, slow samples never take every slot
+    threshold: bool = True  # route by the window's threshold; else first come, first served
+    micro_batch: int = 16  # most samples of one device chunk
+    device_s: float = 10e-3  # target of a device chunk
+    compose_ahead: int = 1  # below so many composed, undelivered batches one may overtake an older sample
+    spares_device: bool = False  # the device trains, too: price its work, and leave it alone while the CPU keeps up
+    rescue: bool = True  # move the rest of a sample that turns out slow on the CPU to a device that ends it sooner
+    devices: int = 1  # devices that get batches in turn, each with a lane ``device:n`` of its own
+    device_ahead: int = 1  # chunks, at least, that a device lane holds beside the current one
+    items: bool = False  # every sample is a batch by itself, in strict order
+    more_batches: int = 0  # by which the window may grow while it holds less than ``window_bytes``
     window_bytes: int = 0
-    streams: int = 0
+    streams: int = 0  # workers that iterate the data set, each ticket being one's batch; 0: workers are given keys
 
     @property
     def pins(self) -> bool:
-        """Whether it is known on which device a sample's batch will live, before the sample is prepared."""
+        """True when the device of a sample's batch is known before the sample is prepared."""
         return self.devices > 1 and self.fixed and not self.max_lateness
 
     @property
     def device_lanes(self) -> tuple[str, ...]:
-        """The names of the device lanes, in the order of their devices."""
+        """Names of the device lanes, in the order of their devices."""
         return (DEVICE,) if self.devices == 1 else tuple(f"{DEVICE}:{number}" for number in range(self.devices))
 
     @property
     def homes(self) -> tuple[str, ...]:
-        """The sides on which tickets may wait for a device, for batches in turn: each device lane's own, or one."""
+        """Sides on which tickets may wait for a device: each device lane's own where batches are pinned to devices,
+        else one."""
         return self.device_lanes if self.pins else (DEVICE,)

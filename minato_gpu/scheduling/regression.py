@@ -1,13 +1,13 @@
-"""Log-linear regression that learns online: the logarithm of a cost from the logarithms of cheap features.
+"""Log-linear regression that learns online: predicts the logarithm of a cost from the logarithms of features.
 
-Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, section 3.3) on the basis 1, z, z**2
-with z the centred logarithms of the features. The squares bend the curve where a constant part joins one that
-grows (decoding plus a fixed resize); their prior keeps them small until the data insists. Older observations fade,
-so that a machine that becomes slower is followed, and outliers weigh less (Huber's weights), so that one
-preempted sample does not.
+Bayesian linear regression (Bishop, Pattern Recognition and Machine Learning, section 3.3) on the basis 1, z, z**2, with
+z the centred logarithms of the features. The squares bend the curve where a constant part joins one that grows
+(decoding plus a fixed resize); their prior keeps them small until the data insists. Older observations fade, so that a
+machine that becomes slower is followed; outliers weigh less (Huber's weights), so that one preempted sample does not
+count much.
 
-Rejected: recursive updates per sample. The sums below take a whole batch of observations in a few NumPy calls,
-which costs a microsecond per sample where the recursion took fifteen.
+Rejected: recursive updates per sample. The sums take a whole batch of observations in a few NumPy calls, at 1 us per
+sample against 15 us.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_MEMORY = 4000.0  # observations after which an old one counts 1/e
-_HUBER = 2.0  # residuals beyond this many sigmas count less
+_MEMORY = 4000.0  # observations after which an old one weighs 1/e
+_HUBER = 2.0  # residuals beyond this many sigmas weigh less
 _FIRST_SIGMA = 0.5
 _FLOOR = 1e-12
 
@@ -42,23 +42,23 @@ class LogLinear:
 
     @property
     def level(self) -> float:
-        """Log cost at the centre of the features: all there is to predict without any."""
+        """Log cost at the centre of the features, which is the prediction without any."""
         return float(self._weights[0])
 
     def predict(self, features: Array) -> Array:
-        """Log costs, shape (n,), of features of shape (n, features)."""
+        """Returns log costs, shape (n,), of features of shape (n, features)."""
         predicted: Array = self._basis(features) @ self._weights
         return predicted
 
     def learn(self, features: Array, logs: Array) -> None:
-        """Take in log costs, shape (n,), of features of shape (n, features)."""
+        """Learns from log costs, shape (n,), of features of shape (n, features)."""
         if self.count == 0 and self.features:
             self._center = np.log(np.maximum(features, _FLOOR)).mean(axis=0)
         if self.features:
             self._stretch(np.log(np.maximum(features, _FLOOR)) - self._center)
         basis = self._basis(features)
         self._follow_noise(logs - basis @ self._weights)
-        for _ in range(2):  # the second time with weights for residuals of the coefficients just found
+        for _ in range(2):  # the second time with weights from the new residuals
             self._fit(basis, logs, commit=False)
         self._fit(basis, logs, commit=True)
         self.count += len(logs)
@@ -80,7 +80,7 @@ class LogLinear:
             self._gram, self._moment = gram, moment
 
     def _follow_noise(self, residuals: Array) -> None:
-        """Residuals of samples not yet learned from; clipped, so that one outlier does not open the gate to all."""
+        """Updates ``sigma`` from residuals of new samples, clipped so that an outlier does not raise it much."""
         if self.count == 0:
             return
         square = float(np.square(np.minimum(np.abs(residuals), 3 * self.sigma)).mean())
@@ -100,7 +100,7 @@ class LogLinear:
             z, squares = basis[:, 1 : 1 + size], basis[:, 1 + size :]
             np.log(np.maximum(features, _FLOOR), out=z)
             z -= self._center
-            # a parabola must not run away outside of what was seen
+            # the squares stay constant outside the range seen
             bend = np.minimum(np.maximum(z, self._low), self._high)
             np.multiply(bend, bend, out=squares)
         return basis

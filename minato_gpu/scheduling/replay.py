@@ -1,9 +1,9 @@
-"""Event logs: what the scheduler heard and said, one JSON line per event, and the same run again from the log.
+"""Event logs: the scheduler's events and instructions, one JSON line per event, and their replay.
 
-The scheduler is a function of its events, so a log recorded in production replays to the same instructions: to find out
-why it did something, to test a change of policy on real traffic, to reproduce a fault. Reading and writing files is
-the caller's business. The first line holds the policy (and so
-does the first line of every further run in the same log), every other one an event and the instructions that followed:
+The scheduler is a function of its events, so a log recorded in production replays to the same instructions: to explain
+a decision, to test a change of policy on real traffic, or to reproduce a fault. The caller reads and writes the files.
+The first line, and that of every further run in the log, holds the policy; every other line holds an event and the
+instructions that followed:
 
     {"policy": {"window": 256, ...}}
     {"event": ["Finished", {"time": 1.5, "chunk": 7, ...}], "instructions": [["Dispatch", {...}], ...]}
@@ -25,21 +25,21 @@ _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*m.Event.__args__, *
 
 
 class ReplayMismatch(Exception):
-    """The scheduler says something else than the log does."""
+    """Raised when the scheduler's instructions differ from the log's."""
 
 
 def header(policy: Policy) -> str:
-    """The first line of a log."""
+    """Returns the first line of a log."""
     return json.dumps({"policy": asdict(policy)})
 
 
 def line(event: m.Event, instructions: Sequence[m.Instruction]) -> str:
-    """The line of a log for one event."""
+    """Returns the line of a log for one event."""
     return json.dumps({"event": _encode(event), "instructions": [_encode(each) for each in instructions]})
 
 
 def parse(text: str) -> tuple[m.Event, list[m.Instruction]]:
-    """Event and instructions of a line. Raises ValueError for a line that is not one of a log."""
+    """Returns the event and the instructions of a line. Raises ValueError for a line that is not one of a log."""
     try:
         entry = json.loads(text)
         return _decode(entry["event"]), [_decode(each) for each in entry["instructions"]]
@@ -48,7 +48,7 @@ def parse(text: str) -> tuple[m.Event, list[m.Instruction]]:
 
 
 def parse_header(text: str) -> Policy:
-    """The policy of a log's first line. Raises ValueError for any other line."""
+    """Returns the policy of a log's first line. Raises ValueError for any other line."""
     try:
         return Policy(**json.loads(text)["policy"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
@@ -56,7 +56,7 @@ def parse_header(text: str) -> Policy:
 
 
 def verify(lines: Iterable[str]) -> int:
-    """Replay a whole log (header first) and return its number of events.
+    """Replays a whole log (header first) and returns its number of events.
 
     Raises ReplayMismatch at the first event to which the scheduler now answers differently, ValueError for bad lines.
     """

@@ -1,20 +1,20 @@
-"""Which lane: the threshold on cpu_cost / device_cost at which both kinds of lane drain the window together.
+"""``Router``: decides on which lane samples run, by a threshold on cpu_cost / device_cost at which both kinds of lane
+finish the window together.
 
-For samples that can be cut it is a threshold on the steps between their plans (see ``plans``).
+Preparing a window of samples on unlike lanes is a linear program whose optimum is a threshold on the cost ratio (the
+fractional relaxation of scheduling on unrelated machines, Lawler and Labetoulle 1978; with two kinds of machine a
+fractional knapsack). FusionFlow (VLDB 2023) adapts a size threshold; this one is recomputed. For samples that can be
+divided it is a threshold on the steps between their plans (see ``plans``).
 
-Where batches live on several devices in turn, in strict order, a device lane prepares for its own device's batches
-alone, so that nothing that a device has made must go to another. The threshold is one for all, because every device
-gets its share of the places, but each device lane takes and gives among its own. Where batches are composed from what
-is ready, or a user's own overtake each other, nobody knows before where a sample will go: every device lane takes any,
-and what was made elsewhere is copied from device to device. Simulated (2 to 8 devices, 7 to 4 CPU slots for each, 6,400
-samples at the design's hybrid costs): keeping each lane to its own costs strict order 0.3 to 2.3 % of the time.
-Rejected: the same out of order, with batches composed first of what need not cross; half of what devices had made
-crossed still, for a consumer that takes batches as soon as there are enough samples has no choice among them. A
-crossing takes 30 microseconds for 600 KB at 20 GB/s.
+Several devices: where batches go to them in turn in strict order, each device lane prepares only batches of its own
+device, so that nothing crosses between devices. All share one threshold, because each gets its share of the places, but
+each lane takes and gives only its own tickets. Out of order a sample's device is unknown beforehand: every device lane
+takes any, and results are copied between devices. Simulated (2 to 8 devices, 7 to 4 CPU slots each, 6,400 samples,
+hybrid costs): keeping to one's own costs strict order 0.3 to 2.3 % of the time.
 
-Preparing a window of samples on unlike lanes is a linear program whose optimum is a threshold on the cost ratio
-(the fractional relaxation of scheduling on unrelated machines, Lawler and Labetoulle 1978; with two kinds of
-machine it is a fractional knapsack). FusionFlow (VLDB 2023) adapts a size threshold; this one is recomputed.
+Rejected: keeping to one's own out of order, composing first what need not cross. Half of the device's results still
+crossed, since a consumer that takes batches as soon as there are enough samples leaves no choice. A crossing takes 30
+us for 600 KB at 20 GB/s.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def threshold(
     cpu_backlog: float = 0.0,
     device_backlog: float = 0.0,
 ) -> tuple[float, float]:
-    """The ratio cpu / device from which on samples should go to the device, and when the lanes are then through.
+    """Returns the ratio cpu / device from which on samples should go to the device, and the seconds until both lanes
+    are done.
 
-    ``cpu`` and ``device``: predicted seconds of each waiting sample, shape (n,). Backlogs: predicted seconds of
-    the work that the lanes already hold. The ratio is infinity when the device should take nothing, 0.0 when it
-    should take everything; the time is in seconds from now, backlogs included.
+    The ratio is infinity when the device should take nothing, 0.0 when it should take everything.
+
+    Args:
+        cpu, device: predicted seconds of each waiting sample, shape (n,).
+        cpu_backlog, device_backlog: predicted seconds of work that the lanes already hold.
     """
     cpu_costs, device_costs = np.asarray(cpu, dtype=np.float64), np.asarray(device, dtype=np.float64)
     if device_slots <= 0 and cpu_slots <= 0:
@@ -58,7 +61,7 @@ def threshold(
     taken_off = np.cumsum(cpu_costs[order])
     cpu_done = (cpu_backlog + taken_off[-1] - taken_off) / cpu_slots  # with samples up to i on the device
     before = cpu_done + cpu_costs[order] / cpu_slots
-    # sample i goes to the device if the device, with it, is through no later than the CPU would be with it
+    # sample i goes to the device if the device, with it, ends no later than the CPU would with it
     taken = int(np.searchsorted(device_done - before, 0.0, side="right"))
     if taken == 0:
         return float("inf"), float(max(before[0], device_backlog / device_slots))
@@ -69,27 +72,28 @@ def threshold(
 
 
 class Router:
-    """The current threshold of one loader run, and what a lane without work of its own may take from the others."""
+    """Holds the routing threshold of one loader run, and chooses what an idle lane steals from the others."""
 
     def __init__(self, policy: Policy, lanes: Mapping[str, LaneState], waiting: Waiting) -> None:
         self.threshold = float("inf")
-        self.price = 1.0  # what a second of device work counts
-        self.spared = False  # devices are to get nothing
-        self.promised = 0.0  # device seconds of what runs on the CPU lane and will be handed over
+        self.price = 1.0  # seconds that a second of device work counts as
+        self.spared = False  # devices get nothing while CPU lanes run
+        self.promised = 0.0  # device seconds of samples that run on the CPU and will be handed over
         self._policy = policy
         self._lanes = lanes
         self._waiting = waiting
 
     def update(self, rank: Callable[[Entry], None]) -> None:
-        """Recompute the threshold from the window's costs and the lanes' backlogs, and move what changes sides."""
-        if not (self._policy.threshold and self._policy.cpu_runs):  # there is nothing to choose
+        """Recomputes the threshold from the window's costs and the lanes' backlogs, and moves entries that change
+        sides."""
+        if not (self._policy.threshold and self._policy.cpu_runs):  # no choice
             return
         if not any(lane.is_device for lane in self._lanes.values()):
             return
         homes, entries = self._waiting.homes, list(self._waiting.costed())
         closed = [home for home in homes if not self._open(home)]
         if len(closed) == len(homes):
-            self.threshold = float("inf")  # what comes next must not wait for a device that is gone
+            self.threshold = float("inf")  # later entries must not wait for a lost device
         elif served := [entry for entry in entries if entry.home not in closed]:
             left = sum(entry.cpu or 0.0 for entry in entries if entry.home in closed)
             self.threshold = self._balance(served, left)
@@ -97,7 +101,7 @@ class Router:
             self._waiting.move(self.threshold, rank, closed)
 
     def _balance(self, entries: Sequence[Entry], left: float) -> float:
-        """The threshold for these; ``left``: seconds of the CPU that what no device could take needs."""
+        """Returns the threshold for these entries; ``left``: CPU seconds of samples that no device can take."""
         cpu_slots, cpu_s, device_slots, device_s = 0.0, 0.0, 0.0, self.promised
         for lane in self._lanes.values():
             slots, seconds = lane.slots * lane.speed, lane.seconds * lane.speed
@@ -110,14 +114,14 @@ class Router:
             on_cpu,
             [self.price * seconds for seconds in on_device],
             cpu_slots,
-            0 if self._leaves_alone() else device_slots,
+            0 if self._spares_devices() else device_slots,
             left + more + cpu_s,
             self.price * device_s,
         )
         return ratio * self.price
 
-    def _leaves_alone(self) -> bool:
-        """Whether devices get nothing: the CPU's lanes keep up, and there is one that runs."""
+    def _spares_devices(self) -> bool:
+        """Returns True when devices get nothing because the CPU lanes, of which one is open, keep up."""
         if self.spared and self._policy.cpu_runs:
             for lane in self._lanes.values():
                 if lane.slots > 0 and not lane.is_device:
@@ -125,52 +129,52 @@ class Router:
         return False
 
     def cut(self, entry: Entry) -> Plan | None:
-        """Where a CPU slot that takes the entry should hand it over; None: nowhere."""
+        """Returns the plan by which a CPU slot that takes the entry hands it over; None: it does all of it."""
         return None if entry.steps is None or self.no_device(entry.home) else entry.cut(self.threshold)
 
-    def beyond(self, entry: Entry) -> bool:
-        """Whether the entry is on the device's side of the threshold, and its device is there."""
+    def prefers_device(self, entry: Entry) -> bool:
+        """Returns True when the entry is on the device's side of the threshold and its device lane is open."""
         return self._policy.threshold and entry.ratio >= self.threshold and bool(self._open(entry.home))
 
     def may_rescue(self, entry: Entry) -> bool:
-        """Whether a device could go on with the sample."""
-        ahead = any(plan.split > entry.at for plan in entry.between)
+        """Returns True when a device could continue the sample from a later stage."""
+        ahead = any(plan.split > entry.stage for plan in entry.between)
         return ahead and self._policy.rescue and not self.no_device(entry.home)
 
     def rescues(self, entry: Entry, factor: float, since_s: float) -> tuple[int, ...]:
-        """The split points from which a device would be through with a sample before the CPU, where it has run for
-        ``since_s``; only where there is a plan does a device take it.
+        """Returns the split points at which a device would finish the sample before the CPU, where it has run for
+        ``since_s``.
 
-        That is ``factor`` times what was predicted, so the rest is taken to be as much too long; on the CPU as much
-        may follow as has passed, which is what heavy tails do.
+        That is ``factor`` times the prediction, so the rest is assumed to take that much longer, too; on the CPU as
+        much may follow as has passed, as is usual for heavy tails.
         """
         if not self.may_rescue(entry):
             return ()
         devices = self._open(entry.home)
-        queued = sum(lane.seconds for lane in devices)  # not what waits: it would be among the oldest
+        queued = sum(lane.seconds for lane in devices)  # without waiting entries: the sample would be among the oldest
         wait = queued / sum(lane.slots for lane in devices)
         return tuple(
             plan.split
             for plan in entry.between
-            if plan.split > entry.at and plan.laying + self.price * (wait + factor * plan.device) < since_s
+            if plan.split > entry.stage and plan.store_s + self.price * (wait + factor * plan.device) < since_s
         )
 
     def no_device(self, home: str) -> bool:
-        """Whether no device lane of this side is to get anything."""
-        return self._leaves_alone() or not self._open(home)
+        """Returns True when no device lane of this side is to get anything."""
+        return self._spares_devices() or not self._open(home)
 
     def _open(self, home: str) -> list[LaneState]:
-        """The device lanes of this side that take work."""
+        """Returns the device lanes of this side that take work."""
         return [lane for lane in self._lanes.values() if lane.home == home and lane.slots > 0]
 
     def steal(self, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
-        """The ticket nearest to the threshold that the thief would finish before its own side; None if there is none.
+        """Returns the entry nearest to the threshold that the thief would finish before its own side, and the plan by
+        which a CPU slot hands it over; None if there is none.
 
-        With it, where a CPU slot should hand it over. When the own side would come to it is estimated from how far back
-        it stands among the serials up to ``newest``.
+        When its own side would start an entry is estimated from its position among the serials up to ``newest``.
         """
         if thief.is_device:
-            return None if self._leaves_alone() else self._steal_from(CPU, thief.home, thief, newest)
+            return None if self._spares_devices() else self._steal_from(CPU, thief.home, thief, newest)
         for home in sorted(self._waiting.homes, key=lambda home: -self._waiting.seconds(home)):
             found = self._steal_from(home, home, thief, newest)
             if found is not None:
@@ -178,7 +182,7 @@ class Router:
         return None
 
     def _steal_from(self, owner: str, home: str, thief: LaneState, newest: int) -> tuple[Entry, Plan | None] | None:
-        """The same from one side, among the tickets of one home."""
+        """Returns what ``steal`` returns, from one side and among the tickets of one home."""
         owners = [lane for lane in self._lanes.values() if lane.side == owner]
         slots = sum(lane.slots * lane.speed for lane in owners)
         if slots <= 0:
@@ -197,7 +201,7 @@ class Router:
                     return entry, None
                 continue
             if entry.steps is not None and len(entry.steps) > 1:
-                plan = entry.steps[-2].plan  # the last before all on the device
+                plan = entry.steps[-2].plan  # the last plan before all on the device
                 if max(plan.cpu, wait) + self.price * plan.device <= wait + device:
                     return entry, plan
             if cpu <= wait + device:
@@ -206,7 +210,7 @@ class Router:
 
 
 def _steps(entries: Sequence[Entry]) -> tuple[list[float], list[float], float]:
-    """What each step saves and costs, and the CPU's seconds of those that the device cannot take altogether."""
+    """Returns the CPU seconds saved and device seconds spent by each step, and the CPU seconds that no step removes."""
     cpu: list[float] = []
     device: list[float] = []
     left = 0.0

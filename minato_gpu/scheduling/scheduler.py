@@ -1,8 +1,8 @@
-"""The scheduler: a pure state machine from events to instructions.
+"""``Scheduler``: a pure state machine from events to instructions.
 
-It reads no clock, starts nothing and touches no queue; the same object runs in production and in simulation.
-Three decisions are taken, each on the state that its own file keeps: what starts next on which lane (``dispatch`` with
-``intake``, ``routing``, ``pacing``), what a batch consists of (``composition``), and what memory allows (``ledger``).
+It reads no clock, starts nothing and touches no queue; the same object runs in production and in simulation. Three
+decisions are made, each in its own files: what starts next on which lane (``dispatch`` with ``intake``, ``routing``,
+``pacing``), what a batch consists of (``composition``), and what memory allows (``ledger``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from minato_gpu.spans import count, cut, number_at
 
 
 class Scheduler:
-    """One loader run. ``handle`` takes an event and returns the instructions that follow from it."""
+    """Schedules one loader run: ``handle`` takes an event and returns the instructions that follow from it. For one
+    thread at a time."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -50,13 +51,13 @@ class Scheduler:
         self._intake = self._work.intake
         self.fetching = self._work.fetching
         self._flights = self._work.flights
-        self.flights: Mapping[int, Flight] = self._flights.by_number  # chunks under way
-        self.harm = DeviceInterference(policy.spares_device, policy.devices)
+        self.flights: Mapping[int, Flight] = self._flights.by_number  # chunks in flight by number
+        self.interference = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
-        self._undelivered = 0
-        self._next_order = OutputBatch(0)  # the one to deliver next
-        self._asked = False  # and has not been answered with whatever batch could be composed
-        self._waits = False  # the consumer, since it asked
+        self._undelivered = 0  # tickets in the window
+        self._next_order = OutputBatch(0)  # of the batch to deliver next
+        self._asked = False  # the consumer waits and got no composed batch yet
+        self._waits = False  # the consumer waits
         self._composed = 0  # samples composed and not delivered
         self._handlers: dict[type, Callable[[Any], None]] = {
             m.LaneOpened: self._intake.open,
@@ -70,15 +71,15 @@ class Scheduler:
             m.Running: self._running,
             m.Revoked: self._flights.revoked,
             m.CollateNeeded: lambda event: self._work.jobs.append(event),
-            m.Asked: self._was_asked,
+            m.Asked: self._asked_for,
             m.Delivered: self._delivered,
             m.Tick: lambda event: self._flights.postpone(),
         }
 
-    # --- the face ---------------------------------------------------------------------------------------
+    # --- interface ---------------------------------------------------------------------------------------
 
     def handle(self, event: m.Event) -> list[m.Instruction]:
-        """Take one event; return what to do now, in this order."""
+        """Handles one event; returns the instructions to execute now, in this order."""
         work = self._work
         work.now = self._flights.now = event.time
         out = work.out = []
@@ -86,7 +87,7 @@ class Scheduler:
         self._compose()
         work.consumer_starves = self._starves
         work.oldest = self._places.oldest
-        work.samples_ready = self._ledger.pool + self._composed
+        work.samples_ready = self._ledger.ready_samples + self._composed
         if self._streams is not None:
             self._undelivered += self._streams.ask_for_more(work, self._ledger, self._undelivered)
         work.fill()
@@ -98,29 +99,29 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """How many more tickets the window admits."""
+        """Number of further tickets that the window admits."""
         return self.policy.window + self.window.extra * self._intake.pace.batch - self._undelivered
 
     @property
     def _starves(self) -> bool:
-        """Whether no batch is ready for the consumer."""
+        """True when no batch is ready for the consumer."""
         return self._next_order not in self._sizes
 
     @property
     def end(self) -> OutputBatch | None:
-        """The order after the last batch, once every worker's own stream has ended."""
+        """The order after the last batch, once every worker's own stream has ended; None before."""
         ended = self._streams is not None and self._streams.ended
         return OutputBatch(self._next_order + self._undelivered) if ended else None
 
     @property
     def pending(self) -> bool:
-        """Whether tickets or jobs wait that a lane would take as soon as it is free."""
+        """True when tickets or collate jobs wait that a free lane would take."""
         return bool(self._work.jobs) or len(self._work.waiting) > 0
 
     @property
     def awaited(self) -> m.Awaited | None:
-        """What the next batch needs before it can be composed; None where that is not known, or nothing, or leases end
-        so soon that it is not worth a wake-up of its own."""
+        """Samples that the next batch needs before it can be composed. None where that is unknown or nothing, or where
+        all lanes' leases end so soon that no extra wake-up is worth it."""
         oldest = self._places.oldest
         if oldest is None or self._next_order in self._sizes:
             return None
@@ -137,26 +138,26 @@ class Scheduler:
 
     @property
     def lane_costs(self) -> Mapping[str, m.LaneCosts]:
-        """What samples took in each lane that has prepared some, here or in the run before."""
+        """Measured costs of each lane that has prepared samples, in this run or the one before."""
         costs = {name: lane.costs for name, lane in self._work.lanes.items()}
         return {name: each for name, each in costs.items() if each.samples}
 
     def wake_at(self) -> float | None:
-        """When unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
-        return self._flights.next_look()
+        """Returns when unfinished chunks should be reported (``Running``) and a ``Tick`` sent; None for never."""
+        return self._flights.next_check()
 
     @property
     def idle_slots(self) -> int:
-        """Slots of CPU lanes that have nothing to do."""
+        """CPU slots that have nothing to do."""
         return self._work.idle_slots()
 
     @property
     def batches_ready(self) -> float:
         """Samples that are prepared and not delivered, in batches."""
-        return (self._ledger.pool + self._composed) / self._intake.pace.batch
+        return (self._ledger.ready_samples + self._composed) / self._intake.pace.batch
 
     def stall_cause(self) -> str:
-        """Why the consumer waits, in one word or two: the first of these that holds."""
+        """Returns why the consumer waits, in a word or two: the first cause that holds."""
         if self._next_order in self._sizes:
             return "collate"
         if self._composition.held_back:
@@ -208,7 +209,7 @@ class Scheduler:
             self._queue(*part)
 
     def _queue(self, place: Place, lo: TicketId, hi: TicketId) -> None:
-        """Let lanes have these tickets."""
+        """Queues these tickets for lanes."""
         event = place.admitted
         cpu, device, between, first = event.cpu, event.device, event.between, event.first
         if cpu is None or not (device is not None or cpu[0] == cpu[0]):
@@ -246,21 +247,21 @@ class Scheduler:
             if lane.learns:
                 self._learn(lane, flight, event)
             lane.measured(event.seconds, fresh, event.own_s)
-            self.window.saves = lane.unlike and not self.policy.max_lateness
+            self.window.saves = lane.varied and not self.policy.max_lateness
             if lane.is_device:
-                self.harm.worked(event.seconds)
+                self.interference.worked(event.seconds)
             if flight.credit:
-                self._flights.told(flight, event.nbytes + event.handed_bytes)
+                self._flights.add_reported(flight, event.nbytes + event.handed_bytes)
             if event.handed:
-                self._hand_on(flight, event)
+                self._requeue_handed(flight, event)
             else:
                 held = flight.held(range(flight.done, event.done))
                 self._ledger.ready(fresh, event.nbytes, held, chunk.stop >= 0)
                 if self._streams is None:
-                    self._mark(flight, event.done, event.failed)
+                    self._mark_ready(flight, event.done, event.failed)
                 else:
                     self._streams.advance(flight, event)
-                    self._ledger.pool -= event.ended
+                    self._ledger.ready_samples -= event.ended
                     self._undelivered -= event.ended
         if event.final:
             self._flights.retire(event.chunk)
@@ -268,29 +269,29 @@ class Scheduler:
                 self._flights.give_back(flight, event.done, flight.size)
 
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
-        """How fast a lane is that is not of this host."""
-        flight.took += event.seconds
-        if event.final and flight.times:
-            lane.lease_took(event.time - flight.sent - flight.took)
+        """Updates the speed and the lease time of a remote lane."""
+        flight.sample_s += event.seconds
+        if event.final and flight.timed:
+            lane.lease_took(event.time - flight.sent - flight.sample_s)
         if (each := self._intake.cpu_mean()) > 0:
             lane.compared(flight.predicted(flight.done, event.done, each), event.seconds)
             self._intake.measure()
 
-    def _hand_on(self, flight: Flight, event: m.Finished) -> None:
-        """Some of the samples newly reported have only come to a later stage."""
+    def _requeue_handed(self, flight: Flight, event: m.Finished) -> None:
+        """Handles a report in which some samples have only reached a later stage."""
         handing, there = flight.chunk.stop >= 0, [offset for offset, _ in event.handed]
         self._ledger.handed(len(there), event.handed_bytes, flight.held(there), handing)
         ready = sorted({*range(flight.done, event.done)}.difference(there))
         if ready:
             self._ledger.ready(len(ready), event.nbytes, flight.held(ready), handing)
         for offset, stage in event.handed:
-            self._flights.hand_on(flight, offset, stage)
-            self._mark(flight, offset, event.failed)
+            self._flights.requeue_at_stage(flight, offset, stage)
+            self._mark_ready(flight, offset, event.failed)
             flight.done = offset + 1
-        self._mark(flight, event.done, event.failed)
+        self._mark_ready(flight, event.done, event.failed)
 
     def _lost(self, event: m.Lost) -> None:
-        if event.lane in self._work.lanes:  # else it has yet to be opened in this run, with the slots that are left
+        if event.lane in self._work.lanes:  # else it opens later in this run, with the slots left
             self._intake.resize(event.lane, -1)
         if event.chunk is None or event.chunk not in self.flights:
             return
@@ -306,12 +307,12 @@ class Scheduler:
             self._ledger.ready(hi - lo, event.nbytes, flight.held(range(lo, hi)), chunk.stop >= 0)
             self._flights.give_back(flight, done, lo)
             flight.done = done = lo
-            self._mark(flight, hi, event.failed)
+            self._mark_ready(flight, hi, event.failed)
             done = hi
         self._flights.give_back(flight, done, chunk.size)
 
     def _join_again(self, now: float, chunk: m.Chunk) -> None:
-        """A job comes back: another lane is to do it."""
+        """Queues a collate job again for another lane."""
         self._work.jobs.appendleft(m.CollateNeeded(now, chunk.order, chunk.seconds))
 
     def _running(self, event: m.Running) -> None:
@@ -319,11 +320,11 @@ class Scheduler:
         if instruction is not None:
             self._work.out.append(instruction)
 
-    def _was_asked(self, event: m.Asked) -> None:
+    def _asked_for(self, event: m.Asked) -> None:
         self._asked = self._waits = self._next_order not in self._sizes
-        if self._asked and self.harm.spare:
-            self.harm.waited()
-            self._price()
+        if self._asked and self.interference.spare:
+            self.interference.waited()
+            self._update_price()
 
     def _delivered(self, event: m.Delivered) -> None:
         size = self._sizes.pop(event.order)
@@ -340,28 +341,28 @@ class Scheduler:
             self.window.lengthen(*self._bytes())
         if self._streams is not None:
             self._streams.lease = event.lease
-        if self.harm.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
-            self._price()
+        if self.interference.stepped(event.step_s, self._intake.pace.cpu_tau * self._intake.pace.batch):
+            self._update_price()
 
-    def _price(self) -> None:
-        """Device work is to be treated otherwise than before."""
+    def _update_price(self) -> None:
+        """Passes the price of device work, and whether the device is spared, to the router."""
         router = self._intake.router
-        router.price, router.spared = self.harm.price, self.harm.spare
+        router.price, router.spared = self.interference.price, self.interference.spare
         router.update(self._intake.rank)
 
     def _note_out_of_work(self) -> None:
-        """A lane could take more, and nothing waits for it."""
+        """Lengthens the window when CPU slots are idle and the epoch goes on."""
         if not (self._intake.pace.ending or len(self.fetching)) and self._work.idle_slots():
             self.window.out_of_work(self._waits, *self._bytes())
 
     def _bytes(self) -> tuple[int, float]:
-        """In the window, and expected of a batch."""
+        """Returns the bytes in the window, and those expected of a batch."""
         return self._ledger.in_flight, self._intake.pace.batch * self._ledger.sample_bytes
 
     # --- composition ------------------------------------------------------------------------------------
 
-    def _mark(self, flight: Flight, done: int, failed: tuple[int, ...]) -> None:
-        """The samples of the chunk up to ``done`` are ready."""
+    def _mark_ready(self, flight: Flight, done: int, failed: tuple[int, ...]) -> None:
+        """Marks the chunk's samples up to ``done`` as ready."""
         spans = flight.chunk.spans
         serials = tuple(number_at(spans, offset) for offset in failed)
         if flight.done or done < flight.size:
@@ -372,7 +373,7 @@ class Scheduler:
             self._composition.finished(epoch, span, among, self._places.finish(span, among))
 
     def _compose(self) -> None:
-        """Compose what can be; out of order only for a consumer that waits or has fewer batches than it should."""
+        """Composes what can be composed; out of order only for a consumer that waits or has too few batches ready."""
         while True:
             eager = self._asked or len(self._sizes) < self.policy.compose_ahead
             batch = self._composition.compose(eager)
@@ -382,6 +383,6 @@ class Scheduler:
             self._sizes[batch.order] = size
             self._composed += size
             self._intake.cold = False
-            self._ledger.pool -= size
+            self._ledger.ready_samples -= size
             self._asked = False
             self._work.out.append(batch)

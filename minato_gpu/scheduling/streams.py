@@ -1,9 +1,9 @@
-"""Iterable data sets: every worker owns a stream, and each ticket is a batch of one worker's stream.
+"""``Streams``: scheduling of iterable data sets, where every worker owns a stream and a ticket is one batch of it.
 
-In order, batches come in PyTorch's order: one of each worker in turn, leaving out workers whose streams have ended.
-Out of order they come by completion, none more than ``max_lateness`` batches after its turn. A slow stream delays
-itself alone, within that. The order of delivery does not depend on when the end of a stream becomes known: the tickets
-that find it drop out.
+In strict order batches come in PyTorch's order: one of each worker in turn, leaving out workers whose streams have
+ended. Out of order they come as completed, none more than ``max_lateness`` batches after its turn, so that a slow
+stream delays only itself. The order of delivery does not depend on when the end of a stream becomes known: tickets past
+the end drop out.
 """
 
 from __future__ import annotations
@@ -23,42 +23,43 @@ from minato_gpu.spans import TicketSpan, joined, serials, singles
 
 
 class Streams(Composition):
-    """Decides which worker is asked for batches of its stream next, and in which order they are delivered.
-
-    ``lease``: batches that a worker is asked for at once.
-    """
+    """Chooses which worker is asked for batches of its stream next, and composes the batches in order."""
 
     def __init__(self, places: Places, policy: Policy) -> None:
         super().__init__(places, policy.max_lateness)
-        self.lease = 1
+        self.lease = 1  # batches that a worker is asked for at once
         self._workers, self._prefetch = policy.streams, policy.window // policy.streams
         self._runs = policy.items
         self._open = set(range(policy.streams))  # workers whose streams have not ended
         self._turn = 0
         self._next_ticket = TicketId(0)
         self._outstanding = 0  # tickets that are in no batch
-        # by worker: leases that are not finished, tickets in them, and tickets that are ready and in no batch
+        # by worker: unfinished leases, running tickets, and tickets that are ready and in no batch
         self._leases: list[deque[TicketSpan]] = [deque() for _ in range(policy.streams)]
         self._running = [0] * policy.streams
         self._ready: list[deque[TicketId]] = [deque() for _ in range(policy.streams)]
         self._failed: set[TicketId] = set()
-        self._dropped: list[TicketId] = []  # out of order, rising: those that found the end of their stream
+        self._past_end: list[TicketId] = []  # out of order: tickets past the end of their stream, rising
 
     def resume(self, order: OutputBatch, turn: int, ended: tuple[int, ...]) -> None:
-        """An earlier run has delivered the batches before ``order``, and streams of workers ``ended`` to their end."""
+        """Continues after an earlier run that delivered the batches before ``order``, and the streams of workers
+        ``ended``."""
         self.next, self._next_ticket, self._turn = order, TicketId(order), turn
         self._open.difference_update(ended)
 
     @property
     def ended(self) -> bool:
-        """Whether every stream has ended."""
+        """True when every stream has ended."""
         return not self._open
 
     # --- asking workers ---------------------------------------------------------------------------------------
 
     def _next_lease(self, undelivered: int, allowed: int) -> tuple[int, TicketSpan] | None:
-        """The next worker and its tickets, if the window, which holds ``undelivered`` of them, has room for more, and
-        memory has for ``allowed``; or if the next batch is one that nobody has been asked for."""
+        """Returns the next worker and its tickets, or None.
+
+        There is one if the window, which holds ``undelivered`` tickets, and memory (``allowed`` more) have room, or if
+        the next batch comes from a worker that has not been asked for it.
+        """
         if not self._open:
             return None
         worker = min(self._open, key=lambda each: (self._ahead(each), (each - self._turn) % self._workers))
@@ -76,12 +77,12 @@ class Streams(Composition):
         return worker, (first, self._next_ticket)
 
     def _ahead(self, worker: int) -> int:
-        """Tickets that the worker has; in order, and those that wait for others' turns."""
+        """Returns the tickets that the worker runs; in order, plus its ready ones that wait for their turn."""
         return self._running[worker] + (0 if self._lateness else len(self._ready[worker]))
 
     def ask_for_more(self, work: Dispatcher, ledger: Ledger, undelivered: int) -> int:
-        """Have workers go on with their streams, as far as the window, which holds ``undelivered`` batches, and memory
-        allow. Returns for how many batches they were asked."""
+        """Dispatches tickets to workers as far as the window, which holds ``undelivered`` batches, and memory allow.
+        Returns how many."""
         lanes, asked = [lane for lane in work.lanes.values() if not lane.is_device], 0
         while lanes:
             allowed = ledger.fits(self.lease, self._workers)
@@ -98,7 +99,7 @@ class Streams(Composition):
         return asked
 
     def advance(self, flight: Flight, event: Finished) -> None:
-        """A worker has come further in its stream; the last tickets found the end of it where that has ``ended``."""
+        """Handles a worker's report; the last ``ended`` of the new tickets are past the end of its stream."""
         first, worker, ended = flight.chunk.spans[0][0], flight.chunk.worker, event.ended
         lo, hi = TicketId(first + flight.done), TicketId(first + event.done)
         flight.done = event.done
@@ -112,27 +113,29 @@ class Streams(Composition):
         if ended:
             self._open.discard(worker)
         for serial in serials(TicketId(hi - ended), hi) if self._lateness else ():
-            insort(self._dropped, serial)
+            insort(self._past_end, serial)
 
     # --- composition ------------------------------------------------------------------------------------------
 
     @property
     def awaited(self) -> Awaited | None:
-        """In order, what the next batch needs: the first ticket of a lease of the worker whose turn it is."""
-        worker = self._in_turn()
+        """The first ticket of the oldest unfinished lease of the worker whose turn it is, in strict order; None without
+        one."""
+        worker = self._worker_in_turn()
         return None if worker is None or not self._leases[worker] else Awaited(self._leases[worker][0], 1, True)
 
     @property
     def held_back(self) -> bool:
-        """Whether the next batch must be the oldest ticket, which is not ready."""
+        """True when the next batch must be the oldest ticket, which is not ready."""
         oldest = self._places.oldest
         if oldest is None or not self._lateness:
             return False
-        return oldest.first - bisect(self._dropped, oldest.first) <= self.next - self._lateness
+        return oldest.first - bisect(self._past_end, oldest.first) <= self.next - self._lateness
 
     def compose(self, eager: bool) -> Compose | None:
-        """The next batch, or None; in order as many as are ready, if they are delivered one by one."""
-        tickets = self._late(eager) if self._lateness else self._run()
+        """Returns the next batch, or None. In strict order it holds as many tickets as are ready if these are delivered
+        one by one."""
+        tickets = self._first_ready(eager) if self._lateness else self._ready_in_turn()
         if not tickets:
             return None
         order, self.next = self.next, OutputBatch(self.next + len(tickets))
@@ -141,19 +144,19 @@ class Streams(Composition):
         self._failed.difference_update(failed)
         return Compose(order, tuple(joined(singles(tickets))), failed)
 
-    def _late(self, eager: bool) -> list[TicketId]:
-        """The first ticket that is ready, if it may overtake those before it."""
+    def _first_ready(self, eager: bool) -> list[TicketId]:
+        """Returns the oldest ready ticket, in a list, if it may overtake those before it; else an empty list."""
         ready = min((each for each in self._ready if each), key=lambda each: each[0], default=None)
         oldest = self._places.oldest
         if ready is None or (oldest is not None and oldest.first < ready[0] and (not eager or self.held_back)):
             return []
         return [ready.popleft()]
 
-    def _run(self) -> list[TicketId]:
-        """Those that are ready, in turn; one that has failed by itself."""
+    def _ready_in_turn(self) -> list[TicketId]:
+        """Returns the tickets that are ready in turn; a failed one by itself."""
         tickets: list[TicketId] = []
         most = self.lease * self._workers if self._runs else 1
-        while len(tickets) < most and (worker := self._in_turn()) is not None and (ready := self._ready[worker]):
+        while len(tickets) < most and (worker := self._worker_in_turn()) is not None and (ready := self._ready[worker]):
             failed = ready[0] in self._failed
             if failed and tickets:
                 break
@@ -163,8 +166,8 @@ class Streams(Composition):
                 break
         return tickets
 
-    def _in_turn(self) -> int | None:
-        """In order, the worker that the next batch comes from; None where every stream has ended."""
+    def _worker_in_turn(self) -> int | None:
+        """Returns the worker of the next batch in strict order; None when every stream has ended."""
         for step in range(self._workers):
             worker = (self._turn + step) % self._workers
             if self._ready[worker] or worker in self._open:

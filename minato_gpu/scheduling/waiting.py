@@ -1,9 +1,9 @@
 """Tickets that wait for a lane, in the order in which they should start.
 
-An entry is a run of neighbouring serials, from which leases are cut, or one sample that travels alone. Each entry waits
-on one *side*, which has a lane's name: the CPU's, or that of its *home*, ``DEVICE`` for any device lane, or that of the
-one that may have it where batches live on several devices. All heaps delete lazily: an item counts only while its entry
-still waits on the heap's side.
+``Waiting`` holds ``Entry``s: runs of neighbouring serials, from which leases are cut, or single samples. Each entry
+waits on one *side*: the CPU's, or its *home*, which is ``DEVICE`` for any device lane, or the name of the one lane that
+may have it where batches live on several devices. All heaps delete lazily: an item counts only while its entry still
+waits on the heap's side.
 """
 
 from __future__ import annotations
@@ -19,29 +19,17 @@ from minato_gpu.scheduling.messages import DEVICE as DEVICE
 from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan, Step, hull, rest
 
-NEAR = 15  # heap items looked at for one to steal
+STEAL_CANDIDATES = 15  # heap items examined for one to steal
 FASTER = 1e300  # a ratio above every finite threshold, and below the infinite one that sends nothing to a device
 INFINITE = float("inf")
 
 
 class Entry:
-    """A run of serials ``lo`` to ``hi`` with the predicted seconds of each on either kind of lane.
-
-    Of a run ``cpu`` is the mean; ``sums`` are its costs added up, from serial ``begin`` on (empty: all cost the same).
-    A cost is None when unknown, and ``device`` is None when the sample cannot run there. ``ratio`` says how much dearer
-    the CPU is than the device: the larger, the more the device lane gains. ``home`` is the side of the
-    device lane that may have it.
-    ``inspect`` marks tickets whose costs must be read from their headers first, ``read`` those whose host read is held.
-
-    One that can be cut has the plans ``between`` as well, and the ``steps`` between those worth having. ``at``: the
-    stage that its sample has come to (0: none is done but the host read); costs are those of what is left. ``haste``:
-    for its cuts the threshold counts as no higher than this; 1.0 for a sample that would hold up the window, which
-    then takes the fastest of its plans, however scarce the device is.
-    """
+    """A run of serials ``lo`` to ``hi`` with predicted seconds per sample on either kind of lane."""
 
     __slots__ = (
-        *("at", "begin", "between", "charge", "cold", "cpu", "device", "haste", "hi", "home", "inspect", "lo"),
-        *("place", "predicted", "priority", "ratio", "read", "side", "slow", "steps", "sums", "waits"),
+        *("begin", "between", "cold", "cpu", "device", "hi", "home", "inspect", "lo", "max_threshold", "place"),
+        *("predicted", "priority", "queued_s", "ratio", "read", "side", "slow", "stage", "steps", "sums", "waits"),
     )
 
     def __init__(
@@ -54,30 +42,31 @@ class Entry:
     ) -> None:
         self.lo = lo
         self.hi = hi
-        self.cpu = cpu
-        self.device = device
+        self.cpu = cpu  # seconds per sample, the mean of a run; None: unknown
+        self.device = device  # seconds per sample; None: cannot run there
         self.predicted: tuple[float, float] | None = None  # on either lane, nan for what was guessed; None: both known
-        self.inspect = False
-        self.read = False
+        self.inspect = False  # costs must be read from headers first
+        self.read = False  # the result of the host read is stored
         self.place = place
-        self.home = place.admitted.home
-        self.priority = float(place.first)
-        self.cold = False
+        self.home = place.admitted.home  # side of the device lane that may have it
+        self.priority = float(place.first)  # lower ones start first
+        self.cold = False  # admitted while nothing was ready for the consumer
         self.side = CPU
         self.slow = False
-        self.waits = False
-        self.at = 0
-        self.begin = lo
-        self.sums: Sequence[float] = ()
-        self.between: Sequence[Plan] = ()
-        self.steps: tuple[Step, ...] | None = None
-        self.haste = FASTER
-        self.charge: float | None = None  # the seconds that it counts with where it waits
+        self.waits = False  # queued, for lazy deletion
+        self.stage = 0  # stage that the sample has reached; costs are those of the rest; 0: none but the host read
+        self.begin = lo  # serial of ``sums[0]``
+        self.sums: Sequence[float] = ()  # cumulated CPU seconds of a run; empty: all cost the same
+        self.between: Sequence[Plan] = ()  # divided plans
+        self.steps: tuple[Step, ...] | None = None  # between the plans worth having
+        self.max_threshold = FASTER  # upper limit of the threshold for cuts; 1.0: urgent, take the fastest plan
+        self.queued_s: float | None = None  # seconds counted for it where it waits
+        # cpu / device: the larger, the more the device gains
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
 
     @classmethod
     def run(cls, first: TicketId, place: Place, costs: Sequence[float]) -> Entry:
-        """Serials from ``first`` on, which cost so much on the CPU; nan where that is not known."""
+        """Makes an entry of serials from ``first`` on with these CPU seconds each; nan where unknown."""
         sums = list(accumulate(costs, initial=0.0))
         known = sums[-1] == sums[-1]
         entry = cls(first, TicketId(first + len(costs)), place, sums[-1] / len(costs) if known else None)
@@ -86,41 +75,41 @@ class Entry:
         return entry
 
     def seconds(self, count: int, each: float) -> float:
-        """What the first ``count`` cost, predicted; ``each``: where all cost the same."""
+        """Returns the predicted seconds of the first ``count`` samples; ``each`` where all cost the same."""
         if not self.sums:
             return count * each
         at = self.lo - self.begin
         return self.sums[at + count] - self.sums[at]
 
     def within(self, seconds: float, each: float) -> int:
-        """How many of the first take no longer than so many seconds together; at least one."""
+        """Returns how many of the first samples take at most ``seconds`` together; at least one."""
         if not self.sums:
             return max(1, int(seconds / each)) if each > 0 else 1
         at = self.lo - self.begin
         return max(1, bisect_right(self.sums, self.sums[at] + seconds, at) - at - 1)
 
     def part(self, lo: TicketId, hi: TicketId) -> Entry:
-        """A new entry for some of the serials, otherwise the same."""
+        """Makes an entry for some of the serials, otherwise equal."""
         entry = Entry(lo, hi, self.place, self.cpu, self.device)
         entry.begin, entry.sums = self.begin, self.sums
         entry.inspect, entry.read, entry.side, entry.slow = self.inspect, self.read, self.side, self.slow
         entry.priority, entry.cold, entry.ratio = self.priority, self.cold, self.ratio
         entry.predicted = self.predicted
-        entry.at, entry.between, entry.steps, entry.haste = self.at, self.between, self.steps, self.haste
+        entry.stage, entry.between, entry.steps = self.stage, self.between, self.steps
+        entry.max_threshold = self.max_threshold
         if self.sums:
             entry.cpu = (self.sums[hi - self.begin] - self.sums[lo - self.begin]) / (hi - lo)
         return entry
 
     def set_plans(self, between: Sequence[Plan]) -> None:
-        """The sample can be cut between two stages; the steps are the cuts worth having (see plans.py).
+        """Sets the divided plans of the sample and keeps the steps worth taking (see plans.py).
 
         The more steps the threshold allows, the more of the sample goes to the device. The entry's ratio is that of the
-        last step, if that one leaves everything to the device: where the threshold allows it, the entry waits for the
-        device. If the last step leaves a part to the CPU, the ratio is 0 and the entry waits on the CPU's side,
-        whatever the threshold; ``cut`` says where it is handed over. Example: steps of ratios 3 and 2, the second of
-        which leaves everything to the device. At a threshold of 4 the CPU does all of it, at 2.5 the CPU begins it and
-        the device ends it, at 1 the device does all of it. A single step that leaves everything to the device is no
-        cut: such an entry waits like that of any other sample.
+        last step if it leaves everything to the device: where the threshold allows it, the entry waits for the device.
+        If the last step leaves a part to the CPU, the ratio is 0 and the entry waits on the CPU's side; ``cut`` says
+        where it is handed over. Example: steps of ratios 3 and 2, the second of which leaves everything to the device.
+        At a threshold of 4 the CPU does all of it, at 2.5 the CPU begins and the device ends it, at 1 the device does
+        all. A single step that leaves everything to the device is no cut: the entry waits like any other.
         """
         assert self.cpu is not None
         self.between = between
@@ -128,23 +117,23 @@ class Entry:
         if steps and (len(steps) > 1 or steps[-1].plan.cpu > 0):
             self.steps = steps
 
-    def suit(self, patience: float) -> None:
-        """Say anew which lane suits it. What takes the CPU longer than ``patience`` seconds would hold up the window:
-        it takes the fastest of its plans, whatever the ratio."""
+    def update_ratio(self, patience: float) -> None:
+        """Recomputes ``ratio``. A sample of more than ``patience`` CPU seconds would hold up the window: it takes its
+        fastest plan."""
         urgent = self.cpu is not None and self.cpu > patience
         if self.steps is not None:
             last = self.steps[-1]
             gain = last.ratio if not urgent else FASTER if last.ratio > 1.0 else 0.0
-            self.ratio, self.haste = gain if last.plan.cpu <= 0 else 0.0, 1.0 if urgent else FASTER
+            self.ratio, self.max_threshold = gain if last.plan.cpu <= 0 else 0.0, 1.0 if urgent else FASTER
         elif self.cpu is not None and self.device is not None:
             faster = self.device <= 0 or (urgent and self.device < self.cpu)
             self.ratio = FASTER if faster else self.cpu / self.device
 
     def cut(self, threshold: float) -> Plan | None:
-        """The plan to begin with on the CPU at this threshold; None: it stays there to the end."""
+        """Returns the plan that the sample begins on the CPU at this threshold; None: it stays there to the end."""
         chosen: Plan | None = None
         if self.steps is not None and threshold <= FASTER:
-            limit = min(threshold, self.haste)
+            limit = min(threshold, self.max_threshold)
             for step in self.steps:
                 if step.ratio < limit or step.plan.cpu <= 0:
                     break
@@ -152,24 +141,24 @@ class Entry:
         return chosen
 
     def rest(self, serial: TicketId, split: int) -> Entry:
-        """A new entry for one of the serials, whose stages before ``split`` are done."""
+        """Makes an entry for one serial whose stages before ``split`` are done."""
         entry = Entry(serial, TicketId(serial + 1), self.place)
-        entry.read, entry.at, entry.cold = True, split, self.cold
+        entry.read, entry.stage, entry.cold = True, split, self.cold
         if self.cpu is not None:
             entry.cpu, entry.device, entry.between = rest(self.cpu, self.between, split)
         return entry
 
     def __lt__(self, other: Entry) -> bool:
-        return False  # equal heap keys only meet when an entry was moved away and back
+        return False  # equal heap keys occur only if an entry was moved away and back
 
 
 _Heap = list[tuple[float, TicketId, Entry]]
 
 
 class Waiting:
-    """Entries by side, by start priority (slow ones apart) and by nearness to the routing threshold.
+    """The waiting entries by side, by start priority (slow ones apart), and by nearness to the routing threshold.
 
-    Those that a lane may steal from a side are kept apart by their home. ``homes``: the sides beside the CPU's.
+    Entries that another lane may steal from a side are kept by their home. ``homes``: the sides beside the CPU's.
     """
 
     def __init__(self, homes: tuple[str, ...] = (DEVICE,)) -> None:
@@ -180,13 +169,13 @@ class Waiting:
         self._near: dict[tuple[str, str], _Heap] = {(side, home): [] for home in homes for side in (CPU, home)}
         self._entries: dict[TicketId, Entry] = {}
         self._oldest: list[TicketId] = []
-        self.unread = 0  # tickets whose costs must be read from their headers first
+        self.unread = 0  # tickets marked for inspection
         self._seconds = dict.fromkeys(self._sides, 0.0)
         self._samples = dict.fromkeys(self._sides, 0)
-        self._limits = dict.fromkeys(homes, INFINITE)  # the threshold, for entries of each home
+        self._limits = dict.fromkeys(homes, INFINITE)  # the threshold by home
 
     def add(self, entry: Entry) -> None:
-        """Queue an entry on its side."""
+        """Queues an entry on its side."""
         entry.waits = True
         self._entries[entry.lo] = entry
         entry.place.waiting += entry.hi - entry.lo
@@ -214,7 +203,7 @@ class Waiting:
 
     @staticmethod
     def _sweep(heap: _Heap, side: str) -> None:
-        """Drop the dead items, which are most of the heap, so that it never outgrows the window."""
+        """Drops stale items, so that the heap never outgrows the window."""
         heap[:] = [item for item in heap if item[2].waits and item[2].side == side]
         heapify(heap)
 
@@ -224,13 +213,13 @@ class Waiting:
         if entry.steps is not None and entry.side == CPU:
             if sign > 0:
                 plan = entry.cut(self._limits[entry.home])
-                entry.charge = entry.cpu if plan is None else plan.cpu
-            cost = entry.charge
+                entry.queued_s = entry.cpu if plan is None else plan.cpu
+            cost = entry.queued_s
         if cost:
             self._seconds[entry.side] += sign * cost * (entry.hi - entry.lo)
 
     def take(self, entry: Entry, count: int) -> None:
-        """Remove the first ``count`` serials of the entry; the rest keeps waiting."""
+        """Removes the first ``count`` serials of the entry; the rest keeps waiting."""
         entry.waits = False
         del self._entries[entry.lo]
         entry.place.waiting -= entry.hi - entry.lo
@@ -240,51 +229,53 @@ class Waiting:
         if entry.lo + count < entry.hi:
             self.add(entry.part(TicketId(entry.lo + count), entry.hi))
         if not self._entries:
-            self._seconds = dict.fromkeys(self._sides, 0.0)  # what rounding left behind
+            self._seconds = dict.fromkeys(self._sides, 0.0)  # drops rounding errors
 
     def first(self, side: str, patience: float = 0.0) -> Entry | None:
-        """The entry of the side that should start first; slow ones start ``patience`` positions later than they ask."""
+        """Returns the entry of the side that should start first; slow ones start ``patience`` positions later than
+        their priority."""
         fast, slow = self._top(self._fast[side], side), self._top(self._slow[side], side)
         if fast is None or slow is None:
             return fast or slow
         return fast if (fast.priority, fast.lo) < (slow.priority + patience, slow.lo) else slow
 
     def first_of(self, home: str) -> Entry | None:
-        """The entry of this home that should start first, where all wait on the CPU's side (looks at every one)."""
+        """Returns the entry of this home that should start first where all wait on the CPU's side (a linear search)."""
         mine = (entry for entry in self._entries.values() if entry.home == home)
         return min(mine, key=lambda entry: (entry.priority, entry.lo), default=None)
 
     def first_inspected(self) -> Entry | None:
-        """The entry on the CPU's side that should start first of those of which nothing is to be read before."""
+        """Returns the entry on the CPU's side that should start first and needs no inspection (a linear search)."""
         ready = (entry for entry in self._entries.values() if entry.side == CPU and not entry.inspect)
         return min(ready, key=lambda entry: (entry.priority, entry.lo), default=None)
 
     def nearest(self, side: str, home: str = DEVICE) -> Entry | None:
-        """The entry of the side, and of this home, that is nearest to the threshold: the other lane would steal it."""
+        """Returns the entry of this side and home that is nearest to the threshold, which the other lane would
+        steal."""
         return self._top(self._near[side, home], side)
 
     def near(self, side: str, home: str = DEVICE) -> list[Entry]:
-        """A few entries of the side, and of this home, that are near to the threshold, nearest first."""
+        """Returns a few entries of this side and home near to the threshold, nearest first."""
         heap = self._near[side, home]
         self._top(heap, side)
-        items = [item for item in heap[:NEAR] if item[2].waits and item[2].side == side]
+        items = [item for item in heap[:STEAL_CANDIDATES] if item[2].waits and item[2].side == side]
         return [item[2] for item in sorted(items)]
 
     def at(self, lo: TicketId) -> Entry | None:
-        """The entry that begins with serial ``lo``."""
+        """Returns the entry that begins with serial ``lo``."""
         return self._entries.get(lo)
 
     def oldest(self) -> Entry | None:
-        """The entry with the lowest serial."""
+        """Returns the entry with the lowest serial."""
         heap = self._oldest
         while heap and heap[0] not in self._entries:
             heappop(heap)
         return self._entries[heap[0]] if heap else None
 
     def move(self, threshold: float, rank: Callable[[Entry], None], closed: Collection[str] = ()) -> None:
-        """Put every entry on the side of the threshold that its ratio is on; ``rank`` then says when it starts.
+        """Moves every entry to the side of the threshold on which its ratio is; ``rank`` then sets its priority.
 
-        ``closed``: homes whose lane takes nothing; their entries wait for the CPU.
+        ``closed``: homes whose lanes take nothing; their entries wait for the CPU.
         """
         for home in self.homes:
             limit = self._limits[home] = INFINITE if home in closed else threshold
@@ -297,9 +288,8 @@ class Waiting:
                     rank(entry)
                     self._push(entry, 1)
 
-    def read_first(self, mark: Callable[[Entry], None]) -> None:
-        """Have what is to be known of tickets of unknown cost read from their headers, as ``mark`` says in an entry.
-        ``reorder`` is to follow."""
+    def require_inspection(self, mark: Callable[[Entry], None]) -> None:
+        """Marks tickets of unknown cost for inspection by calling ``mark``. ``reorder`` must follow."""
         for entry in self._entries.values():
             if entry.cpu is not None or entry.inspect or entry.read:
                 continue
@@ -307,7 +297,7 @@ class Waiting:
             self.unread += entry.hi - entry.lo
 
     def reorder(self, rank: Callable[[Entry], None]) -> None:
-        """Rank every entry anew (lanes have opened or were lost)."""
+        """Ranks every entry again, after lanes have opened or were lost."""
         entries = list(self._entries.values())
         for heap in (*self._fast.values(), *self._slow.values(), *self._near.values()):
             heap.clear()
@@ -318,15 +308,15 @@ class Waiting:
             self._push(entry, 1)
 
     def seconds(self, side: str) -> float:
-        """Predicted seconds of what waits on the side; entries of unknown cost are left out."""
+        """Returns the predicted seconds of what waits on the side; entries of unknown cost are left out."""
         return self._seconds[side]
 
     def samples(self, side: str) -> int:
-        """How many samples wait on the side."""
+        """Returns how many samples wait on the side."""
         return self._samples[side]
 
     def costed(self) -> Iterator[Entry]:
-        """Entries whose costs are known for both kinds of lane, or that can be cut."""
+        """Yields entries whose costs are known for both kinds of lane, or that can be divided."""
         return (
             entry
             for entry in self._entries.values()

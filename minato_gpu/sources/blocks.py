@@ -29,29 +29,32 @@ ASKED = -3  # the worker is asked for them: they are fields that it makes
 
 
 def space_of(nbytes: int) -> int:
-    """The memory that a block for so many bytes takes."""
+    """Returns the memory that a block for so many bytes takes."""
     return rounded(HEAD + nbytes)
 
 
 class Blocks:
-    """The reader's side: allocates, stamps and frees blocks of the arena. For any thread."""
+    """Allocates, stamps and frees blocks of the arena, on the reader process's side. Any thread may call it."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._stamps = count(int.from_bytes(os.urandom(6)) + 1)  # an arena outlives a reader that was killed
 
     def allocate(self, nbytes: int) -> tuple[int, memoryview]:
-        """A block for so many bytes, and where they go. Raises MemoryError when the arena is full."""
+        """Returns a block for so many bytes, and the memory to write them to.
+
+        Raises MemoryError when the arena is full.
+        """
         block, buffer = self._arena.allocate(HEAD + nbytes), self._arena.buffer
         _STAMP.pack_into(buffer, block, WIPED)
         return block, buffer[block + HEAD : block + HEAD + nbytes]
 
     def view(self, block: int, nbytes: int) -> memoryview:
-        """The bytes of a block."""
+        """Returns the bytes of a block."""
         return self._arena.buffer[block + HEAD : block + HEAD + nbytes]
 
     def publish(self, block: int) -> int:
-        """Its bytes are complete; returns its stamp, which it may have already."""
+        """Stamps a block whose bytes are complete; returns the stamp, which it may have already."""
         (stamp,) = _STAMP.unpack_from(self._arena.buffer, block)
         if stamp == WIPED:
             stamp = next(self._stamps)
@@ -59,12 +62,12 @@ class Blocks:
         return int(stamp)
 
     def free(self, block: int) -> None:
-        """Give its memory back."""
+        """Frees a block."""
         self._stamp(block, WIPED)
         self._arena.free(block)
 
     def trim(self) -> None:
-        """Give back the memory of all that is free."""
+        """Returns the memory of all that is free to the system."""
         self._arena.trim()
 
     def _stamp(self, block: int, stamp: int) -> None:
@@ -72,7 +75,10 @@ class Blocks:
 
 
 def copy(arena: Arena, block: int, nbytes: int, stamp: int) -> NDArray[np.uint8] | None:
-    """A copy of the block's bytes, for any process that has the arena; None where it is not that block."""
+    """Returns a copy of the block's bytes; None if the block is another one by now.
+
+    Any process that has the arena may call it.
+    """
     wanted = _STAMP.pack(stamp)
     if os.pread(arena.fd, HEAD, block) != wanted:  # of memory that has been given back it would take a page to look
         return None

@@ -40,8 +40,10 @@ class _Missing(Exception):
 
 
 class DiskPool:
-    """``pool`` reads what has no copy; whom it would tell of that (``Service.done``) is told from here, as of every
-    source. ``following`` says what stays."""
+    """Reads copies on disk, and has ``pool`` read what has none. ``following`` decides what stays.
+
+    Whom ``pool`` would report to (``Service.done``) is reported to from here, for every source.
+    """
 
     def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: Following) -> None:
         self._tier, self._blocks, self.following = tier, blocks, following
@@ -59,7 +61,7 @@ class DiskPool:
         self._lets_go = False  # whether the writer has been asked to remove them
 
     def begin(self, begun: Begun) -> None:
-        """An epoch begins."""
+        """Begins an epoch."""
         self._passes = 0
         self._epoch += 1
         self.following.begin(begun, self._tier.is_alone(), self._tier.room())
@@ -78,7 +80,7 @@ class DiskPool:
             self._pool.cancel(number)
 
     def _read(self, source: Source, _: Where) -> tuple[int, int]:
-        """In a thread: the block that holds the copy, and its bytes."""
+        """Returns the block that holds the copy, and its bytes. Runs in a thread."""
         try:
             version = version_of(source)
         except OSError:
@@ -121,7 +123,7 @@ class DiskPool:
     # --- writing ---------------------------------------------------------------------------------------------
 
     def write(self, key: Key, version: bytes, block: int, nbytes: int, written: Callable[[], None]) -> bool:
-        """Whether a copy of the block will be written; ``written`` is called after that."""
+        """Has a copy of the block written, and ``written`` called after that. Returns False if none will be."""
         if self._passes:
             self._passes -= 1
             return False
@@ -150,15 +152,14 @@ class DiskPool:
     # --- what stays ------------------------------------------------------------------------------------------
 
     def let_go(self, key: Key) -> None:
-        """The copy of this source has been used, and is not to stay. Many go together, as soon as the writer comes to
-        it."""
+        """Has the copy of a used source removed. Many are removed together, as soon as the writer comes to it."""
         self._going.append(name_of(key))
         if not self._lets_go:
             self._lets_go = True
             self._writer.submit(self._make_go)
 
     def _make_go(self) -> None:
-        """In the writer's thread: remove what is to go."""
+        """Removes copies. Runs in the writer's thread."""
         names = [self._going.popleft() for _ in range(len(self._going))]
         if names:
             self._tier.let_go(names)
@@ -174,27 +175,28 @@ class DiskPool:
     # --- the rest --------------------------------------------------------------------------------------------
 
     def counts(self) -> dict[str, Any]:
-        """What the directory holds, and what became of this process's reads and writes."""
+        """Returns what the directory holds, and what came of this process's reads and writes."""
         return self._tier.stats() | {"why": self.following.why}
 
     def finish(self) -> None:
-        """Write what waits, and let go of what is to go."""
+        """Writes what waits, and removes what is to go."""
         self._reads.close()
         self._writer.submit(self._make_go)
         self._writer.shutdown()
 
 
 def name_of(key: Key) -> bytes:
-    """A source's name in the tier: the same for every process, run and version, wherever it was started."""
+    """Returns a source's name in the tier: the same for every process, run and version, wherever it was started."""
     path, offset, length = key[:3]
     return blake2b(f"{path}\0{offset}\0{length}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def version_of(source: Source) -> bytes:
-    """What a copy is of: the version that is declared, and a file's size and time. Raises OSError where there is no
-    such file.
+    """Returns what a copy is of: the version that is declared, and a file's size and time.
 
-    Of a URL no more is known without asking the storage each time: what lies there is taken to stay as it is.
+    Raises OSError if there is no such file.
+
+    Of a URL no more is known without asking the storage each time: what is there is taken to stay as it is.
     """
     declared = _short(source.version) if source.version else b""
     if source.is_remote:

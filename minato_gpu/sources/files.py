@@ -36,9 +36,12 @@ Ended = tuple[int, float, int, int, BaseException | None]
 
 
 class FileReads:
-    """``ended`` is called in the event loop for every read. ``read``, in a thread: block and bytes of a source; else
-    they come from its file. ``placement``: where they are to go; to the page cache where the file system is such that
-    workers find them there."""
+    """Reads files in threads.
+
+    ``ended`` is called in the event loop for every read. ``read`` runs in a thread and returns block and bytes of a
+    source; without it they come from its file. ``placement`` decides where they go; to the page cache only if the file
+    system lets workers find them there.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class FileReads:
         self._placement, self._page_cache, self._uncached = placement, PageCache(), Uncached()
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this next."""
+        """Reads this source next."""
         self._under_way += 1
         where = Where.BLOCK if self._placement is None else self._placement.where(number)
         each = self._together if where is Where.PAGE_CACHE else 1
@@ -75,7 +78,7 @@ class FileReads:
             self._threads[-1].start()
 
     def close(self) -> None:
-        """Let the threads end, without waiting for what storage does not answer."""
+        """Ends the threads, without waiting for what storage does not answer."""
         for _ in self._threads:
             self._queue.put(None)
 
@@ -88,7 +91,7 @@ class FileReads:
                 return
 
     def _with_others(self, first: _Task) -> list[_Task]:
-        """What the thread reads together."""
+        """Returns what the thread reads together."""
         found = [first]
         while first[2] is Where.PAGE_CACHE and len(found) < self._together and not self._queue.empty():
             try:
@@ -102,8 +105,11 @@ class FileReads:
         return found
 
     def _begun(self, tasks: list[_Task]) -> list[tuple[_Task, int]]:
-        """Those that the thread is to read, each with its file if that is open. What is no file that the kernel can
-        begin with (a pipe, a missing one) may not come: it is read by itself, by another thread."""
+        """Returns what the thread is to read, each with its file if that is open.
+
+        What is no file that the kernel can begin with (a pipe, a missing one) may never come: another thread reads it
+        by itself.
+        """
         found = []
         for number, source, where in tasks:
             file = _begun(source) if where is Where.PAGE_CACHE else -1
@@ -115,7 +121,7 @@ class FileReads:
         return found
 
     def _do(self, number: int, source: Source, where: Where, file: int) -> None:
-        """``file``: the source's, open, or -1."""
+        """Reads a source. ``file`` is its open descriptor, or -1."""
         begin = monotonic()
         try:
             block, nbytes = self._read(source, where) if file < 0 else self._read_open(file, source, where)
@@ -184,7 +190,7 @@ class FileReads:
 
 
 def _begun(source: Source) -> int:
-    """The file, open, with whose bytes the kernel has begun; -1 for what is no regular file, or not there."""
+    """Opens a file and has the kernel begin to read it. Returns -1 for what is no regular file, or does not exist."""
     try:
         if not stat.S_ISREG(Path(source.file).stat().st_mode):  # to open a pipe is noticed at its other end
             return -1

@@ -1,4 +1,4 @@
-"""Whether a cache on disk follows the orders of epochs to come, and what stays there then. No file and no clock.
+"""Decides whether a cache on disk follows the orders of epochs to come, and what it keeps then. No file and no clock.
 
 It does where that has more hits than keeping what came first: where one run has the directory alone, reads a part of
 each epoch, knows which, and reads nothing twice (caching/soon.py). With several runs or ranks on one directory it is
@@ -24,9 +24,9 @@ _SOME = 8  # such sources that there may be of few
 
 
 class Following:
-    """Of a data set of ``samples`` samples; ``memory_bytes``: what a tier in memory keeps besides, of the same.
+    """Decides what a cache on disk keeps of a data set of ``samples`` samples. ``why``: a sentence on what stays.
 
-    ``why``: a sentence on what stays.
+    ``memory_bytes``: what a tier in memory keeps of the same data set.
     """
 
     def __init__(self, samples: int, memory_bytes: int = 0) -> None:
@@ -44,30 +44,30 @@ class Following:
         self._owners = _Owners(samples)
 
     def begin(self, begun: Begun, alone: bool, room: Room) -> None:
-        """An epoch begins. ``alone``: no other run uses the directory, in which there is so much ``room``."""
+        """Begins an epoch. ``alone``: no other run uses the directory, which has so much ``room``."""
         self._begun, self._alone, self._room = begun, alone, room
         self._decide()
 
     def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """The sample is going to be read, from these sources."""
+        """Notes that the sample is going to be read, from these sources."""
         self._parts = len(keys) or 1
         if self._is_on and 0 <= sample < self._samples and not self._owners.note(sample, keys):
             self._is_on, self._never = False, "minio: samples have sources in common"
             self.why = self._never
 
     def read(self, nbytes: int) -> None:
-        """A source has been read, from disk or where it lies."""
+        """Notes that a source of so many bytes has been read, from disk or storage."""
         self._sizes += 1
         self._nbytes += disk_space_of(nbytes)
         if self._sizes in _KNOWN:
             self._decide()
 
     def stays(self, sample: int, epoch: int) -> bool:
-        """Whether a copy of a source of this sample, which was wanted in that epoch, is to be on disk after that."""
+        """Whether a copy of a source of this sample, wanted in that epoch, stays on disk after it."""
         return not self._is_on or self._soon.after(epoch, sample)
 
     def _decide(self) -> None:
-        """What stays, from what is known by now."""
+        """Decides what stays, from what is known by now."""
         begun = self._begun
         if begun is None or self._never:
             return
@@ -96,7 +96,7 @@ class Following:
             self.why = "minio: the order of epochs to come is not known, so what came first is as good"
 
     def _share(self) -> float | None:
-        """What there is room for, of the bytes of the whole set; None where their size is not known."""
+        """Returns the share of the whole set's bytes that there is room for; None if their size is not known."""
         nbytes, sizes = self._nbytes, self._sizes
         if sizes < min(_KNOWN[1], self._room.copies):
             nbytes, sizes = self._room.taken, self._room.copies
@@ -106,10 +106,10 @@ class Following:
 
 
 class _Owners:
-    """Whether samples have sources of their own: what one of them will not need, another may.
+    """Tells whether samples have sources of their own: what one sample will not need, another may.
 
-    The samples of sources are noted in a table, each at a place that follows from the source's key; there may be
-    another's. So not all that are shared are noticed, but soon some of many.
+    The samples of sources are noted in a table, each at a place that follows from the source's key, which may hold
+    another's. So not all shared sources are noticed, but soon some of many.
     """
 
     def __init__(self, samples: int) -> None:
@@ -118,7 +118,7 @@ class _Owners:
         self._noted = self._shared = 0
 
     def note(self, sample: int, keys: Sequence[Key]) -> bool:
-        """The sample has these sources. False once too many had been another's."""
+        """Notes a sample's sources. Returns False once too many had been another sample's."""
         for key in keys:
             name = hash(key)
             at = name % len(self._keys)

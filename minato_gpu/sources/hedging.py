@@ -1,4 +1,4 @@
-"""When to ask a second time for what takes long, and when to try again what has failed: decisions only, told the time.
+"""Decides when to send a slow request a second time, and when to try a failed one again. It is told the time.
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
 mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
@@ -31,8 +31,10 @@ _FIRST_PAUSE_S = 0.1
 
 
 class Hedging:
-    """Latencies of requests of one kind, and what follows from them. ``patience_s``: how long to wait for an answer
-    before asking again; None while that is not known."""
+    """Follows the latencies of requests of one kind.
+
+    ``patience_s``: how long to wait before asking again; None: not known yet.
+    """
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT)
@@ -44,7 +46,7 @@ class Hedging:
         self._slow: dict[int, float] = {}  # requests that took long when they were looked at, and since when they wait
 
     def finished(self, number: int, latency_s: float) -> None:
-        """A request has been answered; of two the time of the one that was."""
+        """Notes that a request has been answered; of two, the time of the answered one."""
         self._slow.pop(number, None)
         self._recent.append(latency_s)
         self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, max(_LEAST_WORTH, self._worth / _FAIR)))
@@ -55,21 +57,23 @@ class Hedging:
             self.patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
 
     def hedged(self, *, won: bool) -> None:
-        """A request that was asked for twice has been answered; ``won``: the second time."""
+        """Notes that a request that was sent twice has been answered; ``won``: the second one first."""
         self._worth += (won - self._worth) / _REMEMBERED
 
     def refused(self, now: float) -> None:
-        """The storage says that it is asked too much."""
+        """Notes that the storage says it is asked too much."""
         self._quiet_until = now + _QUIET_S
 
     def overdue(self, number: int, since: float) -> None:
-        """A request, sent then, has waited for so long. Lower numbers are needed first."""
+        """Notes that a request has waited since ``since``. Lower numbers are needed first."""
         self._slow[number] = since
 
     def next(self, now: float, *, at_its_limit: bool = False) -> int | None:
-        """The slow request that is to be sent once more now, if one is; it is counted. It is still slow: where all
-        take longer by now, it is not. ``at_its_limit``: the storage gives no more; then only where most hedges have
-        been answered first."""
+        """Returns the slow request that is to be sent once more now, if one is, and counts it.
+
+        It is still slow: if all take longer by now, it is not. ``at_its_limit``: the storage gives no more; then only
+        if most hedges have been answered first.
+        """
         if not self._slow or now < self._quiet_until or self._allowed < 1.0:
             return None
         if at_its_limit and self._worth <= _UNKNOWN:
@@ -83,19 +87,19 @@ class Hedging:
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after so many failures of a read before it is tried again, spread, so that many do not try at
+    """Returns the seconds to wait after so many failures of a read, with a random spread so that not all retry at
     once."""
     return float(_FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.5)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether it says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown (EBUSY)."""
+    """Whether an error says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown (EBUSY)."""
     busy = isinstance(error, OSError) and error.errno == errno.EBUSY
     return busy or _status(error) in (429, 503) or "SlowDown" in str(error)
 
 
 def is_expired(error: BaseException) -> bool:
-    """Whether it may be mended by a new session: a token that has run out."""
+    """Whether a new session may mend the error: a token that has expired."""
     return isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
@@ -107,7 +111,8 @@ def is_final(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """HTTP's, where aiohttp, gcsfs, adlfs, requests and botocore have it; also of what an error was made from."""
+    """Returns HTTP's status of an error (or of its cause), where aiohttp, gcsfs, adlfs, requests and botocore put
+    it."""
     for each in (error, error.__cause__):
         response = getattr(each, "response", None)
         more = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}

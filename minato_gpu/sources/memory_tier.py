@@ -1,4 +1,4 @@
-"""Which of the bytes that were read stay in shared memory for later epochs: the tier's books, not its bytes.
+"""Accounts for the bytes that stay in shared memory for later epochs. The bytes themselves are elsewhere (blocks.py).
 
 A *sample* is a whole number, the data set's index; each has one source or several, its *parts*. An *item* is one part
 of one sample, and what policies (caching/) know of: number part * samples + sample. What has another key than a whole
@@ -27,34 +27,32 @@ _KNOWN = 256  # items whose sizes are known before it is said whether all are al
 
 
 class Copy(NamedTuple):
-    """Bytes of a source, or a sample's fields, that lie in a block. ``cost``: of having them again, see
-    ``ReadCosts.compared``; ``version``: of what a copy on disk would be, if there may be one and is none; ``sample``:
-    for which they were read."""
+    """Bytes of a source, or a sample's fields, in a block."""
 
     key: Key
     block: int
     nbytes: int
     stamp: int
-    cost: float
-    version: bytes | None = None
-    sample: int = -1
+    cost: float  # of having them again, see ``ReadCosts.compared``
+    version: bytes | None = None  # of what a copy on disk would be; None if there is one, or may be none
+    sample: int = -1  # for which they were read
 
 
 class Begun(NamedTuple):
-    """An epoch begins. ``orders``: what is known of those to come, in samples; ``shards``: it reads one sample in so
-    many, such as where it is shared out among tiers of which this is one; ``once``: none of them twice. ``skipped``: of
-    its samples, those that an earlier run has read."""
+    """The beginning of an epoch, as a tier is told of it."""
 
     epoch: int
-    orders: Orders | None
-    shards: float
-    once: bool = True
-    skipped: int = 0
+    orders: Orders | None  # what is known of epochs to come, in samples
+    shards: float  # it reads one sample in so many, as where ranks share it out
+    once: bool = True  # none of them twice
+    skipped: int = 0  # of its samples, those that an earlier run has read
 
 
 class MemoryTier:
-    """Copies of items of ``samples`` samples, ``budget`` bytes of memory at most. ``decide`` chooses the policy, as
-    ``caching.choice.choose`` does."""
+    """Keeps copies of items of ``samples`` samples, in ``budget`` bytes of memory at most.
+
+    ``decide`` chooses the policy, as ``caching.choice.choose`` does.
+    """
 
     def __init__(self, budget: int, samples: int, decide: Callable[..., Choice] = choose) -> None:
         self.budget = budget
@@ -76,11 +74,11 @@ class MemoryTier:
     # --- what happens ----------------------------------------------------------------------------------------
 
     def begin(self, begun: Begun) -> None:
-        """An epoch begins: what follows is wanted by that."""
+        """Begins an epoch: what follows is wanted by it."""
         self._begun = begun
 
     def items(self, sample: int, parts: int) -> Sequence[int]:
-        """The items of a sample with so many sources, NO_ITEM for those that are not kept."""
+        """Returns the items of a sample with ``parts`` sources; NO_ITEM for those that are not kept."""
         self._parts = self._parts or parts
         if self._begun is not None and self._parts:
             self._start(self._begun)
@@ -91,8 +89,10 @@ class MemoryTier:
         return [part * self._samples + sample if part < self._parts else NO_ITEM for part in range(parts)]
 
     def access(self, item: int, key: Key) -> tuple[int, Copy | None]:
-        """An item is wanted: the access' position, and the copy of its source if there is one. What the item was is of
-        no use, should the data set have another source for it than it had."""
+        """Notes that an item is wanted. Returns the access' position, and the copy of its source, if there is one.
+
+        If the data set has another source for the item than before, the old copy is dropped.
+        """
         now = self._at
         self._at += 1
         item = self._items.get(key, NO_ITEM)
@@ -102,14 +102,14 @@ class MemoryTier:
         return now, self._hit(item, now)
 
     def may_keep(self, item: int, nbytes: int) -> bool:
-        """Whether such an item may stay, if it is read now. Minio lets nothing go, so that there must be room."""
+        """Whether an item of this size may stay if it is read now. Minio evicts nothing, so there must be room."""
         policy = self._policy
         return item != NO_ITEM and (
             not isinstance(policy, Minio) or policy.used_bytes + space_of(nbytes) <= policy.budget
         )
 
     def look_again(self, key: Key, now: int) -> Copy | None:
-        """What was missed at ``now``, and has been kept since; then it was no miss."""
+        """Returns a copy that was missed at ``now`` and has been kept since; then it was no miss."""
         item = self._items.get(key, NO_ITEM)
         if item == NO_ITEM:
             return None
@@ -124,7 +124,7 @@ class MemoryTier:
         return copy
 
     def was_shared(self) -> None:
-        """What was missed has been read for another sample: neither a hit nor a miss."""
+        """Notes that what was missed has been read for another sample: neither a hit nor a miss."""
         self.misses -= 1
 
     def holds(self, key: Key) -> bool:
@@ -132,14 +132,20 @@ class MemoryTier:
         return key in self._items
 
     def skip(self, items: int, *, hits: int = 0, misses: int = 0) -> None:
-        """Accesses of which nothing is looked for: the bytes are there for another sample; or they are more that the
-        fields of a sample save, which are hits, or such as are read, which are misses."""
+        """Counts accesses for which nothing is looked up.
+
+        The bytes are ready for another sample; or the fields of a sample save them, which are hits; or they are read,
+        which are misses.
+        """
         self._at += items
         self.hits += hits
         self.misses += misses
 
     def offer_fields(self, sample: int, copy: Copy) -> tuple[bool, list[Copy]]:
-        """The same for what was made of a sample: it takes the place of all that was read for it."""
+        """Offers the fields of a sample, which take the place of all that was read for it.
+
+        Returns as ``offer`` does.
+        """
         if not self._parts or not 0 <= sample < self._samples or not self.may_keep(sample, copy.nbytes):
             return False, []
         kept, going = self.offer(sample, copy, self._at)
@@ -148,7 +154,8 @@ class MemoryTier:
         return kept, going
 
     def shrink(self, fields: bool, budget: float) -> list[Copy]:
-        """Let go of fields, or of what was read, until at most so many bytes are kept of that; returns what goes."""
+        """Drops fields, or what was read, until at most ``budget`` bytes of that are kept; returns the dropped
+        copies."""
         kind = [item for item, copy in self._copies.items() if (copy.key[0] == FIELDS) == fields]
         nbytes = sum(space_of(self._copies[item].nbytes) for item in kind)
         going: list[Copy] = []
@@ -164,7 +171,10 @@ class MemoryTier:
         return self._take_out(item)
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
-        """What was missed at ``now`` has been read: whether it stays, and which copies go."""
+        """Offers what was missed at ``now`` and has been read.
+
+        Returns whether it stays, and the copies that are evicted.
+        """
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []
         self._note(item, copy)
@@ -182,7 +192,7 @@ class MemoryTier:
         self._fields += copy.key[0] == FIELDS
 
     def _take_out(self, item: int) -> list[Copy]:
-        """The item's copy, if there is one."""
+        """Removes and returns the item's copy, if there is one."""
         copy = self._copies.pop(item, None)
         if copy is None:
             return []
@@ -197,7 +207,7 @@ class MemoryTier:
     # --- policies --------------------------------------------------------------------------------------------
 
     def _start(self, begun: Begun) -> None:
-        """Tell the policy of the epoch; another one may follow from what is known by now."""
+        """Tells the policy of the epoch; another policy may follow from what is known by now."""
         nbytes, costs = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
         whole = self._samples * self._parts * float(np.mean(nbytes))
         known = begun.orders is not None
@@ -219,11 +229,11 @@ class MemoryTier:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def count_anew(self) -> None:
-        """Count from zero."""
+        """Sets the counts to zero."""
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
 
     def counts(self) -> dict[str, int | str]:
-        """Hits, misses and what is kept; see ``DataLoader.stats``."""
+        """Returns hits, misses and what is kept (``stats()["cache"]["memory"]``)."""
         return {
             "policy": self.choice.policy,
             "why": self.off_for_files or self.choice.why,
@@ -257,7 +267,7 @@ class OfItems:
 
 
 class ReadCosts:
-    """What a read costs, in seconds: a latency and a time for each byte, by least squares over recent reads.
+    """Estimates what a read costs, in seconds: a latency and a time per byte, by least squares over recent reads.
 
     Policies weigh what they keep by this. A single read's own time would be mostly noise: of two equal files the one
     whose request was slow by chance would stay. And they compare what was read today with what was read an hour ago,
@@ -268,7 +278,7 @@ class ReadCosts:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, nbytes: int, seconds: float) -> None:
-        """A read of so many bytes took so long."""
+        """Notes that a read of so many bytes took so long."""
         self._weight = _FORGET * self._weight + 1.0
         self._x = _FORGET * self._x + nbytes
         self._y = _FORGET * self._y + seconds
@@ -276,12 +286,12 @@ class ReadCosts:
         self._xy = _FORGET * self._xy + nbytes * seconds
 
     def compared(self, nbytes: int) -> float:
-        """The same in reads of mean size: 1.0 for one of that size, and for all before the first."""
+        """Returns a read's cost in reads of mean size: 1.0 for one of that size, and for all before the first."""
         mean = self.seconds(round(self._x / self._weight)) if self._weight else 0.0
         return self.seconds(nbytes) / mean if mean else 1.0
 
     def seconds(self, nbytes: int) -> float:
-        """What a read of so many bytes is expected to take; 0.0 before the first. Neither part is below zero."""
+        """Returns the expected seconds of a read of so many bytes; 0.0 before the first. Neither part is below zero."""
         if not self._weight:
             return 0.0
         x, y = self._x / self._weight, self._y / self._weight

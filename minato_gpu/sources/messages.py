@@ -27,7 +27,7 @@ _AT_ONCE = 512  # buffers of one system call
 
 
 class MessageSocket:
-    """Objects to and from the process at the other side of ``end``, whole and in order."""
+    """Sends and receives objects, whole and in order, with the process at the other side of ``end``."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -35,11 +35,11 @@ class MessageSocket:
         self._unsent: deque[bytes] = deque()
 
     def put(self, what: object) -> None:
-        """To be sent by ``flush``, after all before."""
+        """Queues an object for ``flush``."""
         self._unsent.append(pickle.dumps(what, 5))
 
     def flush(self) -> bool:
-        """Whether all is sent: else the other side has much to do, and there is no room. Raises OSError."""
+        """Sends what is queued. Returns False if there is no room, as the other side is busy. Raises OSError."""
         with suppress(BlockingIOError):
             while self._unsent:
                 data = self._unsent[0]
@@ -51,7 +51,7 @@ class MessageSocket:
         return not self._unsent
 
     def receive(self) -> list[Any]:
-        """What has come. Raises OSError where nothing has, nor ever will: the other side has been closed."""
+        """Returns what has arrived. Raises OSError if nothing has, nor ever will: the other side has closed."""
         found: list[Any] = []
         try:
             while True:
@@ -80,8 +80,7 @@ class MessageSocket:
 
 
 def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send ``head``, and with it a file in memory that holds these buffers one after the other. Raises
-    BlockingIOError where there is no room yet, and OSError."""
+    """Sends ``head``, and with it a file in memory that holds these buffers one after the other."""
     file = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC)
     try:
         for at in range(0, len(buffers), _AT_ONCE):
@@ -98,9 +97,8 @@ def send_file(end: socket.socket, name: str, head: bytes, buffers: Sequence[byte
 
 
 def receive(end: socket.socket, most: int) -> tuple[bytes, int]:
-    """The next message, of so many bytes at most, and the file that came with it, which is the caller's to close; -1
-    for none. Raises BlockingIOError where nothing has come, ConnectionError once the other end has been closed, and
-    OSError."""
+    """Returns the next message, of ``most`` bytes at most, and the file that came with it, for the caller to close
+    (-1: none)."""
     data, files, _, _ = socket.recv_fds(end, most, 1, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise ConnectionError("the other side has ended")

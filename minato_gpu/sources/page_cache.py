@@ -1,4 +1,4 @@
-"""Reading ahead into the page cache: the kernel brings a file's bytes into memory, and they stay where it keeps them.
+"""Reads ahead into the page cache: the kernel brings a file's bytes into memory and keeps them there.
 
 A worker then reads the file as if nothing had been done for it, without waiting for the disk. Its bytes lie in memory
 once and are copied once; by way of shared memory they would lie there twice. So files of a local disk are read unless
@@ -48,12 +48,11 @@ class Where(Enum):
 
 
 class FilePlacement:
-    """Decides for each file where it is read to, so that no byte lies in memory twice. What the tier in memory keeps is
-    read past the page cache, and what nothing keeps is only brought in there. Where the page cache has the set already,
-    files need no tier in memory.
+    """Decides for each file where it is read to, so that no byte is in memory twice.
 
-    ``expected``: of a read, by its number, what it is to the tier in memory (an item), and about how many bytes;
-    ``copies``: a tier on disk may want to have its bytes.
+    What the tier in memory keeps is read past the page cache, and what nothing keeps is only brought in there. If the
+    page cache has the set already, files need no tier in memory. ``expected`` returns for a read, by its number, its
+    item in the tier in memory and about how many bytes; ``copies``: a tier on disk may want its bytes.
     """
 
     def __init__(self, memory: MemoryTier | None, expected: Callable[[int], tuple[int, int]], *, copies: bool) -> None:
@@ -62,7 +61,7 @@ class FilePlacement:
         self._files = self._nbytes = self._cached = 0  # the first few hundred, and what the page cache had of them
 
     def where(self, number: int) -> Where:
-        """For a read that begins."""
+        """Decides where a read that begins goes."""
         memory = self._memory
         if memory is None:
             return self._passes
@@ -76,12 +75,14 @@ class FilePlacement:
 
     @property
     def is_open(self) -> bool:
-        """Whether more files are to be looked at as they come to be read past the page cache."""
+        """Whether more files are to be looked at as they are read past the page cache."""
         return self._files < FIRST
 
     def had(self, nbytes: int, cached: int | None) -> None:
-        """A file has so many bytes, and the page cache had ``cached`` of them; None: the kernel does not tell, which
-        settles it. Where several threads tell at a time one of them may be lost, which makes no difference."""
+        """Notes that the page cache had ``cached`` bytes of a file; None: the kernel does not tell, which settles it.
+
+        If several threads call at a time one of them may be lost, which makes no difference.
+        """
         if cached is None:
             self._files = FIRST
             return
@@ -90,7 +91,7 @@ class FilePlacement:
         self._cached += min(cached, nbytes)
 
     def _why_off(self) -> str:
-        """Why no file needs a tier in memory; empty where one does, or that is not known."""
+        """Returns why no file needs a tier in memory; empty if one does, or that is not known."""
         if self.is_open or self._nbytes == 0 or self._cached < _ENOUGH * self._nbytes:
             return ""
         share = self._cached / self._nbytes
@@ -98,7 +99,7 @@ class FilePlacement:
 
 
 class PageCache:
-    """Where files are brought in, as long as they stay. May be used by several threads."""
+    """Brings files into the page cache, as long as they stay. Several threads may use it."""
 
     def __init__(self) -> None:
         self.keeps = True  # what it has long enough
@@ -107,7 +108,10 @@ class PageCache:
         self._gone: deque[bool] = deque(maxlen=_LOOKED)
 
     def bring_in(self, file: int, source: Source) -> int | None:
-        """See below; None once it is known that what is brought in does not stay."""
+        """Brings a source in; None once it is known that what is brought in does not stay.
+
+        Returns as the function below.
+        """
         if not self.keeps:
             return None
         nbytes = bring_in(file, source)
@@ -118,7 +122,7 @@ class PageCache:
         return nbytes
 
     def _look_at(self, source: Source, nbytes: int) -> None:
-        """One that was brought in some hundred reads ago."""
+        """Looks whether a source that was brought in some hundred reads ago is still there."""
         self._gone.append(read(source, nbytes) is None)
         if self.keeps and self._gone.count(True) > _LOOKED // 4:
             self.keeps = False
@@ -129,10 +133,10 @@ class PageCache:
 
 
 def bring_in(file: int, source: Source) -> int | None:
-    """Have the page cache hold a source of this open file; returns how many bytes it has.
+    """Has the page cache hold a source of this open file; returns how many bytes it has.
 
-    None where that is of no use: of a network's file system, which asks the server again, and of what is no regular
-    file, or does not tell its size. Raises OSError, EOFError.
+    None if that is of no use: of a network file system, which asks the server again, and of what is no regular file, or
+    does not tell its size. Raises OSError, EOFError.
     """
     found = os.fstat(file)
     if not tells_size(found) or not _is_local(found.st_dev, source):
@@ -153,8 +157,10 @@ def bring_in(file: int, source: Source) -> int | None:
 
 
 def read(source: Source, nbytes: int) -> NDArray[np.uint8] | None:
-    """The bytes of a source that has been brought in: uint8 (nbytes,), the caller's own. None where they are not there
-    any more, or the file has changed its size: it does not wait for the disk."""
+    """Returns the bytes of a source that has been brought in: uint8 (nbytes,), the caller's own.
+
+    None if they are not there any more, or the file has changed its size: it does not wait for the disk.
+    """
     try:
         file = os.open(source.file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

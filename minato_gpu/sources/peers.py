@@ -274,7 +274,7 @@ class PeerServer:
         """Everything for one connection, until the peer closes it, or says what no peer says."""
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with closing(end), suppress(OSError, ValueError):
+        with closing(end), suppress(OSError):
             async with asyncio.timeout(ANSWER_S):
                 await self._greet(end)
             while True:
@@ -305,8 +305,7 @@ class PeerServer:
                 if data is None:
                     await loop.sock_sendall(end, ANSWER.pack(CANNOT, 0))
                     return
-                await loop.sock_sendall(end, ANSWER.pack(len(data), xxh3_64_intdigest(data)))
-                await loop.sock_sendall(end, data)
+                await _send(end, ANSWER.pack(len(data), xxh3_64_intdigest(data)), data)
             self.served += 1
             self.served_bytes += len(data)
         finally:
@@ -343,14 +342,30 @@ class PeerServer:
         return {"served": self.served, "served_bytes": self.served_bytes}
 
 
+async def _send(end: socket.socket, head: bytes, data: memoryview) -> None:
+    """Send both, by one call where the socket has room for them."""
+    try:
+        sent = end.sendmsg((head, data)) - len(head)
+    except BlockingIOError:
+        sent = -len(head)
+    loop = asyncio.get_running_loop()
+    if sent < 0:
+        await loop.sock_sendall(end, head[sent:])
+    await loop.sock_sendall(end, data[max(sent, 0) :])
+
+
 async def _request(end: socket.socket) -> Key:
-    """Returns the key of the source that a peer asks for. Raises OSError or ValueError for what is no request."""
+    """Returns the key of the source that a peer asks for. Raises OSError for what is no request."""
     (length,) = REQUEST.unpack(await _exactly(end, REQUEST.size))
     if length > _LONGEST_REQUEST:
         raise PeerError("that is noise")
-    path, offset, size, *version = json.loads(await _exactly(end, length))
-    key = (str(path), int(offset), None if size is None else int(size))
-    Source(*key)  # raises for what is none
+    said = await _exactly(end, length)
+    try:
+        path, offset, size, *version = json.loads(said)
+        key = (str(path), int(offset), None if size is None else int(size))
+        Source(*key)  # raises for what is none
+    except (TypeError, ValueError) as error:
+        raise PeerError(f"that is noise: {error}") from error
     return (*key, str(version[0])) if version else key
 
 

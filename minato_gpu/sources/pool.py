@@ -33,13 +33,16 @@ _STRETCHES = 32
 
 
 class Pool(Protocol):
-    """What reads."""
+    """Reads sources by number."""
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this, after those of lower numbers."""
+        """Reads this source, after those of lower numbers."""
 
     def cancel(self, number: int) -> None:
-        """This is not needed any more. It is done all the same, sooner or later: as cancelled, if it has not begun."""
+        """Notes that this read is not needed any more.
+
+        It still ends, sooner or later: as cancelled, if it has not begun.
+        """
 
 
 class Reads(Pool, Protocol):
@@ -52,33 +55,27 @@ class Reads(Pool, Protocol):
         """What the storage gives."""
 
     def stats(self) -> dict[str, Any]:
-        """Counters and latencies."""
+        """Returns counters and latencies."""
 
     def count_anew(self) -> None:
-        """Count from zero."""
+        """Sets the counts to zero."""
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Ends what is under way."""
 
 
 class Files(Protocol):
-    """What reads files of this machine: see FileReads."""
+    """Reads files of this machine (``FileReads``)."""
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this next."""
+        """Reads this source next."""
 
     def close(self) -> None:
-        """End what is under way."""
+        """Ends what is under way."""
 
 
 class ReaderPool:
-    """``done`` is told of every source: its number, the block that holds it and its bytes, or the error, and how long
-    it took in seconds.
-
-    Local files and URLs have limits of their own. ``behind``: whether little of what is wanted is there; else there is
-    no reason to read many at once. ``placement``: of files, see FileReads, in whose place ``files`` may make another.
-    ``rate``: what the storage gives.
-    """
+    """Reads files and URLs, many at once, in order of need."""
 
     def __init__(
         self,
@@ -89,6 +86,13 @@ class ReaderPool:
         placement: FilePlacement | None = None,
         files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
+        """``done`` is called for every source: its number, the block that holds it and its bytes, or the error, and the
+        seconds it took.
+
+        Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
+        there is no reason to read many at once. ``placement`` decides where files go (see FileReads, which ``files``
+        may replace). ``rate`` measures what the storage gives.
+        """
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
@@ -106,7 +110,7 @@ class ReaderPool:
         self._start(lane)
 
     def hasten(self, number: int, sooner: int, source: Source) -> bool:
-        """Have a read another number; False where it has begun."""
+        """Gives a read a lower number; returns False if it has begun."""
         if number not in self._queued:
             return False
         self._queued.discard(number)
@@ -169,16 +173,16 @@ class ReaderPool:
         return self._rate
 
     def stats(self) -> dict[str, Any]:
-        """Counters, and for files and URLs how many are read at once, and recent latencies in seconds."""
+        """Returns counters, and for files and URLs how many are read at once and recent latencies in seconds."""
         kinds = {name: lane.stats() for name, lane in zip(("files", "urls"), self._lanes, strict=True) if lane.used}
         return {**self._urls.counts, **kinds}
 
     def count_anew(self) -> None:
-        """Count from zero."""
+        """Sets the counts to zero."""
         self._urls.counts = dict.fromkeys(self._urls.counts, 0)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Ends what is under way."""
         self._file_reads.close()
         await self._urls.close()
 
@@ -195,17 +199,17 @@ class _Lane:
 
     @property
     def used(self) -> bool:
-        """Whether there has been any."""
+        """Whether there has been any read."""
         return bool(self._latencies)
 
     def finished(self, now: float, seconds: float) -> None:
-        """A read has ended, after so long."""
+        """Notes that a read has ended after so many seconds."""
         full = bool(self.queue) and self.under_way >= self.concurrency.limit and self._behind()
         self.concurrency.finished(now, seconds, full=full)
         self._latencies.append(seconds)
 
     def stats(self) -> dict[str, float]:
-        """See ReaderPool.stats."""
+        """Returns how many are read at once, and recent latencies."""
         percent = quantiles(self._latencies, n=100) if len(self._latencies) > 1 else [*self._latencies] * 99
         return {
             "at_once": self.concurrency.limit,
@@ -216,7 +220,7 @@ class _Lane:
 
 
 class Concurrency:
-    """How many reads are under way at once: decisions only, told the time. ``limit``: reads that may be under way.
+    """Decides how many reads are under way at once. It is told the time. ``limit``: reads that may be under way.
 
     Little's law says how many must be for a rate and a latency: rate x latency. Neither is known before, and both
     change, so the limit is doubled while that pays: where too little is there, and reads wait although as many are
@@ -246,11 +250,11 @@ class Concurrency:
         return self._hold_until > 0.0
 
     def allowed(self, *, behind: bool) -> int:
-        """How many reads may be under way now; ``behind``: whether little of what is wanted is there."""
+        """Returns how many reads may be under way now; ``behind``: little of what is wanted is there."""
         return self.limit if behind else min(self.limit, _AT_LEISURE)
 
     def finished(self, now: float, latency_s: float, *, full: bool) -> None:
-        """A read has ended; ``full``: more at once would help."""
+        """Notes that a read has ended; ``full``: more at once would help."""
         if self._since is None:
             self._since = now - latency_s
         self._count += 1
@@ -286,7 +290,7 @@ class Concurrency:
 
 
 class StorageRate:
-    """What the storage gives: bytes a second, measured while the reader asks for all that it can give.
+    """Measures what the storage gives, in bytes a second, while the reader asks for all that it can give.
 
     Where nothing is waited for, requests come seldom, and what they bring tells of the loader, not of the storage. So
     only stretches count in which too little was there, and of these the upper quartile: the first ones may be slow,
@@ -299,7 +303,7 @@ class StorageRate:
         self._reads = self._nbytes = 0
 
     def finished(self, now: float, nbytes: int, *, behind: bool) -> None:
-        """A read of so many bytes has ended; ``behind``: too little is there."""
+        """Notes that a read of so many bytes has ended; ``behind``: too little is there."""
         if not behind:
             self._since = None
             return
@@ -314,5 +318,5 @@ class StorageRate:
 
     @property
     def bytes_per_s(self) -> float:
-        """0.0 where there has been no such stretch: the storage never was what one waited for."""
+        """The rate; 0.0 if the storage never was what one waited for."""
         return sorted(self._rates)[3 * len(self._rates) // 4] if self._rates else 0.0

@@ -26,15 +26,19 @@ _SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a
 
 
 class RemoteReads:
-    """Asynchronous file systems, by protocol and options."""
+    """Reads URLs by asynchronous file systems, one for each protocol and options."""
 
     def __init__(self) -> None:
         self._systems: dict[str, Any] = {}
         self._former: list[Any] = []  # to be closed at the end
 
     async def read(self, source: Source) -> bytes:
-        """The source's bytes. Raises what the file system does, and EOFError where there are fewer than declared. For
-        none it is not asked: they are no range that every storage knows."""
+        """Returns the source's bytes.
+
+        Raises what the file system raises, and EOFError if there are fewer than declared.
+
+        For zero bytes it is not asked: they are no range that every storage knows.
+        """
         if source.length == 0:
             return b""
         kind = _kind(source)
@@ -48,7 +52,7 @@ class RemoteReads:
         return found
 
     def renew(self, source: Source) -> None:
-        """Begin with a new session: a token has expired."""
+        """Begins with a new session: a token has expired."""
         kind = _kind(source)
         system = self._systems.pop(_name(kind, source), None)
         if system is not None:
@@ -65,7 +69,7 @@ class RemoteReads:
         return self._systems[name]
 
     async def close(self) -> None:
-        """Close all sessions."""
+        """Closes all sessions."""
         for system in (*self._systems.values(), *self._former):
             session = getattr(system, "_session", None)
             if session is not None and hasattr(session, "close"):
@@ -77,7 +81,7 @@ class RemoteReads:
 
 
 def read_here(source: Source) -> Any:
-    """The source's bytes, of any kind of buffer, read by this thread."""
+    """Returns the source's bytes, in any kind of buffer, read by this thread."""
     import fsspec
 
     system, path = fsspec.core.url_to_fs(source.path)
@@ -85,7 +89,7 @@ def read_here(source: Source) -> Any:
 
 
 def asked_of(source: Source) -> dict[str, Any]:
-    """What fsspec's ``cat_file`` is asked for, besides the path."""
+    """Returns what fsspec's ``cat_file`` is asked for besides the path."""
     end = None if source.length is None else source.offset + source.length
     asked: dict[str, Any] = {"start": (source.offset or None) if end is None else source.offset, "end": end}
     if source.offset and _protocol(source) in ("http", "https"):
@@ -94,7 +98,7 @@ def asked_of(source: Source) -> dict[str, Any]:
 
 
 def check_length(source: Source, nbytes: int) -> None:
-    """Raise where another number of bytes has come than is declared."""
+    """Raises if another number of bytes has come than is declared."""
     if source.length is None or nbytes == source.length:
         return
     if nbytes < source.length:
@@ -103,8 +107,11 @@ def check_length(source: Source, nbytes: int) -> None:
 
 
 async def _refuse_all(source: Source, response: Any) -> None:
-    """A server that knows no ranges answers with all that there is, of which the number of bytes need not tell. It
-    is not read; aiohttp calls this before it is. What is wrong otherwise is for fsspec to say."""
+    """Refuses the answer of a server that knows no ranges and sends all that there is.
+
+    The number of bytes need not show it. aiohttp calls this before the answer is read; other errors are fsspec's to
+    raise.
+    """
     if response.status == 200:
         response.close()
         raise io.UnsupportedOperation(_SENDS_ALL.format(source=source))
@@ -115,7 +122,7 @@ def _protocol(source: Source) -> str:
 
 
 def _kind(source: Source) -> Any:
-    """The class of the file system that the source is read by."""
+    """Returns the class of the file system that reads the source."""
     return _class_of(_protocol(source))
 
 
@@ -127,13 +134,12 @@ def _class_of(protocol: str) -> Any:
 
 
 def _name(kind: Any, source: Source) -> str:
-    """Tells apart file systems that are not the same for two sources."""
+    """Returns a key that differs for file systems that are not the same for two sources."""
     return f"{_protocol(source)} {sorted(kind._get_kwargs_from_urls(source.path).items())}"
 
 
 async def _client(**more: Any) -> Any:
-    """A session of HTTP with as many connections as there are reads: their number is the pool's to choose, and so is
-    when a request has taken too long."""
+    """Returns a session of HTTP without limits of connections or time, which are the pool's to choose."""
     import aiohttp
 
     more.pop("loop", None)
@@ -151,26 +157,25 @@ Answered = Callable[[int, Answer, float, float], None]
 
 @dataclass(slots=True, eq=False)
 class _UrlRead:
-    """One source: the attempt that runs (``begin``, ``requests``), and what those before it have come to."""
+    """One source: the attempt that runs, and what came of those before it."""
 
     number: int
     source: Source
-    begin: float
+    begin: float  # of the first attempt
     attempt_begin: float
-    failures: int = 0
-    renewed: bool = False
+    failures: int = 0  # of attempts
+    renewed: bool = False  # with a new session
     # that are not answered; whether it was asked a second time
     requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
     pause: asyncio.TimerHandle | None = None  # until the next attempt
 
 
 class UrlReads:
-    """Reads of URLs: as many attempts as it takes, and in each one request, or two where the first takes long
-    (hedging.py). ``ended`` is told of every read; ``at_its_limit`` whether the storage gives no more. ``counts``: see
-    ``ReaderPool.stats``.
+    """Reads URLs: as many attempts as it takes, and in each one request, or two if the first takes long (hedging.py).
 
-    A request is a task, and the only one: what it is answered is dealt with as it ends, and who waits too long is found
-    by two timers for all.
+    ``ended`` is called for every read; ``at_its_limit`` returns whether the storage gives no more. ``counts``: see
+    ``ReaderPool.stats``. A request is a task, and the only one: its answer is dealt with as it ends, and requests that
+    wait too long are found by two timers for all.
     """
 
     def __init__(self, remote: RemoteReads, at_its_limit: Callable[[], bool], ended: Answered) -> None:
@@ -183,13 +188,13 @@ class UrlReads:
         self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this now."""
+        """Reads this source now."""
         now = self._loop.time()
         read = self._reads[number] = _UrlRead(number, source, now, now)
         self._begin(read)
 
     def _begin(self, read: _UrlRead) -> None:
-        """Begin the next attempt."""
+        """Begins the next attempt."""
         read.pause = None
         now = read.attempt_begin = self._loop.time()
         self._slow.add(read, now)
@@ -217,7 +222,7 @@ class UrlReads:
             self._answered(read, answer)
 
     def _answered(self, read: _UrlRead, answer: Answer) -> None:
-        """The attempt has ended."""
+        """Handles the end of an attempt."""
         for request in read.requests:
             request.cancel()
         read.requests = {}
@@ -257,7 +262,7 @@ class UrlReads:
         self._ask_again()
 
     def _ask_again(self) -> None:
-        """For those that take long, as far as that is allowed now."""
+        """Sends slow requests a second time, as far as that is allowed now."""
         now = self._loop.time() + _SLACK_S
         while (number := self._hedging.next(now, at_its_limit=self._at_its_limit())) is not None:
             self.counts["hedges"] += 1
@@ -267,7 +272,7 @@ class UrlReads:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
 
     async def close(self) -> None:
-        """End what is under way: nobody is told."""
+        """Ends what is under way, and reports nothing."""
         self._slow.close()
         self._dead.close()
         requests = [request for read in self._reads.values() for request in read.requests]
@@ -282,11 +287,11 @@ class UrlReads:
 
 
 class Overdue(Generic[T]):
-    """Who has waited too long, of many who wait the same time: one timer for all of them. ``after_s`` tells how long is
-    too long, or None while that is not known; ``act`` is called once for each then.
+    """Finds those that have waited too long, of many that wait the same time, with one timer for all.
 
-    They stand in the order in which they began, so the first is always due first. A timer of one's own for each would
-    be set and taken back thousands of times a second, and hardly ever go off.
+    ``after_s`` returns how long is too long, or None while that is not known; ``act`` is called once for each then.
+    They stand in the order in which they began, so the first is always due first. A timer for each would be set and
+    cancelled thousands of times a second, and hardly ever go off.
     """
 
     def __init__(self, after_s: Callable[[], float | None], act: Callable[[T], None]) -> None:
@@ -296,17 +301,17 @@ class Overdue(Generic[T]):
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, each: T, now: float) -> None:
-        """It waits from now on, which is not before any other does."""
+        """Adds one that waits from now on, not before any other did."""
         self._since[each] = now
         if self._timer is None:
             self._set()
 
     def remove(self, each: T) -> None:
-        """It does not wait any more."""
+        """Removes one that does not wait any more."""
         self._since.pop(each, None)
 
     def look(self) -> None:
-        """Act on those that are due; to be called, too, where they may be so sooner than was known."""
+        """Acts on those that are due. To be called also where they may be due sooner than was known."""
         after = self._after_s()
         if after is None:
             return
@@ -322,12 +327,12 @@ class Overdue(Generic[T]):
         self._set()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Removes all."""
         self._since.clear()
         self._set()
 
     def _set(self) -> None:
-        """A timer for the first."""
+        """Sets a timer for the first."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -10,15 +10,14 @@ import scipy
 
 from benchmarks.cold_files import Run as ColdRun
 from benchmarks.cold_files import against_best
-from benchmarks.compare.loaders import CANDIDATES
 from benchmarks.compare.ratios import against_peers
-from benchmarks.compare.run import Case, Run
+from benchmarks.compare.run import CANDIDATES, Case, Run
 from benchmarks.compare.workloads import Begun
 from benchmarks.data import detection, volumes
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.data.published import SPREADS, Curve, measured, sizes_of_mixture
 from benchmarks.peers import COSTLY, Job, choose
-from benchmarks.tail_run import CASES, Plan
+from benchmarks.tails import CASES, Plan
 from benchmarks.turns import paired
 from benchmarks.whatif import POLICIES, QUESTIONS, Around, points, summary
 from benchmarks.whatif_run import Way, budget

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from benchmarks.compare.dali import DaliReaders
-from benchmarks.compare.loaders import CANDIDATES
-from benchmarks.compare.run import Alone, allowed
+from benchmarks.compare.run import CANDIDATES, Alone, allowed
 from benchmarks.compare.workloads import INDEX, Prepared, Reader, job, leaves, same_content, with_index
 from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader

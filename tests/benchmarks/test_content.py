@@ -21,8 +21,8 @@ from benchmarks.isolate import MeasurementError, excerpt, isolated
 from benchmarks.overhead import measure
 from benchmarks.peers import Job
 from benchmarks.peers.pytorch import PyTorch
-from benchmarks.tail_run import bursts, kits19, rare, scattered
-from benchmarks.work import Consumer, ContentError, Costly, Trivial, WorkLog, reference, work
+from benchmarks.tails import bursts, rare, scattered
+from benchmarks.work import Consumer, ContentError, Costly, Trivial, WorkLog, kits19, reference, work
 from tests.support.leaks import gone
 from tests.support.waiting import wait_until
 

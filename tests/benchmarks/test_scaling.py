@@ -16,8 +16,18 @@ from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Job
 from benchmarks.readme import markdown
 from benchmarks.scaling import cells as samples
-from benchmarks.scaling.cells import BATCH_SIZE, KINDS, NAMED, OTHER_KINDS, SPREADS, Cell, Reader, fitting
-from benchmarks.scaling.loaders import LOADERS, worth_trying
+from benchmarks.scaling.cells import (
+    BATCH_SIZE,
+    KINDS,
+    LOADERS,
+    NAMED,
+    OTHER_KINDS,
+    SPREADS,
+    Cell,
+    Reader,
+    fitting,
+    worth_trying,
+)
 from benchmarks.scaling.measure import Bare, Plan, reach
 from benchmarks.work import Slept, WorkLog
 from tests.support import programs

@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "batches of streams come one batch later than max_lateness",
         "scheduling/streams.py",
-        "return oldest.first - bisect(self._dropped, oldest.first) <= self.next - self._lateness",
-        "return oldest.first - bisect(self._dropped, oldest.first) < self.next - self._lateness",
+        "return oldest.first - bisect(self._past_end, oldest.first) <= self.next - self._lateness",
+        "return oldest.first - bisect(self._past_end, oldest.first) < self.next - self._lateness",
         ("contracts/test_table.py",),
     ),
     Fault(

@@ -176,9 +176,9 @@ def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_thr
     entry.between = (Plan(2, 2e-3, 5e-3), Plan(3, 4e-3, 2e-3, 4e-3), Plan(4, 6e-3, 1e-3))
     assert router.rescues(entry, 10.0, 0.080) == (2, 3, 4)
     assert router.rescues(entry, 10.0, 0.022) == (4,), "laying down what 3 leaves takes too long"
-    entry.at = 3
+    entry.stage = 3
     assert router.rescues(entry, 10.0, 0.080) == (4,)
-    entry.at = 4
+    entry.stage = 4
     assert not router.may_rescue(entry) and router.rescues(entry, 10.0, 0.080) == ()
 
 

@@ -61,9 +61,9 @@ def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> N
     lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
     router = Router(policy, lanes, Waiting(policy.homes))
     router.threshold, lanes[m.DEVICE].slots = 2.0, 1
-    assert [router.beyond(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    assert [router.prefers_device(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
     lanes[m.DEVICE].slots = 0
-    assert not router.beyond(entry_of(0, 1, 0, 5.0, 1.0))
+    assert not router.prefers_device(entry_of(0, 1, 0, 5.0, 1.0))
 
 
 BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(
@@ -104,7 +104,7 @@ def test_what_is_worse_in_both_or_worse_than_a_mixture_is_left_out() -> None:
 def test_an_entry_is_cut_where_the_threshold_says() -> None:
     entry = entry_of(0, 1, 0, 6.0, 2.0)
     entry.set_plans([Plan(2, 3.0, 0.5)])
-    entry.suit(patience=inf)
+    entry.update_ratio(patience=inf)
     assert entry.ratio == 2.0  # of the last step: from there on everything is the device's
     assert [plan and plan.split for plan in map(entry.cut, (inf, 7.0, 6.0, 3.0))] == [None, None, 2, 2]
 
@@ -117,7 +117,7 @@ def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
     entry = entry_of(3, 5, 0, 6.0, 7.0)
     entry.between = between
     left = entry.rest(TicketId(4), 1)
-    assert (left.lo, left.hi, left.at, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
+    assert (left.lo, left.hi, left.stage, left.read, left.cpu, left.device) == (4, 5, 1, True, 5.0, 4.0)
 
 
 def test_what_it_took_to_lay_a_sample_down_is_no_part_of_what_was_done() -> None:

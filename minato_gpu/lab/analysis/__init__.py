@@ -1,1 +1,1 @@
-"""Where a training script's time goes, and what a change would bring (see README.md)."""
+"""Where a training script's time goes, and what a change would bring."""

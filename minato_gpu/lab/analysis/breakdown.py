@@ -33,15 +33,14 @@ _LOADED = ("warm", "cold")  # phases whose batches the loader makes
 
 
 class EpochPart(NamedTuple):
-    """``seconds`` of each batch, give or take ``error_s``; ``share`` of the epoch. ``is_noise``: no more than that;
-    ``is_known``: where its phase was not measured it is nought for want of knowledge."""
+    """One part of an epoch."""
 
     name: Name
-    seconds: float
-    share: float
-    error_s: float
-    is_noise: bool
-    is_known: bool
+    seconds: float  # of each batch
+    share: float  # of the epoch
+    error_s: float  # of the seconds
+    is_noise: bool  # no more than its error
+    is_known: bool  # else its phase was not measured, and it counts as 0
 
     @property
     def certain(self) -> float:

@@ -40,8 +40,7 @@ class Over(BaseException):
 
 
 class Conductor:
-    """``findings`` is what is known so far; ``save`` is called whenever that is more. ``verify_s``: seconds for other
-    settings, once all is ``measured``."""
+    """Runs the phases of an analysis: gives the script's loop its batches, and measures."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Conductor:
         verify_s: float = 0.0,
     ) -> None:
         self.subject, self.findings = subject, Findings(subject)
-        self._save, self.lockstep, self._clock = save, lockstep, clock
+        self._save, self.lockstep, self._clock = save, lockstep, clock  # ``save`` is called whenever more is known
         self._agreed = lockstep.agreed
         self._box = TimeBox(seconds, clock())
         self._most = most_batches(subject.length)
@@ -218,20 +217,17 @@ _TRIED = 2  # batches
 
 
 class Loaders:
-    """All loaders that the script iterates, in the order in which it begins to.
-
-    ``begin`` makes the conductor for the one that is chosen; ``number``: which one, from 1 on, where the user says so.
-    """
+    """Finds all loaders that the script iterates, and chooses the one to measure."""
 
     def __init__(self, begin: Callable[[Any], Conductor], number: int | None = None) -> None:
-        self._begin, self._number = begin, number
+        self._begin, self._number = begin, number  # makes the conductor; which loader, from 1 on, if the user says so
         self._originals: dict[type, Callable[[Any], Iterator[Value]]] = {}
         self._known: list[tuple[weakref.ref[Any], list[int]]] = []
         self._starting = False
         self.conductor: Conductor | None = None
 
     def install(self) -> None:
-        """From now on in this process, and not in those that it forks."""
+        """Replaces ``__iter__`` of the loaders' classes, in this process and not in those that it forks."""
         from torch.utils.data import DataLoader
 
         from minato_gpu import loader as ours
@@ -262,7 +258,7 @@ class Loaders:
         return ScriptEpoch(self, loader, original(loader), self._count_of(loader))
 
     def _count_of(self, loader: Any) -> list[int]:
-        """How many batches this loader has given: a list of one number, which is counted on."""
+        """Returns the counter of batches that this loader has given: a list of one number."""
         for known, count in self._known:
             if known() is loader:
                 return count

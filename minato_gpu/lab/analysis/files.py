@@ -29,15 +29,15 @@ FOLDER = "minato_gpu_analysis_"
 
 
 class MeasuredReads(NamedTuple):
-    """The reads of a call: ``files``, ``nbytes`` in so many ``requests``; None: it could not be seen."""
+    """The reads of one call."""
 
     files: tuple[str, ...] = ()
-    nbytes: float | None = None
+    nbytes: float | None = None  # None: it could not be seen
     requests: float | None = None
 
 
 class _Heard(threading.local):
-    """``files``: what this thread has opened since it began to listen; None: nobody listens."""
+    """Files that this thread has opened since it began to listen; None: nobody listens."""
 
     files: list[str] | None = None
 
@@ -182,7 +182,7 @@ def cached_share(files: Iterable[str]) -> float | None:
 
 
 def drop(files: Iterable[str]) -> None:
-    """Ask the page cache to let go of these files, which another process may prevent: ``cached_share`` tells."""
+    """Asks the page cache to drop these files. Another process may prevent it: ``cached_share`` tells."""
     for file in _opened(files):
         with contextlib.suppress(OSError):
             os.fdatasync(file)  # pages that are not on disk yet would stay

@@ -31,7 +31,7 @@ LEAST = 2
 
 
 class TimeBox:
-    """So many seconds for all phases together. What one leaves over goes to those after it."""
+    """Shares seconds out to phases. What one phase leaves over goes to those after it."""
 
     def __init__(self, seconds: float, begin: float) -> None:
         self.seconds = seconds
@@ -42,7 +42,7 @@ class TimeBox:
         return (now - self._begin) / self.seconds
 
     def seconds_for(self, name: str, now: float, *, left_out: frozenset[str] = frozenset()) -> float:
-        """For this phase, when it begins. ``left_out``: phases after it that there will not be."""
+        """Returns the seconds of a phase that begins now. ``left_out``: phases after it that there will not be."""
         names = list(SHARES)
         after = [each for each in names[names.index(name) :] if each not in left_out]
         whole = sum(SHARES[each] for each in after)
@@ -55,7 +55,8 @@ def most_batches(length: int | None) -> int | None:
 
 
 def settling(workers: int, most: int | None) -> int:
-    """How many batches a phase begins with that do not count: workers have just started, and come in step."""
+    """Returns how many batches at the beginning of a phase do not count: workers have just started, and come in
+    step."""
     return workers + 1 if most is None else min(workers + 1, most // 2)
 
 

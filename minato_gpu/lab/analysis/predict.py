@@ -29,15 +29,13 @@ _ROUNDS = 3  # until what shares the cores and the rate that follows from it agr
 
 @dataclass(frozen=True)
 class Prediction:
-    """``epoch_s``: of an epoch once caches are full and costs are known, ``low_s`` and ``high_s`` hold nine of ten
-    draws; ``first_epoch_s``: of the first one. ``reads``: requests of an epoch.
-    """
+    """The predicted time of an epoch."""
 
-    epoch_s: float
-    low_s: float
+    epoch_s: float  # of an epoch once caches are full and costs are known
+    low_s: float  # with ``high_s``: the interval that holds nine of ten draws
     high_s: float
     first_epoch_s: float
-    reads: float
+    reads: float  # requests of an epoch
 
 
 class Predictor:

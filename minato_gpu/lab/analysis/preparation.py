@@ -22,27 +22,27 @@ from minato_gpu.lab.analysis.profile import Profile, mean
 
 @dataclass(frozen=True)
 class Law:
-    """``cost_s``: of a sample with one worker; ``contention`` and ``crosstalk`` as in the module's head."""
+    """How long a worker takes for a sample, by the number of workers (the universal scalability law)."""
 
-    cost_s: float
-    contention: float = 0.0
-    crosstalk: float = 0.0
+    cost_s: float  # of a sample with one worker
+    contention: float = 0.0  # share of it that is added for each further worker
+    crosstalk: float = 0.0  # share of it that is added for each ordered pair of workers
 
     def slot_s(self, workers: float) -> float:
-        """Seconds of one of so many workers for a sample."""
+        """Returns the seconds that one of so many workers takes for a sample."""
         more = workers - 1.0
         return self.cost_s * (1.0 + self.contention * more + self.crosstalk * workers * more)
 
     def rate(self, workers: float) -> float:
-        """Samples a second of them all."""
+        """Returns the samples a second of so many workers together."""
         return workers / self.slot_s(workers)
 
 
 def fit(workers: Sequence[float], slot_s: Sequence[float]) -> Law:
-    """The law through the seconds that a slot took for a sample with so many workers; relative errors count.
+    """Fits the law to the seconds that a worker took for a sample with so many workers; relative errors count.
 
-    Of two counts of workers there is no crosstalk to be told, of one no contention. Raises ValueError where there is
-    nothing, or what is not positive.
+    Two counts of workers show no crosstalk, one shows no contention. Raises ValueError if there is nothing, or what is
+    not positive.
     """
     if not len(workers) or min(workers) < 1 or min(slot_s) <= 0:
         raise ValueError(f"scaling is told by positive workers and seconds, got {workers} and {slot_s}")
@@ -76,17 +76,16 @@ _ENOUGH = 1.05  # times the needed rate
 
 
 class Bottleneck(NamedTuple):
-    """``workers``: how many (or how many batches ahead, or times less) are needed. ``times``: see the sentences.
-    ``one_in``: how rare slow samples are."""
+    """The cause of a preparation stall, with numbers for a sentence."""
 
     cause: Cause
-    workers: int = 0
-    times: float = 0.0
-    one_in: int = 0
+    workers: int = 0  # that are needed (or batches ahead, or times less)
+    times: float = 0.0  # see the sentences
+    one_in: int = 0  # how rare slow samples are
 
 
 def cause_of(profile: Profile, step_s: float) -> Bottleneck:
-    """The cause, where the step takes ``step_s`` seconds of each batch."""
+    """Returns the cause if the step takes ``step_s`` seconds of each batch."""
     batch_s = worker_seconds(profile)
     needed_rate = profile.batch_size / max(step_s, 1e-9)
     if profile.workers == 0:
@@ -107,7 +106,7 @@ def most_gain(profile: Profile, step_s: float) -> float:
 
 
 def law_of(profile: Profile) -> Law | None:
-    """How the rate grows with workers; None where that was not measured."""
+    """Returns how the rate grows with workers; None if that was not measured."""
     points = [(count, rate) for count, rate in profile.scaling if count > 0 and rate > 0]
     return fit([count for count, _ in points], [count / rate for count, rate in points]) if points else None
 

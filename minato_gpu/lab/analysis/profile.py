@@ -18,28 +18,19 @@ LoaderKind = Literal["torch", "minato_gpu"]
 
 @dataclass(frozen=True)
 class Storage:
-    """How samples' bytes come.
+    """How samples' bytes arrive from storage."""
 
-    ``bytes_per_s``: the most that the storage gives, all requests together. ``latency_s``: of a request, until its
-    first byte. ``requests`` and ``nbytes``: of a sample, on average. ``concurrency``: requests under way at once while
-    it was measured. ``cached_share``: of the bytes of the set, what the page cache held before the cold phase; None
-    where that could not be seen. ``sizes``: bytes of single samples, where they were seen: of those of
-    ``Profile.prepare_s``, in their order; ``shares``: of these bytes, what each of a sample's requests reads.
-    ``spread``: sigma of the latencies' logarithm. ``cpu_s``: computed on this machine for each request, beside the
-    workers. ``remote``: read through fsspec, not as files.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    requests: float
-    nbytes: float
-    concurrency: float
-    cached_share: float | None = None
-    sizes: tuple[int, ...] = ()
-    cpu_s: float = 0.0
-    spread: float = 0.1
-    remote: bool = False
-    shares: tuple[float, ...] = ()
+    bytes_per_s: float  # the most that the storage gives, all requests together
+    latency_s: float  # of a request, until its first byte
+    requests: float  # of a sample, on average
+    nbytes: float  # of a sample, on average
+    concurrency: float  # requests under way at once while it was measured
+    cached_share: float | None = None  # of the set's bytes, in the page cache before the cold phase; None: not seen
+    sizes: tuple[int, ...] = ()  # bytes of single samples, those of ``Profile.prepare_s`` in their order, if seen
+    cpu_s: float = 0.0  # computed on this machine for each request, beside the workers
+    spread: float = 0.1  # sigma of the latencies' logarithm
+    remote: bool = False  # read through fsspec, not as files
+    shares: tuple[float, ...] = ()  # of a sample's bytes, what each of its requests reads
 
     def seconds_per_sample(self) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
@@ -230,18 +221,18 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """``epoch_s``: seconds of an epoch in this setting, each time that it was tried; ``why_not``: where it was not."""
+    """A setting that was tried, or why it was not."""
 
     setting: Setting
-    epoch_s: tuple[float, ...] = ()
-    why_not: str = ""
+    epoch_s: tuple[float, ...] = ()  # seconds of an epoch, each time that it was tried
+    why_not: str = ""  # it was tried
 
     @property
     def median_s(self) -> float:
-        """Median of the times it was tried."""
+        """Median of the epochs' seconds."""
         return median(self.epoch_s)
 
     @property
     def spread_s(self) -> float:
-        """Between the slowest and the fastest of them."""
+        """Seconds between the slowest epoch and the fastest."""
         return max(self.epoch_s) - min(self.epoch_s)

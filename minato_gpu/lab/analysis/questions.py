@@ -34,31 +34,33 @@ _TIMES = (0.5, 1.0, 2.0, 4.0)
 
 @dataclass(frozen=True)
 class Point:
-    """``value``: on the question's axis; ``measured``: the setting is that of the profile; ``verifiable``: HERE, or why
-    not."""
+    """One setting on the axis of a question."""
 
     question: str
-    value: float | str
+    value: float | str  # on the question's axis
     setting: Setting
-    measured: bool = False
-    verifiable: str = HERE
+    measured: bool = False  # the setting is that of the profile
+    verifiable: str = HERE  # or why it is not
 
     @property
     def changes(self) -> Setting:
-        """The setting, in which what is as it was measured is no change."""
+        """The changes that the setting makes; none if it is as it was measured."""
         return Setting() if self.measured else self.setting
 
 
 def points(profile: Profile) -> list[Point]:
-    """All questions that the profile can answer, each with what was measured among its points."""
+    """Returns all questions that the profile can answer, each with what was measured among its points."""
     asked = (_workers, _cores, _cache, _rate, _latency, _step, _batch, _ranks, _loader)
     return [point for question in asked for point in question(profile)]
 
 
 def answer(profile: Profile, *, draws: int = DRAWS, chosen: Sequence[Point] | None = None) -> list[dict[str, JSON]]:
-    """A row for each point, ready for ``console.show``: ``question``, ``setting``, ``epoch_s`` with its interval from
-    ``low_s`` to ``high_s``, ``first_epoch_s``, ``times_faster`` than the measured setting is predicted to be,
-    ``measured`` ("here" marks that one) and ``verified``: that it can be run here, or why not."""
+    """Returns a row for each point, ready for ``console.show``.
+
+    Each has ``question``, ``setting``, ``epoch_s`` with its interval from ``low_s`` to ``high_s``, ``first_epoch_s``,
+    ``times_faster`` than the measured setting is predicted to be, ``measured`` ("here" marks that one) and
+    ``verified``.
+    """
     predictor = Predictor(profile)
     as_measured = predictor.predict(draws=draws)
     return [

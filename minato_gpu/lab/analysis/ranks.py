@@ -21,15 +21,15 @@ from minato_gpu.lab.analysis.files import FOLDER
 
 @dataclass(frozen=True)
 class Ranks:
-    """``rank`` of ``ranks``, of which ``here`` are on this host, as torchrun tells; alone where nobody does."""
+    """This process's rank, as torchrun says; alone without it."""
 
     rank: int = 0
-    ranks: int = 1
-    here: int = 1
+    ranks: int = 1  # of the job
+    here: int = 1  # on this host
 
     @classmethod
     def of_environment(cls) -> Ranks:
-        """From RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Raises ValueError where ranks are elsewhere, too."""
+        """Reads RANK, WORLD_SIZE and LOCAL_WORLD_SIZE. Raises ValueError if some ranks are on other hosts."""
         ranks = int(os.environ.get("WORLD_SIZE", 1))
         rank = int(os.environ.get("RANK", 0))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
@@ -76,7 +76,7 @@ _NAME = "decisions"
 
 
 class Lockstep:
-    """``rank`` of ``ranks``; alone, it decides by itself."""
+    """Lets all ranks of a host decide as rank 0 does; alone, it decides by itself."""
 
     def __init__(self, folder: Path, rank: int, ranks: int, clock: Callable[[], float] = monotonic) -> None:
         self.rank, self.ranks = rank, ranks

@@ -56,18 +56,17 @@ class ScriptOrder:
 
 @dataclass(frozen=True)
 class Result:
-    """How far the analysis of one rank has come. ``message``: what ended the script, in a sentence. ``loaders``: that
-    it iterated, each in a few words. ``tried``: other settings."""
+    """How far the analysis of one rank has come."""
 
     status: Status
     rank: int
-    message: str = ""
+    message: str = ""  # what ended the script, in a sentence
     profile: Profile | None = None
-    loaders: tuple[str, ...] = ()
-    tried: tuple[Trial, ...] = ()
+    loaders: tuple[str, ...] = ()  # that it iterated, each in a few words
+    tried: tuple[Trial, ...] = ()  # other settings
 
     def leave(self, folder: Path) -> None:
-        """Write it, whole or not at all."""
+        """Writes it, whole or not at all."""
         write_whole(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
 
 

@@ -37,16 +37,17 @@ class Read(NamedTuple):
 
 
 class Level(NamedTuple):
-    """``at_once`` reads under way: of each the mean seconds and bytes, and of all the bytes a second."""
+    """What reads with so many under way at once gave."""
 
-    at_once: int
-    seconds: float
-    nbytes: float
-    bytes_per_s: float
+    at_once: int  # reads under way
+    seconds: float  # mean of a read
+    nbytes: float  # mean of a read
+    bytes_per_s: float  # of all
 
 
 def pieces(paths: Sequence[str], nbytes: int) -> list[Read]:
-    """The files cut into reads of that size, neighbours far apart, so that no read has the kernel read the next."""
+    """Returns the files cut into reads of that size, neighbours far apart, so that no read has the kernel read the
+    next."""
     found: list[list[Read]] = []
     for path in paths:
         try:

@@ -76,7 +76,7 @@ _FILES = _Files()
 
 @dataclass(frozen=True)
 class NoteBook:
-    """Where the lines of one phase go. Picklable: workers get it."""
+    """Where the lines of one phase go. Workers get it pickled."""
 
     folder: str
     phase: str
@@ -154,7 +154,7 @@ _OF_THREAD = _OfThread()
 
 
 def _delay() -> RunQueueDelay:
-    """This thread's own; a forked process's is another one than its parent's."""
+    """Returns this thread's run-queue delay; a forked process has another than its parent."""
     if _OF_THREAD.delay is None or _OF_THREAD.process != os.getpid():
         _OF_THREAD.delay, _OF_THREAD.process, _OF_THREAD.look = RunQueueDelay(), os.getpid(), None
     return _OF_THREAD.delay

@@ -33,7 +33,7 @@ _NOT_COPIED = {
 
 
 class Subject:
-    """``keys``: of the batches of an epoch, in the sampler's order, as the analysis uses them; empty for a stream."""
+    """The loader that is analyzed."""
 
     def __init__(self, loader: DataLoader[Value], folder: str) -> None:
         """Draws an epoch from the sampler."""
@@ -47,6 +47,7 @@ class Subject:
         self._batched = loader.batch_sampler is not None
         drawn = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         found = [] if self.is_stream else list(islice(iter(drawn), _MOST_DRAWN))
+        # of the batches of an epoch, in the sampler's order, as the analysis uses them; empty for a stream
         self.keys: list[list[Key]] = [list(each) for each in found] if self._batched else [[each] for each in found]
         self.batch_size = loader.batch_size or max((len(each) for each in self.keys), default=1)
 
@@ -97,11 +98,11 @@ class Subject:
         return int(getattr(sampler, "num_replicas", 1))
 
     def lateness(self) -> int:
-        """In batches."""
+        """The lateness in batches."""
         return 0 if self._options is None else self._options.lateness
 
     def book(self, phase: str) -> NoteBook:
-        """Where workers note what they see in this phase."""
+        """Returns where workers note what they see in this phase."""
         return NoteBook(self.folder, phase)
 
     def like(

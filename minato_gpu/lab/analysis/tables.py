@@ -66,7 +66,7 @@ def problem(results: Sequence[Result]) -> str:
 
 
 def _never(loaders: Sequence[str]) -> str:
-    """No loader was chosen."""
+    """Returns what to say if no loader was chosen."""
     if not loaders:
         return (
             "without iterating a torch.utils.data.DataLoader or a minato_gpu.DataLoader. (A loader in "
@@ -107,7 +107,7 @@ def _profiles(results: Sequence[Result]) -> list[Profile]:
 
 
 def show_results(console: Console, results: Sequence[Result]) -> None:
-    """All tables, and the verdict."""
+    """Prints all tables, and the verdict."""
     profiles = _profiles(results)
     parts = part_rows(of_ranks(profiles))
     if not parts:

@@ -37,7 +37,7 @@ _EPOCHS_OF_A_CACHE = 2  # one that fills it
 
 
 class Trials:
-    """All settings of the usual questions that this machine can run, in turn, for ``seconds`` together.
+    """Tries, in turn, all settings of the usual questions that this machine can run, for ``seconds`` together.
 
     ``saved`` is called whenever more is known.
     """
@@ -164,7 +164,7 @@ def _declared_files(subject: Subject) -> list[str]:
 
 @contextmanager
 def _on_cores(count: int | None) -> Iterator[None]:
-    """All threads of this process, and what they start, have so many cores (None: as they have)."""
+    """Confines all threads of this process, and what they start, to so many cores (None: unchanged)."""
     if count is None:
         yield
         return

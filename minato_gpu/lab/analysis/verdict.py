@@ -38,12 +38,12 @@ _SLOWER = 1.1  # times the other ranks' step
 
 
 class Diagnosis(NamedTuple):
-    """``gain``: the share of the epoch that the change is worth at most. ``rank``: which one it is about."""
+    """What to change, in a sentence."""
 
     case: Case
     sentence: str
-    gain: float
-    rank: int = 0
+    gain: float  # share of the epoch that the change is worth at most
+    rank: int = 0  # that it is about
 
 
 def verdict(profiles: Sequence[Profile]) -> Diagnosis:

@@ -47,33 +47,29 @@ class DrawnCosts(NamedTuple):
 
 
 class EpochTimes(NamedTuple):
-    """``seconds`` of each epoch; ``reads`` of each, requests that storage answered; ``rate``: samples a second between
-    the first batch and the last of the last epoch, or of all after the first where epochs overlap; ``first_batch_s``:
-    from the beginning, workers being ready."""
+    """What simulated epochs took."""
 
-    seconds: Array
-    reads: Array
-    rate: float
-    first_batch_s: float
+    seconds: Array  # of each epoch
+    reads: Array  # of each epoch: requests that storage answered
+    rate: float  # samples a second of the last epoch, or of all after the first if epochs overlap
+    first_batch_s: float  # from the beginning, with workers ready
 
 
 @dataclass(frozen=True)
 class SimulatedRank:
-    """A rank as it is to be simulated. ``start_s``: until workers are ready, where they are started anew. ``steps``:
-    whether there are any. ``orders``: of the sampler, where they are known; else shuffles. ``other``: CPU seconds a
-    second beside workers and consumer."""
+    """A rank to be simulated."""
 
     profile: Profile
-    tier: Tier | None = None
-    start_s: float = 0.0
-    steps: bool = True
-    orders: Orders | None = None
-    other: float = 0.0
+    tier: Tier | None = None  # of a cache
+    start_s: float = 0.0  # until workers are ready, if they are started anew
+    steps: bool = True  # whether there are training steps
+    orders: Orders | None = None  # of the sampler, if they are known; else shuffles
+    other: float = 0.0  # CPU seconds a second beside workers and consumer
 
     @property
     def cores(self) -> Cores:
-        """What workers share with the consumer, which computes in part of its step, and whenever the loader is at work
-        in its thread."""
+        """The cores that workers share with the consumer, which computes in part of its step, and while the loader's
+        thread works."""
         profile = self.profile
         step_s = float(np.mean(profile.step_s)) if self.steps else 0.0
         away = step_s + profile.loader_s + profile.transfer_s
@@ -114,7 +110,7 @@ class SimulatedRank:
         return self._epochs(drawn, self._torch(drawn, seed), None)
 
     def _away(self, drawn: DrawnCosts) -> Array:
-        """How long the consumer is away after each batch, by epochs."""
+        """Returns how long the consumer is away after each batch, by epochs."""
         profile = self.profile
         away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
         if profile.overlap:

@@ -39,28 +39,23 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class SimulatedStorage:
-    """A storage like the one that was ``measured``: ``nbytes`` of each sample, shape (samples,), come in ``parts``
-    requests, each of which reads its share of them (``measured.shares``; where there are fewer or more: all alike).
-
-    ``request_s``, ``byte_s``: of the reader process for each request and each byte, one after the other. ``there``:
-    samples that the page cache has. Of local files fewer are read at once than of URLs.
-    """
+    """A storage like the one that was ``measured``. Of local files fewer are read at once than of URLs."""
 
     measured: Storage
-    nbytes: Integers
-    parts: int = 1
-    request_s: float = 0.0
-    byte_s: float = 0.0
-    there: frozenset[int] = frozenset()
+    nbytes: Integers  # of each sample
+    parts: int = 1  # requests of a sample; each reads its share (``measured.shares``, else equal ones)
+    request_s: float = 0.0  # of the reader process, for each request
+    byte_s: float = 0.0  # of the reader process, for each byte
+    there: frozenset[int] = frozenset()  # samples in the page cache
 
     def part_bytes(self, sample: int, part: int) -> int:
-        """Bytes of a request."""
+        """Returns the bytes of a request."""
         shares = self.measured.shares
         share = shares[part] if len(shares) == self.parts else 1 / self.parts
         return max(1, int(int(self.nbytes[sample]) * share))
 
     def wait_s(self, rng: Random) -> float:
-        """A request's latency."""
+        """Draws a request's latency."""
         told = self.measured
         return told.latency_s * math.exp(rng.gauss(0.0, told.spread)) if told.latency_s else 0.0
 
@@ -114,7 +109,7 @@ class SharedBandwidth:
         self._free_at = 0.0
 
     def transfer_s(self, now: float, nbytes: int) -> float:
-        """How long it takes until so many bytes have come, after all that were asked for before."""
+        """Returns the seconds until so many bytes have arrived, after all that were asked for before."""
         self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
         return self._free_at - now
 
@@ -145,7 +140,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
         self.run_forever()
 
     def _jump(self, seconds: float | None) -> None:
-        """Nothing is to be done for so long (None: for ever)."""
+        """Advances the clock, as nothing is to be done for so long (None: for ever)."""
         if seconds == 0:
             return
         self.next_at = _NEVER if seconds is None else self.now + seconds
@@ -168,7 +163,7 @@ class _Jumps(SelectSelector):
 
 
 class _Answer(bytes):
-    """So many bytes, of which nobody looks at one."""
+    """Bytes of an answer, of which only the number counts."""
 
     nbytes = 0
 

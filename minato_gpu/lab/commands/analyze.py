@@ -26,14 +26,20 @@ _WARNING = (
     short_help="Say where a training script's time goes, and what to change.",
     context_settings={"allow_interspersed_args": False},
 )
-@click.option("--seconds", type=click.FloatRange(min=1), default=100.0, help="Of training, for all measurements.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=100.0, help="Seconds for all measurements.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
-@click.option("--loader", type=click.IntRange(min=1), help="Which of its loaders; else the one for training.")
-@click.option("--pipeline", metavar="MODULE", help="Instead of a script: the pipeline defined by MODULE.")
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Its folder of samples.")
-@click.option("--step-ms", type=float, help="What a training step would take, with --pipeline.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=32, help="With --pipeline.")
-@click.option("--workers", type=click.IntRange(min=0), default=2, help="With --pipeline.")
+@click.option(
+    "--loader", type=click.IntRange(min=1), help="Number of the script's loader to measure; else the one for training."
+)
+@click.option("--pipeline", metavar="MODULE", help="Measure the pipeline defined by MODULE instead of a script.")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="With --pipeline: a folder of samples.",
+)
+@click.option("--step-ms", type=float, help="With --pipeline: milliseconds of a training step.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, help="With --pipeline: samples of a batch.")
+@click.option("--workers", type=click.IntRange(min=0), default=2, help="With --pipeline: worker processes.")
 @click.option(
     "--report",
     "report_path",
@@ -45,7 +51,7 @@ _WARNING = (
 @click.option(
     "--verify",
     is_flag=True,
-    help="Then run other settings, as many seconds again: what was predicted of them beside what they take.",
+    help="Then run other settings, for as many seconds again, and show what was predicted beside what they take.",
 )
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENT]...")
@@ -130,7 +136,7 @@ def _measured(console: Console, order: ScriptOrder, ranks: Any, *, is_script: bo
 
 
 def _check_report(path: Path | None) -> None:
-    """That it can be written is found out before the script runs."""
+    """Checks before the script runs that the report can be written."""
     if path is not None:
         from minato_gpu.lab.analysis import page
 

@@ -27,10 +27,10 @@ _UNUSED_S = 86400.0
 def cache(out: CommandOutput, directory: Path, verify: bool, empty: bool) -> None:
     """Show what the cache in DIR holds, which may be in use.
 
-    Of no use, probably: unused_bytes are of copies that no run has used for a day. From oldest_s to newest_s seconds
-    have passed since copies were used or written.
+    unused_bytes are those of copies that no run has used for a day, so they are probably of no use. Between newest_s
+    and oldest_s seconds have passed since the copies were used or written.
 
-    With --verify every copy is read; exits with 1 where one was damaged.
+    With --verify every copy is read, and the exit code is 1 if one was damaged.
     """
     if verify and empty:
         raise click.UsageError("what is to be emptied needs no --verify; give one of them")

@@ -16,7 +16,7 @@ from minato_gpu.lab.console import open_console
 
 
 class CommandOutput:
-    """Where a command's figures go: to the ``console``, and into a document where ``--json`` names a ``path``."""
+    """Where a command's figures go: to the ``console``, and into a document if ``--json`` names a ``path``."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
@@ -108,7 +108,7 @@ def _look_here() -> None:
 
 
 def need_object(module: str, name: str) -> Any:
-    """What is called ``name`` in ``module``, a module's name or file."""
+    """Returns what is called ``name`` in ``module``, a module's name or file."""
     if module.endswith(".py") and Path(module).is_file():
         module = _module_of(Path(module).resolve())
     _look_here()

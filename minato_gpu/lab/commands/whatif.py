@@ -54,8 +54,10 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
     help="What the cache keeps: minio what comes first; next-use what is needed soonest; lru what was used last. "
     "The loader chooses if not given.",
 )
-@click.option("--loader", type=click.Choice(["torch", "minato_gpu"]), help="Switch to this one.")
-@click.option("--rank", type=click.IntRange(min=0), default=0, help="Of a file with several.")
+@click.option(
+    "--loader", type=click.Choice(["torch", "minato_gpu"]), help="Predict for this loader instead of the script's."
+)
+@click.option("--rank", type=click.IntRange(min=0), default=0, help="Rank to predict, of a file with several.")
 @shows
 def whatif(
     out: CommandOutput, /, profile: Path, policy: str | None, loader: str | None, rank: int, **ranges: str | None
@@ -102,7 +104,7 @@ def _read(path: Path, rank: int) -> Profile:
 
 
 def _points(profile: Profile, policy: str, loader: Any, ranges: Mapping[str, str | None]) -> list[Point] | None:
-    """What is asked for; None where nothing is named."""
+    """Returns what is asked for; None if nothing is named."""
     from minato_gpu.lab.analysis.profile import Setting
     from minato_gpu.lab.analysis.questions import Point, parsed_range
 

@@ -116,9 +116,10 @@ def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], Non
 
 
 def views(count: int, seed: int) -> list[View]:
-    """What the files will show. Sizes are the quantiles of the log-normal in random order, classes take turns.
+    """Returns what the files will show.
 
-    Quantiles rather than draws, so that a small data set has both small and large files too.
+    Sizes are the quantiles of the log-normal in random order, classes take turns. Quantiles rather than draws, so that
+    a small data set has both small and large files too.
     """
     order = np.random.default_rng(seed).permutation(count)
     log_normal = NormalDist(np.log(MEDIAN_MEGAPIXELS), SIGMA)

@@ -28,7 +28,7 @@ LANES: tuple[LaneName, ...] = ("cpu", "device")
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """``device``: where batches and the model live, None for the CPU."""
+    """The options of the demonstration."""
 
     data: Path
     epochs: int = 2
@@ -36,7 +36,7 @@ class TrainingSettings:
     crop_pixels: int = 96
     workers: int = 2
     seed: int = 0
-    device: str | None = None
+    device: str | None = None  # where batches and the model are; None: the CPU
     learning_rate: float = 2e-3
 
 

@@ -66,7 +66,7 @@ def _row(
 
 
 def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
-    """This scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
+    """Returns a function that simulates this scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
     settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
     policy = Policy(**settings)
     return lambda work, period: VirtualLoader(work, policy, period, overlap).run()
@@ -99,7 +99,7 @@ def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
 
 
 def _slow_share_deviation(work: Work, outcome: Outcome) -> float:
-    """How much more the share of slow samples varies over the batches than by chance.
+    """Returns how much more the share of slow samples varies over the batches than by chance.
 
     Slow: dearer than 90 % of the samples on the CPU. The standard deviation of the delivered batches' shares less that
     of as many batches drawn at random (hypergeometric): 0 is chance, positive means that slow samples cluster.

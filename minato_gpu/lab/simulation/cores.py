@@ -25,24 +25,22 @@ ALONE = Slowdown(1.0, 1.0)
 
 @dataclass(frozen=True)
 class Cores:
-    """``computed``: of a worker's time, the share that it computes, the rest being waited. ``consumer``: cores that the
-    consumer keeps busy during its step, above 1 where several threads compute. ``other``: CPU seconds a second of all
-    else."""
+    """The cores that workers and the consumer share."""
 
     cores: float
-    computed: float
-    consumer: float = 0.0
-    other: float = 0.0
+    computed: float  # share of a worker's time that it computes; the rest it waits
+    consumer: float = 0.0  # cores that the consumer keeps busy during its step; above 1 with several threads
+    other: float = 0.0  # CPU seconds a second of all else
 
     def pace(self, workers: float, *, stepping: bool = False) -> Slowdown:
-        """While so many workers prepare, and the consumer is or is not at its step.
+        """Returns the slowdown while so many workers prepare, and the consumer is or is not at its step.
 
         Waiting stays as long as it is: only what is computed takes longer, until all fits into the cores.
         """
         return _pace(self, workers, stepping)
 
     def stretch(self, workers: float) -> float:
-        """How much longer a worker takes for a sample, because its core is another worker's at times."""
+        """Returns how much longer a worker takes for a sample, because its core is another worker's at times."""
         return self.pace(workers).worker
 
     def at_once(self, workers: float) -> float:

@@ -114,8 +114,8 @@ class VirtualIntake:
         return (batch - self._work.begins[batch]) % self._policy.devices
 
     def _may_draw(self, batch: int, delivered: int, *, over: bool) -> bool:
-        """Of a batch that begins an epoch, whether that may be drawn: the one before has ended, or, where epochs
-        overlap, has begun."""
+        """Whether a batch that begins an epoch may be drawn: the one before has ended, or, if epochs overlap, has
+        begun."""
         begins = self._work.begins
         if batch == 0 or begins[batch] != batch or (self._overlap and not self._precise):
             return True

@@ -55,20 +55,20 @@ class SampleProgress:
 
 
 class ChunkRun:
-    """A chunk on its slot: ``ends`` are the times at which its samples become ready, ``told`` how many were told."""
+    """A chunk on its slot."""
 
     __slots__ = ("_serials", "begin", "chunk", "ends", "told", "version")
 
     def __init__(self, chunk: m.Chunk, begin: float, ends: list[float]) -> None:
         self.chunk = chunk
         self.begin = begin
-        self.ends = ends
-        self.told = 0
+        self.ends = ends  # when each sample becomes ready
+        self.told = 0  # samples that were reported
         self.version = 0
         self._serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
 
     def done(self, now: float) -> int:
-        """How many samples are ready by now."""
+        """Returns how many samples are ready by now."""
         return sum(end <= now for end in self.ends)
 
     def newly(self, done: int) -> tuple[list[int], float]:
@@ -113,7 +113,7 @@ class VirtualLane:
         self._slower = 1.0  # times as long as on a core of one's own
 
     def open(self, now: float) -> None:
-        """One more slot is ready."""
+        """Makes one more slot ready."""
         self._free += 1
         self._start(now)
 
@@ -158,7 +158,7 @@ class VirtualLane:
             self._changed(run)
 
     def revoke(self, now: float, number: int, keep: int) -> Iterator[m.Revoked]:
-        """No sample of the chunk from number ``keep`` on is begun."""
+        """Keeps samples of the chunk from number ``keep`` on from being begun."""
         run = self.running.get(number)
         if run is None:
             return
@@ -169,7 +169,7 @@ class VirtualLane:
             yield m.Revoked(now, number, keep)
 
     def look(self, now: float) -> Iterator[m.Running]:
-        """How far the unfinished chunks of several samples have come; a device does not show it."""
+        """Yields how far unfinished chunks of several samples have come; a device does not show it."""
         for run in list(self.running.values()) if self.kind == m.CPU else ():
             if run.chunk.kind == "run" and (len(run.ends) > 1 or self._shows_one):
                 done = run.done(now)

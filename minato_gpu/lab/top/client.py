@@ -22,7 +22,7 @@ class NoAnswer(Exception):
 
 
 class LoaderState(NamedTuple):
-    """How a loader stood at ``at_s`` (seconds, of that process's own clock)."""
+    """A loader's state at ``at_s`` (seconds, of that process's own clock)."""
 
     name: str
     epoch: int
@@ -31,11 +31,11 @@ class LoaderState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """How a process's loaders stood; ``command``: as it was called; ``rank``: of a distributed job, else None."""
+    """The states of a process's loaders."""
 
     pid: int
-    command: str
-    rank: str | None
+    command: str  # line, as it was called
+    rank: str | None  # of a distributed job
     loaders: list[LoaderState]
 
 
@@ -92,7 +92,7 @@ def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
 
 
 def _read(connection: socket.socket, until: float) -> bytes:
-    """All that is said, which ends with the connection."""
+    """Returns all that the process sends until it closes the connection."""
     parts = bytearray()
     while len(parts) <= _LARGEST:
         left = until - monotonic()

@@ -38,7 +38,7 @@ def _loader(found: LoaderFigures, width: int) -> Iterable[RenderableType]:
 
 
 def lines(found: LoaderFigures) -> list[str]:
-    """What is said of a loader above the table of its lanes."""
+    """Returns the lines above the table of a loader's lanes."""
     of = found.of_all
     in_flight, peak = size(of["in_flight_bytes"]), size(of["in_flight_peak_bytes"])
     waited = f"the training loop waited {of['wait_share']:.0%}{_causes(found.stall_shares)}"
