@@ -224,8 +224,10 @@ class Squares:
 if __name__ == "__main__":
     cluster = minato_gpu.Lanes(sys.argv[1])
     loader = minato_gpu.DataLoader(Squares(), 8, num_workers=1, cluster=cluster, persistent_workers=True)
-    while loader.stats()["lanes"].get(f"cpu:{sys.argv[1]}", {}).get("samples", 0) == 0:
+    there = 0
+    while not there:
         assert [int(each) for batch in loader for each in batch] == [key * key for key in range(64)]
+        there = loader.stats()["lanes"][f"cpu:{sys.argv[1]}"]["samples"]
 """
 
 
