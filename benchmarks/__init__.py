@@ -1,5 +1,5 @@
 """The comparison harness: every loader does the same work, on the same cores, and what it delivers is checked.
 
-Run one with ``python -m benchmarks.overhead``, ``benchmarks.tails`` or ``benchmarks.large``; each takes ``--json
-PATH`` (``-`` for standard output) and ``--quick`` for toy sizes, whose figures mean nothing.
+``benchmarks/README.md`` lists the commands. Each takes ``--json PATH`` (``-`` for standard output), ``--repetitions``
+and ``--quick`` (toy size, whose figures mean nothing).
 """

@@ -5,7 +5,7 @@
     at_work         workers then, on average
     ratio           the rate by that of the first in the list, pair by pair, with its 95 % interval
 
-``trivial``: 12 KiB that take a microsecond to make, in order: the most that there is to be told in a second.
+``trivial``: 12 KiB that take a microsecond to make: the most events a second that a trace can get.
 ``computed``: milliseconds of work. ``slept``: milliseconds that are slept, on more workers than there are cores.
 """
 

@@ -296,7 +296,7 @@ def cases(count: int, rate: float, *, quick: bool) -> Iterator[Case]:
             yield Case("4 hosts", 4, False, count, share, rate, 2 * PREPARE_S, 4, epochs)
 
 
-def measured_rows(*, quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
+def epoch_rows(*, quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
     """At two sizes."""
     for count in (64,) if quick else (800, 1600):
         for case in cases(count, RATE * (10 if quick else 1), quick=quick):

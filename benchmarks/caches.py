@@ -44,7 +44,7 @@ from benchmarks.cache_replay import (
     most_hits,
     replay,
 )
-from benchmarks.cached_epochs import measured_rows
+from benchmarks.cached_epochs import epoch_rows
 from minato_gpu.caching.choice import bound, look_ahead, reach
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
@@ -73,7 +73,7 @@ def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> It
         "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
         "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
         "unlike": lambda: unlike_rows(keys, _EPOCHS, repetitions),
-        "measured": lambda: measured_rows(quick=quick, repetitions=repetitions),
+        "measured": lambda: epoch_rows(quick=quick, repetitions=repetitions),
     }
     for part in _PARTS:
         if part in (parts or _PARTS):

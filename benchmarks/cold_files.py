@@ -134,7 +134,7 @@ def write(folder: Path, count: int) -> Int64:
 
 
 def make_cold(folder: Path) -> None:
-    """Throw all files out of the page cache. Raises RuntimeError where some of them stay, or that is not told."""
+    """Throw all files out of the page cache. Raises RuntimeError where some stay, or the kernel does not say."""
     for path in folder.rglob("*.jpg"):
         fd = os.open(path, os.O_RDWR)
         try:

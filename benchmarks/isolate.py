@@ -202,7 +202,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def cached_pages(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    """How many pages of ``length`` bytes from ``offset`` on (0: to the end) are cached; None where that is not told."""
+    """Counts cached pages of ``length`` bytes from ``offset`` on (0: to the end); None if the kernel does not say."""
     found = cached_bytes(fd, offset, length)
     return None if found is None else found // _PAGE
 

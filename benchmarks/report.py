@@ -151,8 +151,8 @@ def benchmark(
         @functools.wraps(function)
         def run(json_path: str | None, quick: bool, repetitions: int | None, **options: Any) -> None:
             repetitions = repetitions or (1 if quick else usual)
-            told = {key: value for key, value in options.items() if not isinstance(value, Path)}
-            settings = {**fixed, **told, "repetitions": repetitions, "quick": quick}
+            chosen = {key: value for key, value in options.items() if not isinstance(value, Path)}
+            settings = {**fixed, **chosen, "repetitions": repetitions, "quick": quick}
             content, written = document(name, settings, ()), perf_counter()
             for row in function(quick=quick, repetitions=repetitions, **options):
                 content["rows"].append(dict(row))

@@ -55,8 +55,8 @@ class Case:
         if not self.devices:
             return Work(cpu, cpu * error[0], _BATCH, (samples,), slots=14)
         device = (0.5e-3 + 0.5e-3 * x) * rng.lognormal(0.0, 0.3, samples)
-        told = {"predicted_cpu": cpu * error[0], "predicted_device": device * error[1]}
-        return Work(cpu, batch=_BATCH, epoch_samples=(samples,), slots=14, device=device, devices=self.devices, **told)
+        known = {"predicted_cpu": cpu * error[0], "predicted_device": device * error[1]}
+        return Work(cpu, batch=_BATCH, epoch_samples=(samples,), slots=14, device=device, devices=self.devices, **known)
 
     def policy(self, window: int) -> Policy:
         """The policy in force, production's defaults otherwise."""

@@ -184,7 +184,7 @@ class Plan:
         return self.cpu_s / self.cores / self.case.load / self.batches
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0) -> float:
-        """The least time for the timed epochs (see ``benchmarks.bound``)."""
+        """The least time for the timed epochs (see ``work.bound_s``)."""
         work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
         return work.bound_s(self.first_s, work_s, steps_s, self.cores, ahead_s, left_s)
 

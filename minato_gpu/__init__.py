@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minato_gpu.lanes.far.cluster import Lanes
     from minato_gpu.lanes.far.ray_lanes import RayLanes
     from minato_gpu.loader import DataLoader
-    from minato_gpu.memory.shared import shared_empty
+    from minato_gpu.memory.worker_blocks import shared_empty
     from minato_gpu.pipeline import Field, Pipeline, Stage
     from minato_gpu.pipelines.torchvision_datasets import from_torchvision
     from minato_gpu.sampling.sharded_dataset import ShardedDataset, Shards, SplitsStates
@@ -60,7 +60,7 @@ _HOMES = {
     "from_torchvision": "pipelines.torchvision_datasets",
     "merge_state_dicts": "checkpoint.ranks",
     "read_bytes": "sources.reading",
-    "shared_empty": "memory.shared",
+    "shared_empty": "memory.worker_blocks",
 }
 
 

@@ -19,7 +19,7 @@ from tests.support.numbers import PIPELINE, Numbers
 
 __all__ = ["fake"]
 
-ELSEWHERE = {"reads.urls", "reads.peers"}  # need servers; tests/sources reads their figures
+ELSEWHERE = {"nodes", "reads.peers", "reads.urls"}  # need servers; tests of lanes and sources read their figures
 ONE_OF_SEVERAL = {"lanes", "stalls"}  # their keys are names of lanes, and of causes
 LEAVES = {"causes"}
 

@@ -27,7 +27,7 @@ from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
-from minato_gpu.memory.shared import WorkerBlocks
+from minato_gpu.memory.worker_blocks import WorkerBlocks
 from minato_gpu.parity import whole_tolerance
 from minato_gpu.stages import Tolerance
 from minato_gpu.threads import usable_cores
@@ -98,7 +98,7 @@ class Case:
         return replace(self, cpu_s=now.cpu_s, first_s=now.first_s, any_s=now.any_s, costs_s=now.costs_s)
 
     def bound_s(self, ahead_s: float = 0.0, left_s: float = 0.0, *, in_order: bool) -> float:
-        """The least time for the timed epochs (see ``benchmarks.bound``)."""
+        """The least time for the timed epochs (see ``work.bound_s``)."""
         first_s = self.first_s if in_order else self.any_s
         work_s, steps_s = self.epochs * self.cpu_s, self.epochs * self.batches * self.step_s
         return bound_s(first_s, work_s, steps_s, usable_cores(), ahead_s, left_s)

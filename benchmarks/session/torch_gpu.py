@@ -196,7 +196,7 @@ class Crops(Drawn):
 
 
 def packed(samples: list[dict[str, Any]], *, squares: bool) -> Batch:
-    """Crops as one batch (see ``transforms.Batch``); a worker process makes it in shared memory, as torch's collate
+    """Crops as one batch (see ``Batch``); a worker process makes it in shared memory, as torch's collate
     function does."""
     crops = [sample["pixels"] for sample in samples]
     extent = torch.tensor([crop.shape[:2] for crop in crops])
@@ -212,7 +212,7 @@ def packed(samples: list[dict[str, Any]], *, squares: bool) -> Batch:
 
 def joined(samples: list[dict[str, Any]]) -> Batch:
     """Files' bytes as one batch. encoded: uint8, one file after the other; length: int64 [batch], the bytes of each;
-    box: int64 [batch, 4]; plain: bool [batch]; the rest as in ``transforms.Batch``."""
+    box: int64 [batch, 4]; plain: bool [batch]; the rest as in ``Batch``."""
     files = [sample["encoded"] for sample in samples]
     encoded = _room((sum(len(file) for file in files),))
     np.concatenate(files, out=encoded.numpy())
@@ -252,7 +252,7 @@ class TorchvisionGpu:
     calls it, upsamples chroma without smoothing, so that they differ by more than other candidates' on a GPU. What
     ``decode_jpeg`` does not decode there or not upright (PNG, WebP, an Exif orientation) ``decode_image`` decodes on
     the host. ``v2.functional.normalize`` would copy its statistics to the GPU, and wait, for every batch; the
-    arithmetic of ``transforms.finished`` is the same. ``pinned``: the bytes are copied to pinned memory before.
+    arithmetic of ``finished`` is the same. ``pinned``: the bytes are copied to pinned memory before.
     """
 
     name: str
@@ -284,7 +284,7 @@ class TorchvisionGpu:
 
 
 def decoded(batch: Batch, device: str, size: int) -> dict[str, Tensor]:
-    """Files' bytes (see ``crops.joined``) as a finished batch on the device."""
+    """Files' bytes (see ``joined``) as a finished batch on the device."""
     resized_crop = importlib.import_module("torchvision.transforms.v2.functional").resized_crop
     pictures = _pictures(batch, device)
     boxes = batch["box"].tolist()

@@ -125,7 +125,7 @@ class Pump:
 
     def _hear(self, lane: Lane, message: c.Message) -> None:
         match message:
-            case c.Revoked(run) if run == self.run.number:
+            case c.KeptSamples(run) if run == self.run.number:
                 self.run.revoked(message)
             case c.Progress():
                 self._progress(lane, message.at_work)

@@ -8,8 +8,8 @@ What a lane promises:
 
 - A task that was sent ends with one ``Report`` that is ``final``, unless it comes back (``Recalled``) or is lost with
   its worker (``Exit``). Reports of a task follow each other without a gap, and each sample is reported once.
-- After ``Revoked(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final report, or
-  not at all: then the revocation came too late, or the lane cannot take samples back.
+- After ``KeptSamples(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final
+  report, or not at all: then the revocation came too late, or the lane cannot take samples back.
 - An ``Exit`` comes after all that the worker had told. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
 - Times are those of this host's monotonic clock: a lane elsewhere puts right what its workers say.
@@ -70,14 +70,13 @@ class Offers:
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
-    """No sample of the task from ``keep`` on will be started. ``nbytes``: what those before it hold that are ready and
-    in no rows, where the task has a credit."""
+class KeptSamples:
+    """Says that no sample of the task from ``keep`` on will be started."""
 
     run: int
     chunk: int
     keep: int
-    nbytes: int = 0
+    nbytes: int = 0  # of ready samples before it that are in no rows, where the task has a credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ class Exit:
         return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"
 
 
-Message = Report | Opened | Retired | Broken | Offers | Revoked | Recalled | Progress | Exit
+Message = Report | Opened | Retired | Broken | Offers | KeptSamples | Recalled | Progress | Exit
 
 
 # --- the contract -----------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ class Lane(Protocol):
         """Take back the tasks that have not begun; answered by ``Recalled``."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
-        """Start no sample of the task from number ``keep`` on; answered by ``Revoked``, which says where it stops."""
+        """Starts no sample of the task from number ``keep`` on. ``KeptSamples`` answers where it stops."""
         return
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from minato_gpu.lanes.base import (
     failure,
 )
 from minato_gpu.lanes.produce import Job
-from minato_gpu.lanes.progress import Progress
+from minato_gpu.lanes.progress import LeaseProgress
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout, Mismatch
@@ -45,7 +45,7 @@ class Placement:
         self._seeder = seeder
         self._learned: bytes | None = None
 
-    def putter(self, task: Task, piece: Piece, progress: Progress) -> Put:
+    def putter(self, task: Task, piece: Piece, progress: LeaseProgress) -> Put:
         """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
         store = self._store
         if not self._job.auto_collation:
@@ -102,14 +102,14 @@ class Placement:
             failed = self._unsent(task, *task.find(number), error)
         return outcome._replace(item=replace(item, item=failed) if isinstance(item, Yielded) else failed)
 
-    def _learn(self, progress: Progress, sample: Value) -> None:
+    def _learn(self, progress: LeaseProgress, sample: Value) -> None:
         """Describe the sample to the engine as long as it does not know the layout."""
         if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)
             progress.layout, progress.has_described = self._learned, True
 
-    def join(self, progress: Progress, piece: Piece, samples: list[Value]) -> None:
+    def join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> None:
         """Collate a batch whose samples are all at hand; store them singly if it was cut short.
 
         The reference of the batch is that of its first sample. Where samples may be left out, it comes without those

@@ -15,7 +15,7 @@ from torch.utils.data import default_collate, default_convert
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.base import Begun, Draws, Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
-from minato_gpu.lanes.keeping import Keeping
+from minato_gpu.lanes.field_keeper import FieldKeeper
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
@@ -95,7 +95,7 @@ class Producer:
         self._store = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
-        self.keeping: Keeping | None = None  # where fields may be kept
+        self.keeping: FieldKeeper | None = None  # where fields may be kept
         self.sharing: Sharing | None = None  # where samples are shared with other loaders
         self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed, number) if job.seeds_samples else None

@@ -15,7 +15,7 @@ _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel wou
 COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
-class Progress:
+class LeaseProgress:
     """The samples of one task that are ready: their references and what each took, in seconds.
 
     ``delay``: seconds that this thread has waited for a core so far (see cpu_time.py).

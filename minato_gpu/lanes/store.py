@@ -16,7 +16,7 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
-from minato_gpu.memory.shared import WorkerBlocks
+from minato_gpu.memory.worker_blocks import WorkerBlocks
 from minato_gpu.samples import Value
 
 

@@ -18,11 +18,11 @@ from time import perf_counter
 
 from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
-from minato_gpu.lanes.keeping import Keeping
+from minato_gpu.lanes.field_keeper import FieldKeeper
 from minato_gpu.lanes.leases import lay_down, lay_down_reads
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
-from minato_gpu.lanes.progress import TELL_ROWS_S, Progress
+from minato_gpu.lanes.progress import TELL_ROWS_S, LeaseProgress
 from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream, StreamState, share_seed
@@ -76,7 +76,7 @@ class Worker:
         self._producer = Producer(number, job, store, self._show_stage)
         self._producer.handing_over = partial(board.handing_over, number)
         if job.pipeline is not None and links.fields is not None:
-            self._producer.keeping = Keeping(job.pipeline, links.fields, self._producer.seeder)
+            self._producer.keeping = FieldKeeper(job.pipeline, links.fields, self._producer.seeder)
         if links.prepared is not None:
             self._producer.sharing = Sharing(links.prepared)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
@@ -99,7 +99,7 @@ class Worker:
         kinds = {"run": self._prepare, "inspect": self._inspect, "collate": self._prepare, "next": self._next}
         words, row = self._words, self._row
         while (task := self._next_task()) is not None:
-            progress = Progress(task, delay)
+            progress = LeaseProgress(task, delay)
             words[row + HAND] = -1
             self._base = base_of(task.run, task.chunk)
             words[row + STARTED] = words[row + STAGE] = words[row + BYTES] = 0
@@ -126,7 +126,7 @@ class Worker:
 
     # --- kinds of task -------------------------------------------------------------------------------------
 
-    def _prepare(self, task: Task, progress: Progress) -> None:
+    def _prepare(self, task: Task, progress: LeaseProgress) -> None:
         """Samples of a map-style data set, with or without a pipeline, and batches of them."""
         if self._job.cuts and task.kind == "run":
             progress.parts = []
@@ -151,7 +151,7 @@ class Worker:
             if progress.nbytes >= task.credit and progress.done < progress.size:
                 self._return_rest(progress)
 
-    def _return_rest(self, progress: Progress) -> None:
+    def _return_rest(self, progress: LeaseProgress) -> None:
         """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
         self._show(progress.done + 1)
         self._board.fence()
@@ -167,7 +167,7 @@ class Worker:
         known = task.ended is None or task.ended.get(self._number, -1) >= chunk
         return 0 if run != task.run or known else max(nbytes, 0)
 
-    def _inspect(self, task: Task, progress: Progress) -> None:
+    def _inspect(self, task: Task, progress: LeaseProgress) -> None:
         for piece in task.pieces:
             produce = self._producer.of(task, piece, False)
             progress.shift = piece.marks - progress.done
@@ -180,7 +180,7 @@ class Worker:
                 progress.add(item)
             self._mark(progress)
 
-    def _next(self, task: Task, progress: Progress) -> None:
+    def _next(self, task: Task, progress: LeaseProgress) -> None:
         """The next batches of the worker's own stream."""
         piece = task.pieces[0]
         progress.shift = piece.marks
@@ -235,7 +235,7 @@ class Worker:
 
     # --- samples -------------------------------------------------------------------------------------------
 
-    def _attempt(self, task: Task, progress: Progress) -> bool:
+    def _attempt(self, task: Task, progress: LeaseProgress) -> bool:
         """Prepare what is not done; False when it must be done again because unseeded samples drew."""
         words, stage, end = self._words, self._row + STAGE, 0
         for piece in task.pieces:
@@ -268,7 +268,7 @@ class Worker:
                 break  # the rest was taken back, or is to be returned
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
-    def _where_missing(self, piece: Piece, produce: Produce, progress: Progress) -> Produce:
+    def _where_missing(self, piece: Piece, produce: Produce, progress: LeaseProgress) -> Produce:
         """Of a batch that is composed: a sample that is stored is loaded, the others are prepared. So is one that can't
         be loaded: as with those that can't be sent, the ``collate_fn`` may make something of it where it is prepared.
         """
@@ -285,7 +285,7 @@ class Worker:
 
         return produced
 
-    def _join(self, progress: Progress, piece: Piece, samples: list[Value]) -> bool:
+    def _join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> bool:
         """Join a batch whose samples are all at hand; False as of ``_attempt``."""
         words = self._words
         if progress.unseeded and self._placement.own_collate and self._producer.drew():
@@ -297,7 +297,9 @@ class Worker:
         words[self._row + STAGE] = 0
         return self._publish(progress)
 
-    def _go_on(self, progress: Progress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool) -> bool:
+    def _go_on(
+        self, progress: LeaseProgress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool
+    ) -> bool:
         """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
         ``_publish`` those that are due; returns what that does. Nothing is called that need not be: cheap samples come
         by the hundred, and what a costly one has swept out of the processor's caches is slow to call."""
@@ -342,7 +344,7 @@ class Worker:
 
     # --- reports -------------------------------------------------------------------------------------------
 
-    def _publish(self, progress: Progress) -> bool:
+    def _publish(self, progress: LeaseProgress) -> bool:
         """Mark what is finished so far; False where it must not be told, as it drew without seeds."""
         if progress.unseeded and self._producer.drew():
             return False
@@ -350,7 +352,7 @@ class Worker:
             self._mark(progress)
         return True
 
-    def _mark(self, progress: Progress) -> None:
+    def _mark(self, progress: LeaseProgress) -> None:
         """Mark what is finished."""
         items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
         lying: list[Lying] | None = None
@@ -369,7 +371,7 @@ class Worker:
             self._bell.ring()  # the next tasks should know it
 
     @staticmethod
-    def _outcomes(progress: Progress) -> list[TicketOutcome | None]:
+    def _outcomes(progress: LeaseProgress) -> list[TicketOutcome | None]:
         """What is to be said of each sample that is no plain row; with the first, what it was found out of all."""
         parts = progress.parts or [None] * len(progress.items)
         pairs = zip(progress.items, parts, strict=True)
@@ -380,7 +382,7 @@ class Worker:
             progress.layout, progress.prepared = None, 0
         return found
 
-    def _lay_down(self, progress: Progress, outcome: TicketOutcome, mark: int) -> Lying:
+    def _lay_down(self, progress: LeaseProgress, outcome: TicketOutcome, mark: int) -> Lying:
         """Where the parent finds the outcome; where it cannot be sent, that is the outcome."""
         try:
             return lay_down(outcome, mark, self._store, self._links)
@@ -389,7 +391,7 @@ class Worker:
             failed = self._placement.unsent(progress.task, mark - progress.shift, outcome, error)
         return lay_down(failed, mark, self._store, self._links)
 
-    def _end(self, progress: Progress) -> None:
+    def _end(self, progress: LeaseProgress) -> None:
         """The worker is through with its task."""
         words, task = self._words, progress.task
         singly = task.kind in ("run", "next")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from minato_gpu.lanes import stacks
-from minato_gpu.lanes.contract import AtWork, Exit, Lane, Message, Number, Opened, Progress, Recalled, Revoked
+from minato_gpu.lanes.contract import AtWork, Exit, KeptSamples, Lane, Message, Number, Opened, Progress, Recalled
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import (
@@ -86,7 +86,7 @@ class WorkerLane(Lane):
         kept = self.links.board.revoke(worker, run, chunk, keep)
         if kept is not None and (run, chunk) in self.leases:  # else it is finished, and its worker not quite through
             self.leases.revoked(run, chunk, kept, worker)
-            self._answer(Revoked(run, chunk, kept, self.links.board.nbytes(worker)))
+            self._answer(KeptSamples(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
         """See Lane."""

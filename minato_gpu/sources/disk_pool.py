@@ -4,7 +4,7 @@ The cache is looked into by threads, as files are. It keeps what comes first, un
 passes by (CoorDL's MinIO cache, see caching/minio.py), unless there are copies that nobody uses any more, which make
 room (disk/eviction.py). So the processes that share a directory need not agree on anything: each hits what any of them
 has kept. Where a run has a directory alone, reads a part of each epoch, and knows which, a copy goes as it is used if
-it is not needed soon, and what is not needed soon is not written (following.py).
+it is not needed soon, and what is not needed soon is not written (disk_retention.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from minato_gpu.sources.blocks import NOWHERE, Blocks
 from minato_gpu.sources.disk.tier import DiskTier
+from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.files import Ended, FileReads
-from minato_gpu.sources.following import Following
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.page_cache import Where
 from minato_gpu.sources.pool import Reads
@@ -45,7 +45,7 @@ class DiskPool:
     Whom ``pool`` would report to (``Service.done``) is reported to from here, for every source.
     """
 
-    def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: Following) -> None:
+    def __init__(self, tier: DiskTier, blocks: Blocks, pool: Reads, following: DiskRetention) -> None:
         self._tier, self._blocks, self.following = tier, blocks, following
         self._loop: AbstractEventLoop = get_running_loop()
         self._pool, self._done, pool.done = pool, pool.done, self._was_read

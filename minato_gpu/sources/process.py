@@ -21,7 +21,7 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.blocks import Blocks
-from minato_gpu.sources.following import Following
+from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.page_cache import FilePlacement
@@ -257,7 +257,7 @@ class Link:
         except CacheDirectoryError as error:
             LOGGER.warning("%s; until workers are started anew, nothing is kept on disk.", error)
             return
-        following = Following(settings.samples, settings.memory_bytes)
+        following = DiskRetention(settings.samples, settings.memory_bytes)
         self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self.pool, following)
 
     def _leave_disk(self) -> None:

@@ -22,13 +22,13 @@ from minato_gpu.lanes.base import Report, Task
 from minato_gpu.lanes.contract import (
     AtWork,
     Exit,
+    KeptSamples,
     Lane,
     Message,
     Opened,
     Progress,
     Recalled,
     Retired,
-    Revoked,
 )
 from minato_gpu.scheduling.messages import CPU, DEVICE
 from tests.support.waiting import wait_until
@@ -233,23 +233,23 @@ class LaneContract:
         site.lane.revoke(1, 1, 3)
         site.lane.revoke(1, 1, 2)
         if site.lane.shows_progress:
-            assert wait_until(lambda: len(site.of(Revoked)) == 2), "the answer does not come"
+            assert wait_until(lambda: len(site.of(KeptSamples)) == 2), "the answer does not come"
         site.trace.gate.set()
-        done, keeps = site.done(), [revoked.keep for revoked in site.of(Revoked)]
+        done, keeps = site.done(), [revoked.keep for revoked in site.of(KeptSamples)]
         if site.lane.shows_progress:
             assert keeps == [3, 2]
         kept = min(keeps, default=5)
         assert done == kept >= 2
         assert [site.trace.begun(key) for key in (1, GATED, 7, 8, 9)] == [1] * kept + [0] * (5 - kept)
         last = max(at for at, message in enumerate(site.told) if isinstance(message, Report))
-        assert not any(isinstance(message, Revoked) for message in site.told[last:])
+        assert not any(isinstance(message, KeptSamples) for message in site.told[last:])
 
     def test_a_sample_at_work_stays(self, site: Site) -> None:
         site.send(1, GATED, 7)
         site.waits()
         site.lane.revoke(1, 1, 0)
         site.trace.gate.set()
-        assert site.done() == min((revoked.keep for revoked in site.of(Revoked)), default=3) >= 2
+        assert site.done() == min((revoked.keep for revoked in site.of(KeptSamples)), default=3) >= 2
 
     def test_a_revocation_that_comes_too_late_changes_nothing(self, site: Site) -> None:
         site.send(1, 2)
@@ -257,7 +257,7 @@ class LaneContract:
         site.lane.revoke(1, 1, 0)
         site.lane.hand_over(1, 1, (1,))
         site.send(3, 4, chunk=2)
-        assert site.done(2) == 2 and site.of(Revoked) == []
+        assert site.done(2) == 2 and site.of(KeptSamples) == []
 
     def test_tasks_that_have_not_begun_are_recalled(self, site: Site) -> None:
         site.send(GATED, 6)
@@ -283,7 +283,7 @@ class LaneContract:
         site.lane.revoke(2, 1, 0)
         site.trace.gate.set()
         assert (site.done(run=1), site.done(run=2)) == (3, 2)
-        assert site.of(Revoked) == []
+        assert site.of(KeptSamples) == []
 
     # --- faults ---
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.lanes.base import Extra, Features, Item, TicketOutcome
-from minato_gpu.lanes.contract import Opened, Revoked
+from minato_gpu.lanes.contract import KeptSamples, Opened
 from minato_gpu.lanes.leases import Leases, lay_down, lay_down_reads
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
@@ -66,7 +66,7 @@ def test_who_takes_samples_back_is_told_what_those_before_have_come_to(threads: 
         lane.send(task(piece(range(20)), chunk=7, credit=1 << 20))
         assert wait_until(lambda: started(lane, 7) == 6)
         lane.revoke(1, 7, 0)
-        [revoked] = of_kind(lane, Revoked)
+        [revoked] = of_kind(lane, KeptSamples)
         assert revoked.keep == 6 and 10_000 <= revoked.nbytes < 11_000, "0 to 4 thousand bytes, and what tells of them"
         gate.set()
         assert reports_of(lane, task(piece([30]), chunk=30))
@@ -151,7 +151,7 @@ def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_th
         words, row = lane.links.board.words, lane.links.board.row(1)
         words[row + RUN], words[row + CHUNK] = 1, 9  # as one shows it that has just made its last mark
         lane.revoke(1, 9, 0)
-        assert not [message for message in lane.receive() if isinstance(message, Revoked)]
+        assert not [message for message in lane.receive() if isinstance(message, KeptSamples)]
         words[row + CHUNK] = -1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minato_gpu.lanes.base import Piece, Task
-from minato_gpu.lanes.progress import Progress
+from minato_gpu.lanes.progress import LeaseProgress
 from minato_gpu.samples import Position
 
 SAMPLES = 32
@@ -26,10 +26,10 @@ def waits() -> Waits:
     return Waits()
 
 
-def progress_of(waits: Waits, times: list[float]) -> Progress:
+def progress_of(waits: Waits, times: list[float]) -> LeaseProgress:
     """Samples that took so long, of a task in which single waits are not told apart."""
     task = Task(1, 0, "run", 0, 0, (Piece(Position(0), [*range(SAMPLES)], None),))
-    progress = Progress(task, waits)
+    progress = LeaseProgress(task, waits)
     assert not progress.delayed
     progress.times += times
     return progress

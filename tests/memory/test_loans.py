@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from minato_gpu import DataLoader, shared_empty
 from minato_gpu.lanes.base import Blob
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory import blobs, shared
+from minato_gpu.memory import blobs, worker_blocks
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import Loans
@@ -152,7 +152,7 @@ def store() -> Iterator[Store]:
         assert made.handover is not None
         made.handover.serve()
         yield made
-        shared._allocate = None
+        worker_blocks._allocate = None
 
 
 def _blob(store: Store, value: Any) -> Blob:

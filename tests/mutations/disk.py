@@ -93,10 +93,10 @@ FAULTS = (
     ),
     Fault(
         "orders are followed on disk beside another run",
-        "sources/following.py",
+        "sources/disk_retention.py",
         "if not self._alone:",
         "if False:",
-        ("sources/test_following.py",),
+        ("sources/test_disk_retention.py",),
     ),
     Fault(
         "a copy on disk goes by the orders of another epoch than it was wanted in",

@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         "kept fields are used whatever the data set has returned",
-        "lanes/keeping.py",
+        "lanes/field_keeper.py",
         "            if belongs_to == given:",
         "            if given is not None:",
         ("contracts/test_kept_fields.py",),

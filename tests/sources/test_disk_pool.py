@@ -18,7 +18,7 @@ from minato_gpu.sources import disk_pool
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
-from minato_gpu.sources.following import Following
+from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.source import Key, Source
 
@@ -82,7 +82,7 @@ class Bench:
         self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sources: dict[int, Source] = {}
         self.cancelled: list[int] = []
-        self.following = Following(samples)
+        self.following = DiskRetention(samples)
         self.tier = tier
         self.done: Callable[..., None] = self._told
         behind: Any = self

@@ -48,7 +48,7 @@ def simulate_peer(
 
 
 @dataclass
-class _Peer:
+class _PeerLoader:
     """The clock, the consumer and the end of epochs; subclasses decide what runs and what a batch is."""
 
     work: Work
@@ -105,7 +105,7 @@ class _Peer:
         raise NotImplementedError
 
 
-class _Batches(_Peer):
+class _Batches(_PeerLoader):
     """Whole batches on workers, each delivered when it comes; ``strict``: in rotation and in order."""
 
     strict = False
@@ -187,7 +187,7 @@ class _InOrder(_Batches):
         self.lateness = 0
 
 
-class _Samples(_Peer):
+class _Samples(_PeerLoader):
     """Single samples, first come, first served; a batch is what is ready, by completion."""
 
     def __post_init__(self) -> None:

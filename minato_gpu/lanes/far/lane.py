@@ -32,13 +32,13 @@ from minato_gpu.lanes.base import Blob, Handed, Report, Task, TicketOutcome
 from minato_gpu.lanes.contract import (
     Broken,
     Exit,
+    KeptSamples,
     Lane,
     Message,
     Number,
     Opened,
     Progress,
     Recalled,
-    Revoked,
 )
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.agent import Shipment, blob_of, in_rows
@@ -185,7 +185,7 @@ class FarLane(Lane):
             self.leases.shorten(*answer)
             report = self.leases.report(*answer[0])
             return [] if report is None else [report]
-        if isinstance(answer, Revoked):
+        if isinstance(answer, KeptSamples):
             if (answer.run, answer.chunk) not in self.leases:
                 return []
             self.leases.shorten((answer.run, answer.chunk), answer.keep)
@@ -399,7 +399,7 @@ class FarLane(Lane):
             tasks = tuple(each for each in message.tasks if self._tasks.pop(each, None) is not None)
             if tasks:
                 self._answers.append(Recalled(tasks))
-        elif isinstance(message, (Opened, Revoked)):
+        elif isinstance(message, (Opened, KeptSamples)):
             self._open += message.slots if isinstance(message, Opened) else 0
             self._answers.append(message)
         self._notify()

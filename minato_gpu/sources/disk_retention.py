@@ -23,7 +23,7 @@ _SHARED = 0.02  # of the sources: so many may have been another sample's, too
 _SOME = 8  # such sources that there may be of few
 
 
-class Following:
+class DiskRetention:
     """Decides what a cache on disk keeps of a data set of ``samples`` samples. ``why``: a sentence on what stays.
 
     ``memory_bytes``: what a tier in memory keeps of the same data set.

@@ -9,7 +9,7 @@ from torch.utils.data import DistributedSampler
 from minato_gpu.caching.choice import reach
 from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.disk.tier import Room
-from minato_gpu.sources.following import Following
+from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import Begun
 from tests.caching.model import Listed
 
@@ -21,13 +21,13 @@ def begun(epoch: int = 0) -> Begun:
     return Begun(epoch, DistributedOrders(SAMPLES, True, False, 0, 0, RANKS, 0, 1), RANKS)
 
 
-def following(of: Begun | None = None, room: Room = QUARTER, *, alone: bool = True) -> Following:
-    made = Following(SAMPLES)
+def following(of: Begun | None = None, room: Room = QUARTER, *, alone: bool = True) -> DiskRetention:
+    made = DiskRetention(SAMPLES)
     made.begin(of or begun(), alone, room)
     return made
 
 
-def staying(made: Following, epoch: int = 0) -> set[int]:
+def staying(made: DiskRetention, epoch: int = 0) -> set[int]:
     return {sample for sample in range(SAMPLES) if made.stays(sample, epoch)}
 
 

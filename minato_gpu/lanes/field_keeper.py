@@ -1,5 +1,5 @@
-"""How a worker prepares samples of which a cache keeps fields: with them where there are some, making them where it is
-asked to (see kept_fields.py), and as always else."""
+"""Prepares samples of which a cache keeps fields: from these fields, or so that they can be kept (see
+kept_fields.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minato_gpu.sources.reading import AT_HAND
 from minato_gpu.stages import Fields
 
 
-class Keeping:
+class FieldKeeper:
     """``end``: where fields are sent to the reader process. ``seeder``: of a worker process."""
 
     def __init__(self, pipeline: Pipeline, end: socket.socket, seeder: Seeder | None) -> None:
