@@ -174,6 +174,10 @@ def receive(end: socket.socket) -> Received | None:
         data, file = messages.receive(end, _HEAD.size + _TEXT)
     except BlockingIOError:
         return None
+    if len(data) < _HEAD.size:
+        if file >= 0:
+            os.close(file)
+        raise ConnectionError("that is noise")
     nbytes = os.fstat(file).st_size if file >= 0 else 0
     sample, saved_s, prepare_s = _HEAD.unpack_from(data)
     return Received(sample, saved_s, prepare_s, file, nbytes, data[_HEAD.size :].decode("utf-8", "replace"))

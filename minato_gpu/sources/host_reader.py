@@ -250,7 +250,10 @@ class HostReader:
         part = None if memory is None else memory.part()
         link = SharedLink(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
         for file in files:
-            link.share(self._prepared, socket.socket(fileno=file))
+            if self._prepared.budget:
+                link.share(self._prepared, socket.socket(fileno=file))
+            else:
+                os.close(file)
         self._links.add(link)
         self._timer.cancel()
 

@@ -52,7 +52,9 @@ class SharedReader(Reader):
             if theirs is not None:
                 theirs.close()
         self._hold(end, arena, settings, stays=True)
-        self.prepared = ours
+        if ours is not None and not prepared:
+            ours.close()
+        self.prepared = ours if prepared else None
         if settings.memory_bytes not in (0, kept):
             say_once(
                 f"share={share!r}: its reader process keeps {kept} bytes in memory, as the loader said that came "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.sources import host_reader
+from minato_gpu.sources import fields, host_reader
+from minato_gpu.sources.host_reader import hello
 from minato_gpu.sources.prepared_samples import COMPARED
-from tests.sources.test_host_reader import elsewhere, folder, pid_of
+from minato_gpu.sources.process import ReaderSettings
+from tests.sources.test_host_reader import connected, elsewhere, folder, pid_of
 from tests.support.leaks import stop
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "folder")
@@ -162,6 +165,24 @@ def test_the_reader_is_killed(tmp_path: Path) -> None:
     assert [loader.stats()["reads"]["process"] for loader in loaders] == ["lost", "lost"]
     assert all(one == other for one, other in in_step(loaders))  # by another one
     assert sum(shared(loader)["copied"] for loader in loaders) > 0
+
+
+@pytest.mark.parametrize("noise", [b"noise", bytes(24) + b"because", bytes(24)])
+def test_one_that_sends_noise(tmp_path: Path, noise: bytes) -> None:
+    data = Costly(tmp_path)
+    wanted = alone(data)
+    loader = loader_of(data)
+    batches = iter(loader)
+    got = [plain(next(batches))]
+    theirs, ours = fields.pair()
+    with connected() as noisy, theirs, ours:
+        socket.send_fds(noisy, [hello(ReaderSettings(share_bytes=1))], [theirs.fileno()])
+        ours.send(noise)
+        os.ftruncate(file := os.memfd_create("noise"), 1000)
+        socket.send_fds(ours, [noise], [file])
+        os.close(file)
+        assert [*got, *map(plain, batches)] == wanted
+    assert loader.stats()["reads"]["process"] == "runs"
 
 
 def test_no_room_for_any(tmp_path: Path) -> None:
