@@ -17,13 +17,13 @@ Produce = Callable[[int], Value]
 
 
 class Sharing:
-    """``end``: where samples are sent to the reader process."""
+    """Sends samples, and takes copies, for one worker. ``end``: the socket of the reader process."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     def shared(self, produce: Produce) -> Produce:
-        """The way to have the sample that AT_HAND is about: a copy of it, where there is one."""
+        """Returns the way to have the sample that AT_HAND is about: by a copy, if there is one."""
 
         def produced(at: int) -> Value:
             place = AT_HAND.prepared

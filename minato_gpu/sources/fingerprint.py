@@ -1,6 +1,6 @@
-"""A text that is equal where two processes would prepare the same sample for a key.
+"""Fingerprints of what prepares samples: equal if two processes would prepare the same sample for a key.
 
-It is made of the pickles of the data set, the pipeline and ``worker_init_fn``, of the files in which the classes and
+One is made of the pickles of the data set, the pipeline and ``worker_init_fn``, of the files in which the classes and
 functions in them are defined, and of the versions of Python and its packages. What is not in there, such as files that
 have the same path and another content, is left to a comparison of the first samples (prepared_samples.py).
 """
@@ -22,7 +22,7 @@ from minato_gpu.memory.blobs import BlobPickler
 
 
 class _NamingPickler(BlobPickler):
-    """Notes the modules of the classes and functions that it comes across."""
+    """Notes the modules of classes and functions in what it pickles."""
 
     modules: set[str]
 
@@ -33,7 +33,7 @@ class _NamingPickler(BlobPickler):
 
 
 def fingerprint(*parts: Any) -> str:
-    """Of what prepares samples. Raises whatever pickling does."""
+    """Returns the fingerprint of these objects. Raises whatever pickling does."""
     found = blake2b(digest_size=16)
     pickled = io.BytesIO()
 

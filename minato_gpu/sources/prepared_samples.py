@@ -4,11 +4,11 @@ Loaders with the same data set, pipeline and ``worker_init_fn`` are a *group*, i
 sample is made of. A loader's ticket comes here once its bytes have been read, and is passed on when the loader is to
 prepare the sample itself or has a copy. A sample that several want is *granted* to one of them as it enters that one's
 window, and *staged* in memory once it is there, until all have had it; where the budget is used up, what was staged
-first goes. So nobody waits for a loader that is slow: what it has not taken in time it prepares itself, and what
-it has been granted and does not prepare is granted to another.
+first goes. So nobody waits for a slow loader: what it has not taken in time it prepares itself, and what it was granted
+and does not prepare is granted to another.
 
-The first loader of a group is believed. Of each other one the first samples are prepared twice, by it and by one that
-is believed, and compared. No socket, no clock of its own: it is told the time.
+The first loader of a group is believed. The first samples of each other one are prepared twice, by it and by one that
+is believed, and compared. Decisions only: no socket, and no clock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SENDING_S, _BYTES_PER_S = 0.5e-3, 1e9  # what sharing a sample takes, about: so
 
 @dataclass(slots=True, eq=False)
 class SharedSample:
-    """A sample that somebody wants, or that is staged. ``block``: where; ``had``: tickets that have had it."""
+    """A sample that somebody wants, or that is staged."""
 
     group: SampleGroup
     number: int
@@ -43,14 +43,14 @@ class SharedSample:
     owner: Sharer | None = None  # whose workers prepare it for all
     since: float = 0.0  # when it was granted
     begun: bool = False  # somebody has prepared it, or is about to
-    block: int = NOWHERE
+    block: int = NOWHERE  # where it is staged
     nbytes: int = 0
     stamp: int = 0
-    by: Sharer | None = None  # whose workers have prepared it
-    had: int = 0
+    by: Sharer | None = None  # whose workers have prepared what is staged
+    had: int = 0  # tickets that have been released
 
     def forget(self) -> None:
-        """Remove it from its group, if it is of use to nobody."""
+        """Removes it from its group, if nobody has a use for it."""
         if not self.wanted and self.block == NOWHERE:
             self.group.samples.pop(self.number, None)
 
@@ -68,7 +68,7 @@ class SampleGroup:
         self._prepare_s = self._nbytes = 0.0
 
     def observe(self, nbytes: int, prepare_s: float, seconds: float) -> None:
-        """A sample has come, ``seconds`` after it was granted."""
+        """Learns from a sample that has come, ``seconds`` after it was granted."""
         self._known += 1
         weight = 1 / min(self._known, 100)
         self.usual_s += weight * (seconds - self.usual_s)
@@ -79,7 +79,7 @@ class SampleGroup:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
     def look(self, now: float) -> bool:
-        """Take samples that are late from those they were granted to; returns whether any is to be looked at again."""
+        """Takes samples that are late from their owners; returns whether there is any to look at again."""
         owned = [(one, sample) for one in self.members for sample in one.granted if sample.owner is one]
         for one, sample in owned:
             if now - sample.since > LATE_S + self.usual_s:
@@ -88,8 +88,8 @@ class SampleGroup:
 
 
 class PreparedSamples:
-    """Those of all groups, ``budget`` bytes at most. ``soon`` calls a function a little later, and ``later`` after so
-    many seconds, as an event loop's ``call_soon`` and ``call_later`` do; ``now``: the time."""
+    """The staged samples of all groups, ``budget`` bytes at most. ``soon`` and ``later`` call a function as an event
+    loop's ``call_soon`` and ``call_later`` do; ``now``: the time in seconds."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class PreparedSamples:
         self._is_due = self._looks = False
 
     def join(self, fingerprint: str, workers: int, pass_on: Callable[[Ready], None]) -> Sharer:
-        """A loader's part, whose tickets go on by ``pass_on``."""
+        """Adds a loader; its tickets go on by ``pass_on``."""
         group = self._groups.setdefault(fingerprint, SampleGroup())
         sharer = Sharer(self, group, workers, pass_on)
         group.members.append(sharer)
         return sharer
 
     def leave(self, sharer: Sharer) -> None:
-        """The loader has left."""
+        """Forgets a loader that has left."""
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
@@ -126,7 +126,7 @@ class PreparedSamples:
         self.look()
 
     def look(self) -> None:
-        """Something has changed: see soon who may prepare what."""
+        """Decides soon who may prepare what, as something has changed."""
         if not self._is_due:
             self._is_due = True
             self._soon(self._settle)
@@ -142,7 +142,7 @@ class PreparedSamples:
             self._look()
 
     def _look(self) -> None:
-        """Look for what is late, now and while anything is granted."""
+        """Looks for what is late, now and while anything is granted."""
         now = self.now()
         self._looks = sum(group.look(now) for group in self._groups.values()) > 0
         if self._looks:
@@ -153,7 +153,7 @@ class PreparedSamples:
         self.look()
 
     def stage(self, sample: SharedSample, found: Received, by: Sharer) -> None:
-        """Keep what has come of a sample, as far as there is room."""
+        """Stages what has come of a sample; what came first makes room."""
         try:
             block, view = self._blocks.allocate(found.nbytes)
         except MemoryError:
@@ -167,7 +167,7 @@ class PreparedSamples:
             self.drop([next(iter(self._staged))])
 
     def drop(self, samples: Iterable[SharedSample]) -> None:
-        """These stay no longer."""
+        """Frees the memory of these."""
         for sample in samples:
             del self._staged[sample]
             self._nbytes -= sample.nbytes
@@ -177,14 +177,13 @@ class PreparedSamples:
 
 
 class Sharer:
-    """One loader's part: its tickets, and what of theirs it may prepare. ``believed``: what it prepares others take
-    without a look. ``granted_count``, ``copied`` and ``again``: samples that it prepared for all, had from others, and
-    prepared although another had, or had begun to."""
+    """One loader: its tickets, and what it prepares or has from others. ``pass_on`` gives a ticket to it."""
 
     def __init__(
         self, shared: PreparedSamples, group: SampleGroup, workers: int, pass_on: Callable[[Ready], None]
     ) -> None:
-        self.group, self.believed = group, not group.members
+        self.group = group
+        self.believed = not group.members  # others take what it prepares without a look
         self.granted: set[SharedSample] = set()  # and not prepared
         self.is_late = False  # with one of these
         self.there: set[int] = set()  # tickets that were passed on, and are not released
@@ -199,18 +198,20 @@ class Sharer:
         self.count_anew()
 
     def count_anew(self) -> None:
-        """Count from zero."""
-        self.granted_count = self.copied = self.again = 0
+        """Counts from zero."""
+        self.granted_count = 0  # samples prepared for all
+        self.copied = 0  # had from others
+        self.again = 0  # prepared although another had, or had begun to
 
     def counts(self) -> dict[str, int | str]:
-        """See ``DataLoader.stats``."""
+        """Returns ``stats()["share"]``."""
         counts: dict[str, int | str] = {"granted": self.granted_count, "copied": self.copied, "again": self.again}
         return counts | {"loaders": len(self.group.members), "why_not": self.group.why_not}
 
     # --- what the loader says --------------------------------------------------------------------------------
 
     def want(self, ticket: int, number: int) -> None:
-        """The ticket is of this sample."""
+        """Notes that a ticket is of this sample."""
         if self.group.why_not:
             return
         sample = self.group.samples.get(number)
@@ -220,7 +221,7 @@ class Sharer:
         self._wants[ticket] = sample
 
     def ready(self, ready: Ready) -> None:
-        """The bytes of a ticket's sources are there."""
+        """Takes a ticket whose bytes are there, until it is passed on."""
         ticket = ready[0]
         self._ready[ticket] = ready
         if ticket in self._wants:
@@ -230,12 +231,12 @@ class Sharer:
             self._pass(ticket)
 
     def admit(self, end: int) -> None:
-        """Tickets below ``end`` are in the window."""
+        """Notes that tickets below ``end`` are in the window."""
         self._admitted = end
         self._shared.look()
 
     def release(self, tickets: Iterable[int]) -> None:
-        """The samples have been prepared, or nobody wants them any more."""
+        """Forgets tickets whose samples have been prepared, or are not wanted any more."""
         for ticket in tickets:
             self.there.discard(ticket)
             self._ready.pop(ticket, None)
@@ -254,7 +255,7 @@ class Sharer:
             other.believed = other.believed or other.equal >= COMPARED
 
     def _leave(self, ticket: int, sample: SharedSample) -> None:
-        """The ticket wants it no more."""
+        """Ends a ticket's interest in a sample."""
         self._finish(sample)
         sample.wanted[self].remove(ticket)
         if not sample.wanted[self]:
@@ -265,7 +266,7 @@ class Sharer:
         sample.forget()
 
     def _finish(self, sample: SharedSample) -> None:
-        """This loader is through with it: another is to prepare it for the others, unless it has come."""
+        """Gives up a sample that was granted: unless it has come, another is to prepare it."""
         if sample in self.granted:
             self.granted.remove(sample)
             self.is_late = False
@@ -273,14 +274,14 @@ class Sharer:
             sample.owner = None
 
     def drop(self) -> None:
-        """Nothing of what was wanted is wanted any more."""
+        """Forgets all tickets."""
         for ticket in [*self._comparing]:
             self._end_comparison(ticket, equal=0)
         self.release([*self._wants, *self.there])
         self._ahead, self._admitted = [], 0
 
     def receive(self, found: Received) -> None:
-        """A worker has sent a sample that it was asked for, or why not; or nothing, where it found no copy."""
+        """Takes what a worker has sent: a sample, or why there is none, or nothing if it found no copy."""
         shared, group, sample = self._shared, self.group, self.group.samples.get(found.sample)
         if found.why_not:
             group.why_not = group.why_not or found.why_not
@@ -301,11 +302,11 @@ class Sharer:
     # --- what becomes of its tickets -------------------------------------------------------------------------
 
     def waits_for(self, sample: SharedSample) -> bool:
-        """Whether a ticket in the window waits for it."""
+        """Returns whether a ticket in the window waits for the sample."""
         return any(ticket in self._waiting for ticket in sample.wanted[self])
 
     def settle(self) -> None:
-        """Pass on all that need not wait."""
+        """Passes on all tickets that need not wait."""
         group, alone = self.group, len(self.group.members) == 1
         end = self._admitted + (_ALONE if alone and group.unused >= _UNUSED else 0)
         while self._ahead and (self._ahead[0] < end or group.why_not):

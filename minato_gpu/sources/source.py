@@ -33,7 +33,7 @@ PREPARED = "prepared:"  # a whole sample, that a loader has prepared for others 
 
 
 def prepared_key(number: int) -> Key:
-    """Of a prepared sample, which has this number for all loaders that would prepare the same."""
+    """Returns the key of a prepared sample; ``number`` is the same for all loaders that would prepare the same."""
     return PREPARED, number, None
 
 
