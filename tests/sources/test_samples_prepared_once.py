@@ -103,7 +103,7 @@ def test_each_sample_is_prepared_once(tmp_path: Path) -> None:
     once, again = 2 * SAMPLES, sum(shared(loader)["again"] for loader in loaders)
     assert once <= prepared(data) <= once + again + 0.02 * once  # what is counted last may not be told yet
     assert again <= 2 * COMPARED + 0.1 * once  # where this machine is busy
-    assert sum(shared(loader)["copied"] for loader in loaders) >= 2 * once - again
+    assert sum(shared(loader)["copied"] for loader in loaders) >= 1.8 * once
 
 
 def test_each_has_a_batch_size_and_workers_of_its_own(tmp_path: Path) -> None:
