@@ -49,6 +49,7 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
         "longest_wait": next(iter(stats.get("longest_waits", ())), None),
         "reads_per_s": rates.get(("reads", "")),
         "read_bytes_per_s": rates.get(("read_bytes", "")),
+        "copied_share": _copied_share(stats.get("share")),
     }
     return LoaderFigures(
         of_all,
@@ -75,6 +76,12 @@ def _lane(name: str, lane: Mapping[str, JSON], rates: Counts) -> dict[str, JSON]
         "service_p50_s": lane["service_s"]["p50"],
         "service_p99_s": lane["service_s"]["p99"],
     }
+
+
+def _copied_share(shared: Mapping[str, JSON] | None) -> float | None:
+    """Returns the part of the samples that other loaders of the host prepared."""
+    had = 0 if shared is None else shared["granted"] + shared["copied"] + shared["again"]
+    return shared["copied"] / had if shared and had else None
 
 
 def _hit_share(tier: str, *counted: Counts) -> float | None:
