@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
+from pathlib import Path
 from time import sleep
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -52,6 +57,7 @@ class Drawn:
 
     def __init__(self, *, rows: bool = True, fails_among: int = 0) -> None:
         self.rows, self.fails_among = rows, fails_among
+        self.weights = np.ones(1 << 17)  # what is large is pickled otherwise
 
     def __len__(self) -> int:
         return 240
@@ -199,6 +205,39 @@ def test_all_ends_with_the_program_however_that_ends() -> None:
         program.join()
         assert wait_until(lambda: psutil.Process(other.pid).children() == [])
         program.close()
+
+
+PROGRAM = """
+import sys
+
+import minato_gpu
+
+
+class Squares:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        return key * key
+
+
+if __name__ == "__main__":
+    cluster = minato_gpu.Lanes(sys.argv[1])
+    loader = minato_gpu.DataLoader(Squares(), 8, num_workers=1, cluster=cluster, persistent_workers=True)
+    there = 0
+    while not there:
+        assert [int(each) for batch in loader for each in batch] == [key * key for key in range(64)]
+        there = loader.stats()["lanes"][f"cpu:{sys.argv[1]}"]["samples"]
+"""
+
+
+def test_a_data_set_of_the_programs_own_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with agents() as [other]:
+        command = [sys.executable, str(tmp_path / "train.py"), other.address]
+        environment = {**os.environ, "PYTHONPATH": str(Path(minato_gpu.__file__).parents[1])}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def _train(others: list[AgentProcess]) -> None:

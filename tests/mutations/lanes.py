@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.fault import Fault
 
+FAR, GREETING = ("lanes/test_far.py",), ("lanes/test_far_greeting.py",)
 ENGINE, SCHEDULING = ("engine/test_lanes.py",), ("scheduling/test_lanes.py",)
 
 FAULTS = (
@@ -97,5 +98,61 @@ FAULTS = (
         '    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])\n',
         "",
         ("lanes/test_shared_pickle.py",),
+    ),
+    Fault(
+        "what a far lane is sent before its node answers is lost",
+        "lanes/far/lane.py",
+        "            for task, _ in self._tasks.values():\n                self._say(*_parcel(task))\n",
+        "",
+        FAR,
+    ),
+    Fault(
+        "rows of a far lane go to the beginning of their place",
+        "lanes/far/lane.py",
+        "bytes_of_rows(rows, piece.row + begin, piece.row + end)",
+        "bytes_of_rows(rows, begin, end)",
+        FAR,
+    ),
+    Fault(
+        "an agent's clock is taken for this host's",
+        "lanes/far/lane.py",
+        "ends = [end + self._clock_s for end",
+        "ends = [end for end",
+        FAR,
+    ),
+    Fault(
+        "a node that is stopped is waited for",
+        "lanes/far/lane.py",
+        "return wire.open and now < wire.heard + (SILENT_S if self._open else _STARTS_S)",
+        "return wire.open",
+        FAR,
+    ),
+    Fault(
+        "what a lost node had is prepared by nobody",
+        "lanes/far/lane.py",
+        "            for number in list(self._tasks):\n                self._give_back(number)\n",
+        "",
+        FAR,
+    ),
+    Fault(
+        "an agent serves whoever connects",
+        "lanes/far/greeting.py",
+        'if not proves(theirs[NONCE_BYTES:], b"loader", nonces):',
+        "if False:",
+        GREETING,
+    ),
+    Fault(
+        "an agent of any version will do",
+        "lanes/far/greeting.py",
+        "if any(hello.get(name) != mine[name] for name in mine):",
+        "if False:",
+        GREETING,
+    ),
+    Fault(
+        "frames may have any length",
+        "lanes/far/frames.py",
+        "if of_head > _MOST_HEAD or of_body > _MOST_BODY:",
+        "if False:",
+        GREETING,
     ),
 )

@@ -67,8 +67,8 @@ class Shipment(NamedTuple):
 
 
 def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *, tied: bool = False) -> None:
-    """Listen there until this process is ended. ``cores``: workers that a loader may have (0: one a core).
-    ``listening`` is called with the address. ``tied``: end when standard input is closed.
+    """Listens there until this process is ended. ``cores``: workers that a loader may have (0: one a core).
+    ``listening`` is called with the address. ``tied``: it ends when standard input is closed.
 
     Raises ValueError where the environment has no token, OSError where the port is taken.
     """
@@ -144,6 +144,7 @@ class AgentSession:
         self._used: deque[tuple[int, list[int]]] = deque()  # slabs that are free once so many bytes have been sent
         self._asked = False  # somebody wants to know what the workers are at
         self._beaten = 0.0
+        self._dead: set[int] = set()  # workers that have not been replaced
 
     def serve(self) -> None:
         """Until the connection is closed."""
@@ -168,7 +169,7 @@ class AgentSession:
                 self._send("beat")
 
     def close(self) -> None:
-        """End the workers."""
+        """Ends the workers."""
         self._lane.close(0.0)
         self._links.close()
         self._wire.close()
@@ -200,7 +201,9 @@ class AgentSession:
         self._lane.look()
 
     def _do_replace(self, worker: int) -> None:
-        self._lane.replace(worker, ())  # what the dead one had laid down is sent, or lost
+        if worker in self._dead:  # else it is asked for by who has lost an earlier session
+            self._dead.discard(worker)
+            self._lane.replace(worker, ())  # what the dead one had laid down is sent, or lost
 
     def _do_kill(self, worker: int, hung: str) -> None:
         self._lane.kill(worker, hung)
@@ -247,6 +250,7 @@ class AgentSession:
             for number in message.tasks if isinstance(message, Recalled) else ():
                 self._end(number)
             if isinstance(message, Exit):
+                self._dead.add(message.number)
                 self._end(message.claim[:2])
 
     def _body(self, task: Task, report: Report) -> list[memoryview]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 from collections.abc import Iterator
 from contextlib import closing
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
 from minato_gpu import cluster_token
@@ -58,13 +60,14 @@ class Lanes:
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
-        """Ask every agent what it is, and find out whether all that it needs can be sent.
+        """Asks every agent what it is, and finds out whether all that it needs can be sent.
 
         Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work.
         """
         for name in _TRAVELS:
             try:
-                pickle.Pickler(_Nowhere(), 5).dump(getattr(loader, name))
+                with Path(os.devnull).open("wb") as nowhere:
+                    pickle.dump(getattr(loader, name), nowhere, 5)
             except Exception as error:
                 raise TypeError(
                     f"cluster: {name} cannot be sent to other machines, as it cannot be pickled "
@@ -78,7 +81,7 @@ class Lanes:
         return self._names
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:
-        """See LaneSource."""
+        """Opens the lanes of all agents, which are connected meanwhile; the job is pickled once."""
         data, receiver = pickle.dumps(job, 5), Receiver()
         main: dict[str, Any] = spawn.get_preparation_data("minato-agent")
         paths = tuple(main["sys_path"])
@@ -86,11 +89,6 @@ class Lanes:
         for name, (address, workers) in self._nodes.items():
             shipment = Shipment(data, paths, needed, self._node_budget, workers, f"cpu:{name}")
             yield FarLane(address, workers, shipment, links, receiver)
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _checked(address: str) -> str:

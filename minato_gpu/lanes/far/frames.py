@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 _LENGTHS = struct.Struct("<QQ")  # of head and body
 _MOST_HEAD, _MOST_BODY = 1 << 28, 1 << 40
-_BUFFER = 1 << 18
+_BUFFER = 1 << 16
 _AT_ONCE = 64  # views of one system call
 
 Place = Callable[[tuple[Any, ...], int], Sequence[memoryview] | None]
@@ -51,7 +51,7 @@ class FrameSocket:
         return self.queued - self.sent
 
     def send(self, *head: Any, body: Sequence[memoryview] = ()) -> None:
-        """Send a frame, now or when there is room. ``body`` (bytes) must stay as it is until ``sent`` says so."""
+        """Sends a frame, now or when there is room. ``body`` (bytes) must stay as it is until ``sent`` says so."""
         pickled = pickle.dumps(head, 5)
         views = [memoryview(_LENGTHS.pack(len(pickled), sum(map(len, body))) + pickled), *body]
         with self._lock:
@@ -60,7 +60,7 @@ class FrameSocket:
             self._flush()
 
     def flush(self) -> None:
-        """Send as much as there is room for."""
+        """Sends as much as there is room for."""
         with self._lock:
             self._flush()
 
@@ -135,7 +135,7 @@ class FrameSocket:
                 self._begin, self._end = 0, count
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Closes the connection. Idempotent."""
         self.open = False
         self.end.close()
 

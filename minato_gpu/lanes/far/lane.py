@@ -5,8 +5,8 @@ of their place or in the engine's arena, and marks them (memory/completions.py):
 then what they are for workers of this host.
 
 A node that says nothing for a second, or whose connection breaks, is lost: the thread gives back its tasks and takes
-its slots away. Others prepare those samples with the same draws; no sample is blamed. It is
-tried again every second, and has slots again once it answers. What is received for a task that has ended is dropped.
+its slots away. Others prepare those samples with the same draws; no sample is blamed. It is tried again every second,
+and has slots again once it answers. What is received for a task that has ended is dropped.
 
 Decision: only this thread ends a task's right to its rows, between two frames. So nothing is written into a row that
 has been given to another lane.
@@ -47,7 +47,7 @@ from minato_gpu.lanes.far.receiver import Receiver
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import IN_ROW, LOCAL, Lying
+from minato_gpu.memory.completions import IN_ROW, LOCAL, Location
 from minato_gpu.memory.status_board import RING_FROM
 from minato_gpu.notices import LOGGER
 from minato_gpu.scheduling.messages import CPU
@@ -94,6 +94,7 @@ class FarLane(Lane):
         self._end: socket.socket | None = None  # while it is being connected
         self._said = ""
         self._beaten = 0.0
+        self._placing: list[int] = []  # blocks of the frame that is being received
         receiver.join(self)
         self._connect_apart()
 
@@ -104,7 +105,7 @@ class FarLane(Lane):
             wire.send(*what)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """See Lane."""
+        """Sends a task to the agent, once that has answered. From a lost node the task comes back at once."""
         with self._lock:
             self.leases.add(task)
             self._tasks[task.run, task.chunk] = task, 0
@@ -114,7 +115,7 @@ class FarLane(Lane):
                 self._say(*_parcel(task))
 
     def recall(self) -> None:
-        """See Lane."""
+        """Asks for the tasks that have not begun."""
         with self._lock:
             tasks = () if self.wire is not None else tuple(self._tasks)  # a node that has not answered yet has none
             for number in tasks:
@@ -125,16 +126,16 @@ class FarLane(Lane):
         self._say("recall")
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
-        """See Lane."""
+        """Asks the agent to start no sample of the task from ``keep`` on."""
         if (run, chunk) in self._tasks:
             self._say("revoke", run, chunk, keep)
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """See Lane."""
+        """Asks for the sample that runs, at the next of ``splits``."""
         self._say("hand_over", run, chunk, tuple(splits))
 
     def look(self) -> None:
-        """See Lane."""
+        """Asks what is finished and what the workers are at; nothing is asked where nothing is sent."""
         self._looks = True
         if self._tasks and self.wire is not None:
             self._say("look")
@@ -142,25 +143,25 @@ class FarLane(Lane):
             self._exits.append(Progress(()))
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """See Lane."""
+        """Has the agent start another worker; what the dead one had finished lies here."""
         self._say("replace", worker)
 
     def kill(self, worker: int, hung: str) -> None:
-        """See Lane."""
+        """Has the agent end a worker that has hung."""
         self._say("kill", worker, hung)
 
     # --- messages ------------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:
-        """See Lane."""
+        """Returns the descriptor that messages make readable."""
         return [self._told]
 
     def sleep(self, *, every_task: bool) -> None:
-        """See Lane."""
+        """Notes from which chunk on a task's end is worth a wake-up."""
         self._ring_from = 0 if every_task else self.leases.low(self.slots)
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane."""
+        """Returns what was received: reports of samples that are marked, then the ends of workers."""
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
         if self._is_told:
@@ -193,7 +194,7 @@ class FarLane(Lane):
         return [answer]
 
     def _notify(self) -> None:
-        """Wake whoever waits for a message."""
+        """Wakes whoever waits for a message."""
         if not self._is_told:
             self._is_told = True
             os.eventfd_write(self._told, 1)
@@ -239,7 +240,7 @@ class FarLane(Lane):
                 self._say(*_parcel(task))
 
     def take_in(self) -> bool:
-        """Take in what has come; returns whether there may be more."""
+        """Takes in what has come; returns whether there may be more."""
         wire = self.wire
         assert wire is not None
         wire.flush()
@@ -252,7 +253,7 @@ class FarLane(Lane):
             elif kind == "described":
                 self._described.put((what[0], what[1]))
             elif kind == "error":
-                self._broken(what[0])
+                self.fail(what[0])
             if number == _FRAMES:
                 return True
         return False
@@ -289,6 +290,9 @@ class FarLane(Lane):
         with suppress(ValueError):
             self._links.late_ends.remove(wire.end)
         wire.close()
+        for offset in self._placing:
+            self._links.engine_arena.free(offset)
+        self._placing = []
         self._exits.append(Progress(()))
         if self._open:
             self._answers.append(Opened(-self._open))
@@ -323,6 +327,7 @@ class FarLane(Lane):
             arena, blocks = self._links.engine_arena, list[tuple[int, int]]()
             for _, size in blob.blocks:
                 offset = arena.allocate(size)
+                self._placing.append(offset)
                 blocks.append((offset, size))
                 views.append(arena.buffer[offset : offset + size])
             placed = Blob(-1, tuple(blocks), blob.collated)
@@ -333,6 +338,7 @@ class FarLane(Lane):
     def _take(self, report: Report) -> None:
         """Samples are in their places: mark them."""
         number = report.run, report.chunk
+        self._placing = []
         if number not in self._tasks:
             return
         task, _ = self._tasks[number]
@@ -355,12 +361,12 @@ class FarLane(Lane):
         elif report.final:
             self._give_back(number)
 
-    def _lying(self, task: Task, report: Report) -> list[Lying] | None:
+    def _lying(self, task: Task, report: Report) -> list[Location] | None:
         """What marks say of samples that are more than plain rows; see leases.py."""
         items, parts = report.items, report.parts
         if items is None and parts is None and report.layout is None and not report.prepared:
             return None
-        found, local = list[Lying](), self._links.completions.local
+        found, local = list[Location](), self._links.completions.local
         for number, begin, end in between(_sizes(task), report.first, report.done):
             for mark in range(task.pieces[number].marks + begin, task.pieces[number].marks + end):
                 at = len(found)
@@ -387,7 +393,7 @@ class FarLane(Lane):
             self._exits.append(Progress(tuple(at_work)))
         elif isinstance(message, Exit):
             self._tasks.pop(message.claim[:2], None)
-            self._open -= not message.unborn
+            self._open -= not message.start_error
             self._exits.append(message)
         elif isinstance(message, Recalled):
             tasks = tuple(each for each in message.tasks if self._tasks.pop(each, None) is not None)
@@ -398,7 +404,8 @@ class FarLane(Lane):
             self._answers.append(message)
         self._notify()
 
-    def _broken(self, why: str) -> None:
+    def fail(self, why: object) -> None:
+        """Gives the node up for good: it cannot do this loader's work, or its samples cannot be received."""
         self._answers.append(Broken(RuntimeError(f"the agent at {self.name} cannot do this loader's work: {why}")))
         self._closed.set()
         self._notify()
@@ -406,15 +413,15 @@ class FarLane(Lane):
     # --- what is said of it, and the end -------------------------------------------------------------------
 
     def who(self, worker: int) -> str:
-        """See Lane."""
+        """Names a worker by its number and its agent."""
         return f"worker {worker} of {self.name}"
 
     def stack_of_hung(self, worker: int) -> str:
-        """See Lane."""
+        """Asks the agent for the stack of a worker."""
         return self._describe("stack_of_hung", worker)
 
     def stacks_at_work(self) -> str:
-        """See Lane."""
+        """Asks the agent for the stacks of workers that are at work."""
         return self._describe("stacks_at_work")
 
     def _describe(self, *what: Any) -> str:
@@ -426,13 +433,13 @@ class FarLane(Lane):
         return text if answered == number else ""
 
     def stats(self) -> Mapping[str, bool | int | float]:
-        """See Lane."""
+        """Returns whether the node is there, how often it was lost, and the bytes that it has sent."""
         wire = self.wire
         received = self._counts["received_bytes"] + (0 if wire is None else wire.received)
         return {"connected": wire is not None, "lost": self._counts["lost"], "received_bytes": received}
 
     def close(self, timeout: float) -> bool:
-        """See Lane."""
+        """Leaves the node, whose workers end; returns once nothing more is received."""
         if self._told < 0:
             return True
         self._closed.set()

@@ -26,7 +26,10 @@ class Connected(Protocol):
         """The node is connected."""
 
     def take_in(self) -> bool:
-        """Take in what has come; returns whether there may be more."""
+        """Takes in what has come; returns whether there may be more."""
+
+    def fail(self, why: object) -> None:
+        """Gives the node up for good."""
 
     def attend(self, now: float, *, late: bool) -> bool:
         """Whether the node is still there. ``late``: the thread had no turn for a while."""
@@ -61,7 +64,7 @@ class Receiver:
             self._thread.start()
 
     def post(self, call: Callable[[], None]) -> bool:
-        """Have this called in the thread; returns whether it will be."""
+        """Has this called in the thread; returns whether it will be."""
         with self._lock:
             if not self._has_ended:
                 self._due.append(call)
@@ -99,7 +102,12 @@ class Receiver:
                 self._due.popleft()()
             now, again = perf_counter(), False
             for lane, watched in list(self._lanes.items()):
-                again |= lane.take_in()
+                try:
+                    again |= lane.take_in()
+                except Exception as error:  # this thread must live: it receives for the others, too
+                    lane.fail(repr(error))
+                    self._lose(lane)
+                    continue
                 if not lane.attend(perf_counter(), late=now > before + _LATE_S):
                     self._lose(lane)
                 elif lane.wants != watched:
