@@ -28,7 +28,7 @@ class WorkerSupervisor:
 
     @property
     def watches(self) -> bool:
-        """Whether there is something to do while the consumer is away."""
+        """True if there is something to do while the consumer is away."""
         return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:
@@ -90,7 +90,7 @@ class WorkerSupervisor:
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()
-            if fault.unborn or not self._replaces:
+            if fault.start_error or not self._replaces:
                 log.died(hung=bool(fault.hung))
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()

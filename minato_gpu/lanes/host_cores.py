@@ -11,7 +11,7 @@ from minato_gpu.threads import usable_cores
 
 @dataclass(frozen=True)
 class HostCores:
-    """What a rank knows of its host. ``most``: workers that it may have at work, twice its share of ``cores``.
+    """What a rank knows of its host.
 
     ``job``: tells the job's page from those of others.
     """
@@ -24,7 +24,7 @@ class HostCores:
 
     @classmethod
     def of_this_rank(cls, workers: int) -> HostCores:
-        """Read torchrun's variables. ``workers``: the loader's ``num_workers``, its share where cores would be fewer.
+        """Reads torchrun's variables. ``workers``: the loader's ``num_workers``, its share where cores would be fewer.
 
         Raises ValueError for more ranks than cores, or variables that are no numbers.
         """

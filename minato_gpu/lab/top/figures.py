@@ -14,15 +14,12 @@ from minato_gpu.samples import JSON
 
 
 class LoaderFigures(NamedTuple):
-    """``of_all``: figures of the whole loader by name, with ``wait_share``: of the time, which the training loop
-    waited; ``stall_shares``: for what, the longest first; ``hit_shares``: of each tier of the cache; ``lanes``: figures
-    of each. None: nobody knows, or nothing was asked for. Times are of recent samples. ``of_all["longest_wait"]`` is an
-    entry of ``stats()["longest_waits"]``."""
+    """Figures of a loader to be shown. None: nobody knows, or nothing was asked for. Times are of recent samples."""
 
-    of_all: dict[str, JSON]
-    stall_shares: dict[str, float]
-    hit_shares: dict[str, float | None]
-    lanes: dict[str, dict[str, JSON]]
+    of_all: dict[str, JSON]  # of the whole loader, by name; "longest_wait": an entry of stats()["longest_waits"]
+    stall_shares: dict[str, float]  # of the time, by cause of waiting, the longest first
+    hit_shares: dict[str, float | None]  # by tier of the cache
+    lanes: dict[str, dict[str, JSON]]  # figures of each lane
 
     def row(self) -> dict[str, JSON]:
         """Returns all of them under names of their own."""
@@ -35,7 +32,7 @@ class LoaderFigures(NamedTuple):
 
 
 def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
-    """Rates since ``before``; since the epoch began where there is none, or it was of another epoch."""
+    """Returns rates since ``before``; since the epoch began if there is none, or it was of another epoch."""
     stats, counts = now.stats, counters(now.stats)
     rates = _rates(before, now, counts)
     causes = {cause: min(1.0, rates["wait_seconds", cause]) for cause in stats["stalls"]}
