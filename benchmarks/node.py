@@ -1,5 +1,5 @@
 """Several loaders on one host: ranks of one job that share its cores (``max_workers="host"``), measured and simulated;
-and jobs that share a reader process (``node_share.py``).
+and jobs that share a reader process (``node_share.py``), or samples (``node_prepared.py``).
 
 Measured: ranks that wait for each other at every step, samples that compute for a random time (one in twenty is forty
 times slower), steps that sleep, 95 % of the cores busy. ``of_bound``: the time that the steps alone take, as a share of
@@ -23,6 +23,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.isolate import isolated
+from benchmarks.node_prepared import prepared
 from benchmarks.node_share import shared
 from benchmarks.node_simulation import BATCH, BUSY, MEAN_S, Host, Policy, costs
 from benchmarks.turns import in_turns
@@ -141,17 +142,34 @@ def simulated(seeds: int, steps: int) -> list[dict[str, Any]]:
 @click.command(help=__doc__)
 @report.command
 @click.option("--steps", type=click.IntRange(min=4), default=100, show_default=True, help="Of each run.")
-@click.option("--part", type=click.Choice(["ranks", "share"]), help="Only ranks, or jobs that share a reader process.")
+@click.option(
+    "--part",
+    type=click.Choice(["ranks", "share", "prepared"]),
+    help="Only ranks; or jobs that share what is read, or samples.",
+)
 def main(json_path: str | None, quick: bool, repetitions: int | None, steps: int, part: str | None) -> None:
     steps, repetitions = (4, 1) if quick else (steps, repetitions or 5)
     rows = []
-    if part != "share":
+    if part in (None, "ranks"):
         rows += [row for skew in SKEWS for row in measured(skew, repetitions, steps)]
         rows += simulated(seeds=1 if quick else 4, steps=steps)
-    if part != "ranks":
+    if part in (None, "share"):
         rows += shared(quick=quick, repetitions=repetitions)
+    if part in (None, "prepared"):
+        rows += prepared(steps=steps, repetitions=repetitions)
     settings = {"batch_size": BATCH, "steps": steps, "repetitions": repetitions, "quick": quick}
-    columns = ("loader", "of_bound", "of_bound_spread", "samples_per_s", "times_read", "recovery_s", "error")
+    columns = (
+        "loader",
+        "of_bound",
+        "of_bound_spread",
+        "samples_per_s",
+        "times_read",
+        "recovery_s",
+        "prepared_share",
+        "cpu_s",
+        "ratio",
+        "error",
+    )
     report.publish(report.document("node", settings, rows), json_path, columns)
     if any("error" in row for row in rows):
         raise SystemExit(1)

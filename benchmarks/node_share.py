@@ -29,7 +29,7 @@ from minato_gpu import DataLoader
 JOBS, BATCH, LATENCY_MS = 4, 16, 20.0
 _STEP_S = 10e-3
 _STOPPED_S = 3.0
-_context = multiprocessing.get_context("fork")
+context = multiprocessing.get_context("fork")
 
 
 class Objects(Declared):
@@ -81,9 +81,9 @@ CASES: dict[str, tuple[Jobs, ...]] = {
 def run(jobs: Jobs, samples: int, latency_ms: float) -> Found:
     """Run them to the end of an epoch."""
     with server(Throttle(latency_ms), NBYTES) as address:
-        barrier, found = _context.Barrier(jobs.clients), _context.Queue()
+        barrier, found = context.Barrier(jobs.clients), context.Queue()
         started = [
-            _context.Process(target=_train, args=(jobs, Objects(address, samples), at, barrier, found))
+            context.Process(target=_train, args=(jobs, Objects(address, samples), at, barrier, found))
             for at in range(jobs.clients)
         ]
         for process in started:

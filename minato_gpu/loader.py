@@ -373,6 +373,9 @@ class DataLoader(TorchDataLoader[T]):
                 version, ``corrupt``: damaged, both removed; ``refused``: no room; ``removed``: not needed soon,
                 ``evicted``: no run uses it; ``disk_full`` and ``failed`` writes; ``nbytes`` kept of ``budget_bytes``;
                 ``why`` they are kept; ``off``: why the directory is not used any more, or None.
+            share: With ``share_budget``. ``loaders`` that have the same samples; samples ``granted``: prepared here for
+                all, ``copied`` from others, prepared ``again`` although another had or had begun to; ``why_not``:
+                why nothing is shared any more, or empty.
             device: Batches on their way to a GPU (a list with several): ``batches``, ``copies`` made for them,
                 ``gathered``: batches that were joined in pinned memory first, ``crossed``: micro-batches that came from
                 another GPU, ``short_of_memory``: times that memory ran out, ``unloaded``: batches sent back to the

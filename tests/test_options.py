@@ -134,6 +134,10 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"share": 3, "num_workers": 1}, TypeError, "share must be a name, True or None, got 3"),
     ({"share": True, "num_workers": 1}, ValueError, "which torchrun names by TORCHELASTIC_RUN_ID; it is not set"),
     ({"share": "one", "num_workers": 1}, ValueError, r"nothing to share; give it a method source\(key\)"),
+    ({"share_budget": 9, "num_workers": 1}, ValueError, "share_budget is for samples that loaders share; pass share"),
+    ({"share": "a", "share_budget": "x", "num_workers": 1}, ValueError, "share_budget='x' is no number of bytes"),
+    ({"share": "a", "share_budget": 0, "num_workers": 1}, ValueError, "share_budget must be at least 1 byte.*leave it"),
+    ({"share": "a", "share_budget": 1 << 60, "num_workers": 1}, ValueError, "is more than the .* bytes of .*pass less"),
     ({"prefetch_factor": 0, "num_workers": 1}, ValueError, "prefetch_factor must be at least 1, got 0"),
     ({"generator": 42}, TypeError, r"generator must be a torch.Generator, .*manual_seed\(42\), or None, got 42"),
     ({"epochs": True}, TypeError, "epochs must be a whole number"),
@@ -310,6 +314,7 @@ def test_a_name_to_share_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert options(dataset=data, num_workers=1, share=False).share == ""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
     assert options(dataset=data, num_workers=1, share=True).share == "job-7"
+    assert options(dataset=_NUMBERS, num_workers=1, share="one", share_budget="1MB").share_bytes == 10**6
     with pytest.raises(ValueError, match="a directory is shared by all whose cache_dir it is; leave out share"):
         options(dataset=data, num_workers=1, share="one", cache="10MB", cache_dir=tmp_path)
 

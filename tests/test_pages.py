@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
+from minato_gpu.sources import host_reader
 from pipelines import image_classification
 from tests.support import pages
 from tests.support.agents import AgentProcess, agents
@@ -24,6 +25,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
     f"{MANUAL}/failures.md": (99,),
     f"{MANUAL}/pipelines.md": (35, 100),
     f"{MANUAL}/resuming.md": (36, 90),
+    f"{MANUAL}/several_jobs.md": (100,),
     f"{MANUAL}/several_machines.md": (100,),
     f"{MANUAL}/start.md": (100,),
     f"{MANUAL}/storage.md": (100, 100, 25),
@@ -61,7 +63,7 @@ def agent() -> Iterator[AgentProcess]:
 
 
 @pytest.fixture
-def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
+def given(request: pytest.FixtureRequest, here: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the examples of a page take for granted."""
     page, signals = request.param, [np.full(3, number) for number in range(100)]
     name = page.rpartition("/")[2]
@@ -78,6 +80,9 @@ def given(request: pytest.FixtureRequest, here: Path) -> dict[str, Any]:
         (here / "logs").mkdir()
         for shard in "abcd":
             (here / "logs" / f"{shard}.txt").write_text("a line\n" * 25)
+    if name == "several_jobs.md":
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+        monkeypatch.setattr(host_reader, "LINGER_S", 0.1)
     if name == "storage.md":
         names["urls"], names["decode"] = [str(here / f"{number}.bin") for number in range(100)], np.copy
         for url in names["urls"]:

@@ -258,8 +258,7 @@ class Epochs:
             self._pump.run.handle(self._due.popleft()(perf_counter()))
 
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
-        """Returns the event by which a place enters the window; of a place with nothing left, that there is such a
-        batch."""
+        """Returns the event by which a place enters the window, also if nothing of its batch is left to deliver."""
         homes = self._settings.policy.homes
         home = homes[(place - record.begins) % len(homes)]
         if not record.rows:

@@ -90,7 +90,7 @@ class WorkerSupervisor:
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()
-            if fault.unborn or not self._replaces:
+            if fault.start_error or not self._replaces:
                 log.died(hung=bool(fault.hung))
                 raise WorkerDied(fault.message())
             told = fault.message().rstrip()

@@ -55,17 +55,17 @@ class Piece(NamedTuple):
     stored: list[Reference] | None = None
 
     def position_of(self, at: int) -> Position:
-        """Place of ticket ``at`` in the sampler's order."""
+        """Returns the place of ticket ``at`` in the sampler's order."""
         return Position(self.position + at) if self.positions is None else self.positions[at]
 
     def only(self, offsets: Iterable[int]) -> Piece:
-        """The tickets at these offsets, of which there is one."""
+        """Returns the tickets at these offsets, of which there is one at least."""
         offsets = [*offsets]
         positions = [self.position_of(at) for at in offsets]
         return Piece(positions[0], [self.keys[at] for at in offsets], None, positions=positions)
 
     def elsewhere(self) -> Piece:
-        """What is to be done, without what this host has for it: rows and marks, host reads, bytes that were read."""
+        """Returns the piece without what this host has for it: rows and marks, host reads, bytes that were read."""
         return self._replace(slab=-1, rows=0, row=0, sources=None, marks=-1, fetched=None)
 
 
@@ -98,7 +98,7 @@ class Task(NamedTuple):
     ended: dict[int, int] | None = None
 
     def find(self, number: int) -> tuple[Piece, int]:
-        """The piece that ticket ``number`` of the task is in, and its offset there."""
+        """Returns the piece that ticket ``number`` of the task is in, and its offset there."""
         for piece in self.pieces:
             if number < len(piece.keys):
                 return piece, number
@@ -106,7 +106,7 @@ class Task(NamedTuple):
         raise IndexError(number)
 
     def elsewhere(self) -> Task:
-        """The task for a lane that does not share this host's memory, and puts what comes of it where this one says."""
+        """Returns the task for a lane that does not share this host's memory."""
         return self._replace(pieces=tuple(piece.elsewhere() for piece in self.pieces))
 
 
@@ -175,7 +175,7 @@ class Extra:
 
 @dataclass(frozen=True, slots=True)
 class Resident(Extra):
-    """A sample in its own row, some leaves of which lie on the device instead.
+    """A sample in its own row, some leaves of which are on the device instead.
 
     ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to; it dies after them
     (see ``DeviceRow``).
@@ -225,7 +225,7 @@ class Local:
 class Yielded:
     """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
 
-    item: Laid | Failure | None
+    item: Stored | Failure | None
     state: Any  # lanes.streams.StreamState, None where there is nothing to be said: that file imports this one
 
     @property
@@ -236,9 +236,9 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Fields of a sample that goes on elsewhere, and where they lie."""
+    """The fields of a sample that goes on elsewhere, and where they are stored."""
 
-    fields: Laid
+    fields: Stored
 
     @property
     def nbytes(self) -> int:
@@ -248,14 +248,14 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Features(_Fields):
-    """The host read of a sample: where its fields lie, and its cost features (or the error it raised)."""
+    """The host read of a sample: where its fields are stored, and its cost features (or the error it raised)."""
 
     values: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Handed(_Fields):
-    """A sample whose stages before ``stage`` are done: where the fields lie that the others need."""
+    """A sample whose stages before ``stage`` are done, and where the fields that the others need are stored."""
 
     stage: int
 
@@ -265,7 +265,7 @@ class Handed(_Fields):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The sample (or, when ``collated``, its whole batch) raised; ``error`` holds what, with its traceback.
+    """The error, with its traceback, of a sample or (with ``collated``) of its whole batch.
 
     ``name``: the type of what went wrong, where ``error`` can only be raised as another.
     """
@@ -283,7 +283,7 @@ class Failure:
         return _loaded, (plain, pickle.dumps(kind), kind.__qualname__, *rest)
 
 
-Laid = Blob | Local
+Stored = Blob | Local
 """Where an object was laid down."""
 Draws = Mapping[int, Mapping[str, Value]]
 """What was drawn for a sample, by number of the stage and by name."""
@@ -297,12 +297,12 @@ Where there are no rows, None is nowhere: the sample is in its batch already, or
 whoever joins that."""
 Reference = Row | Blob | Local | None
 """Where a prepared sample is stored, for the worker that joins it with others; None: nowhere."""
-Source = Laid | Handed | Failure
+Source = Stored | Handed | Failure
 """What lies ready for a sample from an earlier step: its host read, or what another lane has made of that."""
 
 
 def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:
-    """A failure that has come from another process, which may know classes that this one cannot import."""
+    """Returns a failure from another process, which may know classes that this one cannot import."""
     try:
         error.exc_type = pickle.loads(kind)
     except Exception:
@@ -311,7 +311,7 @@ def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Fail
 
 
 def reraise(error: ExceptionWrapper) -> NoReturn:
-    """Raise what was caught elsewhere, as PyTorch does: of the same class, with the original traceback as its text.
+    """Raises what was caught elsewhere, as PyTorch does: of the same class, with the original traceback as its text.
 
     What no text makes one of (an ``ExceptionGroup``, say) becomes a RuntimeError with that text, and what does not show
     the text gets it as a note.
@@ -341,7 +341,7 @@ def _shows(error: BaseException, text: str) -> bool:
 def failure(
     error: BaseException, where: str, *, collated: bool = False, origin: Origin | None = None, name: str = ""
 ) -> Failure:
-    """An error of a sample or a batch, made ready to be raised again in the training process.
+    """Returns an error of a sample or a batch, made ready to be raised again in the training process.
 
     An exception of a class that cannot be pickled (one defined in a function, say), or not be loaded there, becomes a
     RuntimeError. ``name``: the type to tell, if not that of ``error``.

@@ -44,27 +44,29 @@ _OUT_OF_MEMORY = "It is possible that the worker ran out of memory; see the kern
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """So many more slots can be given work from now on; or fewer, below zero."""
+    """Says that so many more slots can be given work from now on; or fewer, below zero."""
 
     slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The lane will do nothing more: others go on without it. Tasks that it still has, or is sent, come back by a final
-    ``Report`` of none of their samples."""
+    """Says that the lane will do nothing more; others go on without it.
+
+    Tasks that it still has, or is sent, come back by a final ``Report`` of none of their samples.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The lane will report nothing more, and no other can do its work; why."""
+    """Says why the lane will report nothing more, where no other lane can do its work."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The lane finds everything built for samples that come cut at one of ``splits``. Told where it changes."""
+    """Says at which ``splits`` samples that were cut find everything built. Sent when it changes."""
 
     splits: frozenset[int]
 
@@ -81,15 +83,20 @@ class KeptSamples:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Nobody will begin these tasks, of which nothing was done; the lane was asked for them, or cannot do them."""
+    """Says that nobody will begin these tasks, of which nothing was done.
+
+    The lane was asked for them, or cannot do them.
+    """
 
     tasks: tuple[Number, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AtWork:
-    """What a worker is at (``Claim.started`` is the number of the sample, counted from one), and since when, on this
-    host's monotonic clock. ``together``: how many samples it is at, at once."""
+    """What a worker is at, and since when on this host's monotonic clock.
+
+    ``Claim.started`` is the number of the sample, counted from one; ``together``: how many samples it is at, at once.
+    """
 
     worker: int
     claim: Claim
@@ -99,33 +106,28 @@ class AtWork:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What every worker is at that is at work: the answer to ``look``."""
+    """Says what every worker that is at work is at: the answer to ``look``."""
 
     at_work: tuple[AtWork, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A worker that ended: its number, process id and exit code. A thread has no code.
-
-    ``code``: negative for a signal; ``children.UNKNOWN`` where something else in the program has collected the process.
-    ``claim``: what it had taken last. ``hung``: it was killed, because it had hung; what it was at. ``unborn``: it
-    could not even be started. ``raised``: the traceback of the exception that ended it; ``error`` the name of that.
-    """
+    """A worker that ended."""
 
     number: int
     pid: int
-    code: int | None
-    unborn: str = ""
-    error: str = ""
-    raised: str = ""
-    hung: str = ""
-    claim: Claim = NO_CLAIM
+    code: int | None  # its exit code; negative: a signal; children.UNKNOWN: another part of the program collected it
+    start_error: str = ""  # why it could not even be started
+    error: str = ""  # the name of the exception that ended it
+    raised: str = ""  # that exception's traceback
+    hung: str = ""  # it was killed, because it had hung: what it was at
+    claim: Claim = NO_CLAIM  # what it had taken last
 
     def message(self) -> str:
-        """What PyTorch says of a dead worker, with what is known besides."""
-        if self.hung or self.unborn:
-            return self.hung or f"DataLoader worker {self.number} could not be replaced: {self.unborn}"
+        """Returns what PyTorch says of a dead worker, with what is known besides."""
+        if self.hung or self.start_error:
+            return self.hung or f"DataLoader worker {self.number} could not be replaced: {self.start_error}"
         ended = f"was ended by {self.error}, raised by what it was at:\n{self.raised}"
         if self.raised and self.code is None:
             return f"DataLoader worker thread {self.number} {ended}"
@@ -170,85 +172,103 @@ class Lane(Protocol):
     rings: bool = False
 
     def resize(self, slots: int) -> None:
-        """Have so many workers, at most as many as it was made with; answered by ``Opened``. What the others are at
-        they finish."""
+        """Has so many workers take tasks, at most as many as it was made with; answered by ``Opened``.
+
+        Others finish their tasks.
+        """
         return
 
     # --- work ---
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Hand over a task, for any worker or, where each has a stream of its own, for this one. Never blocks."""
+        """Hands over a task, for any worker or, where each has a stream of its own, for this one. Never blocks."""
 
     def recall(self) -> None:
-        """Take back the tasks that have not begun; answered by ``Recalled``."""
+        """Takes back the tasks that have not begun; answered by ``Recalled``."""
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """Starts no sample of the task from number ``keep`` on. ``KeptSamples`` answers where it stops."""
         return
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """Hand the sample of the task that runs over at the next of ``splits`` that it comes to, if any. A wish."""
+        """Asks for the sample of the task that runs to be handed over at the next of ``splits`` that it comes to, if
+        any."""
         return
 
     def look(self) -> None:
-        """Tell what is finished of tasks that have not ended, and what the workers are at; answered by reports, then by
+        """Asks what is finished of tasks that have not ended, and what workers are at; answered by reports, then
         ``Progress``."""
 
     # --- what it tells ---
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """What has been told since the last call; never blocks, and costs next to nothing where there is nothing.
+        """Returns what has been reported since the last call.
+
+        Never blocks, and costs next to nothing if there is nothing.
 
         ``only``: what is finished of these tasks is enough, also where they have not ended.
         """
 
     def sleep(self, *, every_task: bool) -> None:
-        """Whoever receives is about to wait, and wants to be woken when the lane runs low, or by every task's end."""
+        """Says that whoever receives is about to wait, to be woken when the lane runs low, or by every task's end."""
         return
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there may be something to receive; asked for whenever somebody is about
-        to wait, so that they may change between two calls of ``receive``, unless the lane ``rings``."""
+        """Returns descriptors that are readable when there may be something to receive.
+
+        They are asked for whenever somebody is about to wait, so that they may change between two calls of ``receive``,
+        unless the lane ``rings``.
+        """
 
     def fault_fds(self) -> list[int]:
-        """Others, which never change, that become readable when a worker has ended, or a replacement has started."""
+        """Returns descriptors, which never change, that are readable when a worker has ended, or a replacement has
+        started."""
         return []
 
     # --- faults ---
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Start another worker in the place of one that has ended; answered by ``Opened`` or by an ``Exit`` that is
-        ``unborn``. ``blocks`` (offset, bytes) of what the dead one laid down are still in use."""
+        """Starts another worker in place of one that has ended; answered by ``Opened``, or by an ``Exit`` with a start
+        error.
+
+        ``blocks`` (offset, bytes) are those of the dead worker's that are still in use.
+        """
         return
 
     def owner_of(self, worker: int) -> int | None:
-        """The owner of what this worker lays down in this host's memory (``Blob.worker``); None where it has none that
-        ends with it. Workers are numbered lane by lane, owners over all lanes."""
+        """Returns the owner of what this worker stores in this host's memory (``Blob.worker``); None if nothing ends
+        with it.
+
+        Workers are numbered lane by lane, owners over all lanes.
+        """
         return None
 
     def kill(self, worker: int, hung: str) -> None:
-        """End a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""
+        """Kills a worker that has hung; ``hung`` says what it was at, and comes back with its ``Exit``."""
         return
 
     # --- what is said of it (may take a moment: somebody is about to read an error) ---
 
     def who(self, worker: int) -> str:
-        """A worker, in words."""
+        """Returns a worker in words."""
 
     def stack_of_hung(self, worker: int) -> str:
-        """Where the code is that this worker runs, which is taken to hang from now on."""
+        """Returns the stack of this worker, which is taken to hang from now on."""
 
     def stacks_at_work(self) -> str:
-        """Where the code is of all workers that are at work; of all where none is."""
+        """Returns the stacks of all workers that are at work; of all workers if none is."""
 
     def stats(self) -> Mapping[str, bool | int | float]:
-        """Counters of its own, if any, for the loader's ``stats()``."""
+        """Returns counters of its own, if any, for the loader's ``stats()``."""
         return {}
 
     # --- the end ---
 
     def close(self, timeout: float) -> bool:
-        """End everything that the lane started; idempotent. False when something still runs, and uses its memory."""
+        """Ends everything that the lane started.
+
+        Idempotent. Returns False if something still runs and uses its memory.
+        """
 
 
 class LaneSource(Protocol):
@@ -256,7 +276,7 @@ class LaneSource(Protocol):
 
     @property
     def slots(self) -> int:
-        """CPU workers that they have together."""
+        """The CPU workers that these lanes have together."""
 
     def open(self, job: Job, links: WorkerChannels) -> Iterable[Lane]:
-        """Lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""
+        """Opens lanes that prepare samples as ``job`` says, and put them where ``links`` has room for them."""

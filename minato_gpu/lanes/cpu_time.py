@@ -11,7 +11,7 @@ _TASKS = Path("/proc/self/task")
 
 
 class RunQueueDelay:
-    """Seconds that the thread that made this has been runnable without running (Linux's schedstat).
+    """Measures for how many seconds its thread has been runnable without running (Linux's schedstat).
 
     Always 0.0 where the kernel does not tell. A reading takes about two microseconds.
     """
@@ -68,7 +68,7 @@ class CoreTime:
 
 
 def _opened(path: str | Path) -> int:
-    """A descriptor; -1 where there is none."""
+    """Returns an open descriptor; -1 if there is no such file."""
     with contextlib.suppress(OSError):
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return -1

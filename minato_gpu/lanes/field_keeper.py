@@ -18,14 +18,17 @@ from minato_gpu.stages import Fields
 
 
 class FieldKeeper:
-    """``end``: where fields are sent to the reader process. ``seeder``: of a worker process."""
+    """Prepares samples with kept fields, and sends the reader process fields to keep.
+
+    ``end``: the socket to the reader process. ``seeder``: of a worker process.
+    """
 
     def __init__(self, pipeline: Pipeline, end: socket.socket, seeder: Seeder | None) -> None:
         self._pipeline, self._end, self._seeder = pipeline, end, seeder
         self._keepable = KeepableFields(pipeline)
 
     def run(self, fields: Fields, seed: int, before_stage: Callable[[int], None]) -> Value:
-        """The sample that AT_HAND is about, prepared from what the data set returned. Raises as ``Pipeline.run``."""
+        """Prepares the sample that AT_HAND is about from what the data set returned. Raises as ``Pipeline.run``."""
         given = None if AT_HAND.fields is None else self._keepable.given(fields)
         if given is not None:
             with suppress(Exception):  # it fails without a cache as well, or is no failure there
@@ -35,7 +38,7 @@ class FieldKeeper:
         return self._pipeline.run(fields, seed, before_stage=before_stage)
 
     def _with_kept(self, fields: Fields, given: bytes, seed: int, before_stage: Callable[[int], None]) -> Value:
-        """None where there are no fields, and none are asked for."""
+        """Prepares the sample with its kept fields; None if there are none, and none are asked for."""
         if AT_HAND.asked_for >= 0:
             made = self._make(fields, seed, before_stage)
             buffers = None if made.kept is None else blobs.pieces(blobs.dump((given, made.kept)))

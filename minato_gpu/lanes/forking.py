@@ -43,8 +43,8 @@ def start(process: BaseProcess) -> None:
 
 
 def begin() -> None:
-    """In the new process: what was inherited is never looked through; new garbage is collected as it was before, and
-    Ctrl-C and SIGTERM are left to the parent."""
+    """Prepares a new process: inherited garbage is never looked through, and Ctrl-C and SIGTERM are left to the
+    parent."""
     gc.freeze()
     if _collects:
         gc.enable()

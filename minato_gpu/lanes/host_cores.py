@@ -11,7 +11,7 @@ from minato_gpu.threads import usable_cores
 
 @dataclass(frozen=True)
 class HostCores:
-    """What a rank knows of its host. ``most``: workers that it may have at work, twice its share of ``cores``.
+    """What a rank knows of its host.
 
     ``job``: tells the job's page from those of others.
     """

@@ -15,13 +15,16 @@ from minato_gpu.lanes.contract import Number
 from minato_gpu.lanes.progress import COSTLY_S
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import BATCH, BLOB, LOCAL, PICKLED, READ, READS, READY, RETURNED, ROW, Lying
+from minato_gpu.memory.completions import BATCH, BLOB, LOCAL, PICKLED, READ, READS, READY, RETURNED, ROW, Location
 
 _PLAIN = TicketOutcome(None)
 
 
-def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Lying:
-    """In the worker: where the parent finds what is to be said of a finished ticket. Raises what pickling that does."""
+def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Location:
+    """Stores what is to be said of a finished ticket, in the worker; returns where the parent finds it.
+
+    Raises what pickling it raises.
+    """
     item = outcome.item
     if store.handover is None:
         links.completions.local[mark] = outcome
@@ -31,9 +34,11 @@ def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChann
     return PICKLED, *store.lay_down(ForkingPickler.dumps(tuple(outcome)))
 
 
-def lay_down_reads(items: list[Item], store: Store) -> list[Lying] | None:
-    """In the worker: where the parent finds these host reads, all of them in one block, which costs it a tenth of a
-    pickle for each. None where something else is among them, or they cannot be laid down together."""
+def lay_down_reads(items: list[Item], store: Store) -> list[Location] | None:
+    """Stores these host reads in one block, in the worker, which costs it a tenth of a pickle for each.
+
+    None if something else is among them, or they cannot be stored together.
+    """
     reads: list[tuple[tuple[tuple[int, int], ...], tuple[float, ...]]] = []
     for item in items:
         if not (isinstance(item, Features) and isinstance(item.fields, Blob)):
@@ -65,7 +70,7 @@ class Lease:
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
     def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
-        """The marks of samples number ``start`` to ``stop``."""
+        """Yields the marks of samples number ``start`` to ``stop``."""
         if len(self.runs) == 1:
             begin = self.runs[0][0]
             return ((begin + start, begin + stop),)
@@ -80,7 +85,7 @@ class Lease:
 
 
 class Leases:
-    """The leases that are under way, those of runs that were given up among them."""
+    """The leases under way, with those of runs that were given up."""
 
     def __init__(self, links: WorkerChannels) -> None:
         self._links = links
@@ -89,32 +94,31 @@ class Leases:
         self._read: deque[tuple[int, int]] = deque()  # worker and offset of what has been read, to be given back
 
     def add(self, task: Task) -> None:
-        """A task goes to the lane."""
+        """Adds a task that goes to the lane."""
         self._leases[task.run, task.chunk] = Lease(task)
 
     def __contains__(self, number: Number) -> bool:
-        """Whether the lane has this task, and has not told its end."""
+        """Whether the lane has this task, and has not reported its end."""
         return number in self._leases
 
     def drop(self, run: int, chunk: int) -> None:
-        """Nobody is at this task, and what was not reported of it is to be prepared again."""
+        """Drops a task that nobody is at; what was not reported of it is to be prepared again."""
         lease = self._leases.pop((run, chunk), None)
         for begin, end in () if lease is None else lease.between(lease.reported, lease.size):
             self._completions.clear(begin, end)
 
     def bury(self, worker: int) -> None:
-        """A worker has died: nobody is left to be given back what it had laid down."""
+        """Handles the death of a worker: nobody is left to be given back what it had stored."""
         self._read = deque(block for block in self._read if block[0] != worker)
 
     def give_back(self, worker: int, offset: int) -> None:
-        """What the worker laid down there has been read; it is told now, or when it has room to be told."""
+        """Tells the worker that what it stored there has been read, now or when it has room to be told."""
         self._read.append((worker, offset))
         while self._read and self._links.board.give_back(*self._read[0]):
             self._read.popleft()
 
     def reports(self, *, unfinished: bool) -> list[Report]:
-        """What is finished, each sample once; see ``Lane.receive``. Reports of one worker come in the order of its
-        work: later leases are looked at first, since earlier ones may end meanwhile."""
+        """Returns what is finished, each sample once (see ``Lane.receive``)."""
         status, found = self._completions.status, list[tuple[Lease, int]]()
         for lease in reversed(self._leases.values()):
             if unfinished or lease.watched or status[lease.last] in READY:
@@ -124,26 +128,28 @@ class Leases:
         return [self._take(lease, done) for lease, done in reversed(found)] if found else []
 
     def low(self, slots: int) -> int:
-        """The number of the lease at whose end half of what waits for ``slots`` workers will have been taken; 0 where
-        that is not much, or some are of a run that was given up: numbers start anew with each run."""
+        """Returns the number of the lease at whose end half of what waits for ``slots`` workers will have been taken.
+
+        0 if that is not much, or some are of a run that was given up: numbers start anew with each run.
+        """
         half = (len(self._leases) - slots) // 2
         if half < 1 or next(iter(self._leases))[0] != next(reversed(self._leases))[0]:
             return 0
         return next(islice(self._leases, half, None))[1]
 
     def revoked(self, run: int, chunk: int, keep: int, worker: int) -> None:
-        """Samples of the task from number ``keep`` on are not this worker's any more."""
+        """Notes that samples of the task from number ``keep`` on are not this worker's any more."""
         lease = self._leases.get((run, chunk))
         if lease is not None and lease.singly:
             lease.size, lease.watched, lease.worker, lease.cut = min(keep, lease.size), True, worker, True
 
     def shorten(self, number: Number, size: int) -> None:
-        """No sample of the task from number ``size`` on is prepared, wherever that is decided."""
+        """Notes that no sample of the task from number ``size`` on is prepared."""
         if (lease := self._leases.get(number)) is not None:
             lease.size, lease.watched = min(size, lease.size), True
 
     def settle(self, worker: int) -> None:
-        """Find out where tasks were ended that have been taken back from this worker: another is about to be."""
+        """Finds out where tasks that were taken back from this worker were ended: another is about to be."""
         for lease in self._leases.values():
             if lease.cut and lease.worker == worker:
                 self._settle(lease)
@@ -153,13 +159,13 @@ class Leases:
         lease.size = lease.size if stopped is None else min(stopped, lease.size)
 
     def report(self, run: int, chunk: int) -> Report | None:
-        """What marks tell of one lease."""
+        """Returns what marks say of one lease."""
         lease = self._leases.get((run, chunk))
         done = None if lease is None else self._done(lease)
         return None if lease is None or done is None else self._take(lease, done)
 
     def _done(self, lease: Lease) -> int | None:
-        """How many samples of the lease are finished; None where there is nothing to be reported."""
+        """Returns how many samples of the lease are finished; None if there is nothing to report."""
         if lease.cut:
             self._settle(lease)
         done = lease.reported
@@ -201,7 +207,7 @@ class Leases:
         return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
     def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:
-        """What ``lay_down`` has laid down."""
+        """Returns what ``lay_down`` has stored."""
         if kind in (BLOB, BATCH):
             return TicketOutcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
         if kind == LOCAL:
@@ -210,19 +216,19 @@ class Leases:
         return TicketOutcome(*self._loaded(worker, offset, nbytes))
 
     def _reads(self, worker: int, offset: int, nbytes: int) -> Iterator[TicketOutcome]:
-        """What ``lay_down_reads`` has laid down."""
+        """Yields what ``lay_down_reads`` has stored."""
         reads = self._loaded(worker, offset, nbytes)
         return (TicketOutcome(Features(Blob(worker, blocks), values)) for blocks, values in reads)
 
     def _loaded(self, worker: int, offset: int, nbytes: int) -> Any:
-        """What was pickled there, which is given back."""
+        """Returns what was pickled there, and gives the block back."""
         data = bytes(self._links.buffer(worker)[offset : offset + nbytes])
         self.give_back(worker, offset)
         return pickle.loads(data)
 
 
 def _beside(others: dict[int, TicketOutcome], count: int, *, costly: bool) -> dict[str, Any]:
-    """What a report of so many samples says of those that are no plain rows: outcomes by offset."""
+    """Returns what a report of so many samples says of those that are no plain rows: outcomes by offset."""
     prepared = 0
     layout: bytes | None = None
     items: list[Item] = [None] * count

@@ -14,9 +14,9 @@ from minato_gpu.lanes.base import (
     Features,
     Handed,
     Item,
-    Laid,
     NoSample,
     Piece,
+    Stored,
     Task,
     TicketOutcome,
     Yielded,
@@ -46,7 +46,8 @@ class Placement:
         self._learned: bytes | None = None
 
     def putter(self, task: Task, piece: Piece, progress: LeaseProgress) -> Put:
-        """How to lay down the samples of a piece: in their rows where the layout is known, else as blobs."""
+        """Returns a function that stores the samples of a piece: in their rows if the layout is known, else as
+        blobs."""
         store = self._store
         if not self._job.auto_collation:
             return lambda at, value: self._put_item(task, piece, at, value)
@@ -70,15 +71,15 @@ class Placement:
         return put_blob
 
     def _put_item(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
-        """A sample that is a batch by itself, converted."""
+        """Stores a sample that is a batch by itself, converted."""
         item = self.joined([value], task, piece.only([at]))
         return self._unsent_of(task, piece, {at: value}).get(at, item) if self._blames_samples(item) else item
 
     def _stored(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
-        """Where a sample is stored that is to be joined with others.
+        """Stores a sample that is to be joined with others; returns where.
 
-        One that cannot be sent has failed, unless a ``collate_fn`` of the user's own may make something of it: then it
-        is stored nowhere, and prepared again by the worker that joins it.
+        One that cannot be pickled has failed, unless a ``collate_fn`` of the user's own may make something of it: then
+        it is stored nowhere, and prepared again by the worker that joins it.
         """
         try:
             return self._store.put(value)
@@ -86,13 +87,16 @@ class Placement:
             return self._unsent(task, piece, at, error) if self._sends_all else None
 
     def _unsent(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        """This sample could not be pickled."""
+        """Returns the failure of a sample that could not be pickled."""
         origin = Origin(task.epoch, piece.position_of(at), piece.keys[at], stage="send", lane=self._job.lane)
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
     def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
-        """What is said in the place of an outcome that could not be sent: of sample ``number`` of the task, or of a
-        batch. Text and bytes of a sample may be more than the worker has memory for."""
+        """Returns what is said in place of an outcome that could not be sent: of sample ``number`` of the task, or of a
+        batch.
+
+        Text and bytes of a sample may be more than the worker has memory for.
+        """
         item = outcome.item
         inner = item.item if isinstance(item, Yielded) else item
         self._store.discard(item.fields if isinstance(item, (Features, Handed)) else inner)
@@ -103,14 +107,14 @@ class Placement:
         return outcome._replace(item=replace(item, item=failed) if isinstance(item, Yielded) else failed)
 
     def _learn(self, progress: LeaseProgress, sample: Value) -> None:
-        """Describe the sample to the engine as long as it does not know the layout."""
+        """Describes the sample to the engine as long as that does not know the layout."""
         if progress.task.layout == b"" and not progress.has_described:
             if self._learned is None:
                 self._learned = _described(sample)
             progress.layout, progress.has_described = self._learned, True
 
     def join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> None:
-        """Collate a batch whose samples are all at hand; store them singly if it was cut short.
+        """Collates a batch whose samples are all ready; stores them singly if it was cut short.
 
         The reference of the batch is that of its first sample. Where samples may be left out, it comes without those
         that failed, and those that cannot be sent.
@@ -137,13 +141,13 @@ class Placement:
                 del left[at]
 
     def _blames_samples(self, item: Item) -> bool:
-        """Whether one of its samples may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
+        """Whether a sample may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
         if not isinstance(item, Failure) or item.origin is None:
             return False
         return item.origin.stage == "send" or (self._job.skips and self._sends_all)
 
     def _unsent_of(self, task: Task, piece: Piece, samples: dict[int, Value]) -> dict[int, Failure]:
-        """Those of the samples, by their offsets, that cannot be sent."""
+        """Returns the failures of those samples, by offset, that cannot be pickled."""
         found = {}
         for at, sample in samples.items():
             try:
@@ -152,9 +156,11 @@ class Placement:
                 found[at] = self._unsent(task, piece, at, error)
         return found
 
-    def joined(self, samples: list[Value], task: Task, piece: Piece) -> Laid | Failure:
-        """What the ``collate_fn`` makes of these samples of the piece. What it draws is the batch's own: whoever joins
-        it, and whatever that worker did before."""
+    def joined(self, samples: list[Value], task: Task, piece: Piece) -> Stored | Failure:
+        """Returns what the ``collate_fn`` makes of these samples of the piece.
+
+        What it draws is the batch's own: whoever joins it, and whatever that worker did before.
+        """
         stage, hint = "collate", ""
         if self.own_collate and self._seeder is not None:
             self._seeder.seed_batch(sample_seed(task.seed, 0, "collate_fn", piece.position_of(0)))
@@ -179,7 +185,7 @@ class Placement:
 
 
 def _described(sample: Value) -> bytes:
-    """The pickled layout of a sample; empty where it has none, or is of a class that cannot be pickled."""
+    """Returns the pickled layout of a sample; empty if it has none, or is of a class that cannot be pickled."""
     layout = Layout.of(sample)
     try:
         return b"" if layout is None else pickle.dumps(layout)

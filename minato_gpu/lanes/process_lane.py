@@ -26,7 +26,8 @@ from minato_gpu.lanes.worker_lane import WorkerLane
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
-    """The context of ``multiprocessing`` that a loader's argument stands for, and the name of its start method."""
+    """Returns the context of ``multiprocessing`` that a loader's argument stands for, and the name of its start
+    method."""
     context = context or torch.multiprocessing
     method = context.get_start_method() if hasattr(context, "get_start_method") else None
     return multiprocessing.get_context(method) if context is torch.multiprocessing else context, method
@@ -50,7 +51,7 @@ class ProcessLane(WorkerLane):
             self._watch.register(fd, select.EPOLLIN)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """See Lane."""
+        """Puts the task where a worker finds it."""
         self.leases.add(task)
         head, data = HEAD.pack(task.run, task.chunk), pickle.dumps(tuple(task), 5)
         if len(data) > LARGE:
@@ -83,7 +84,7 @@ class ProcessLane(WorkerLane):
             queue.popleft()
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane."""
+        """Returns reports, and what was found of workers that ended or were replaced."""
         messages = super().receive(only)
         for task in [each for each in self._large if each not in self.leases] if self._large else ():
             self.links.engine_arena.free(self._large.pop(task))
@@ -105,17 +106,17 @@ class ProcessLane(WorkerLane):
         return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])
 
     def kill(self, worker: int, hung: str) -> None:
-        """See Lane."""
+        """Kills a worker process that has hung."""
         if self._pool is not None:
             self._gone.add(worker)  # which takes some time on a busy machine: it has not hung once more
             self._pool.kill(worker, hung)
 
     def owner_of(self, worker: int) -> int:
-        """See Lane."""
+        """Returns the worker's own number: each process owns an arena."""
         return worker
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """See Lane."""
+        """Starts another worker process."""
         self.links.arenas[worker].forsake(blocks)
         self.links.board.forget(worker)
         self._gone.discard(worker)
@@ -123,11 +124,11 @@ class ProcessLane(WorkerLane):
             self._pool.replace(worker, blocks)
 
     def fault_fds(self) -> list[int]:
-        """See Lane."""
+        """Returns the descriptor that is readable when a process has ended, or a replacement has started."""
         return [] if self._pool is None else [self._pool.fd()]
 
     def close(self, timeout: float) -> bool:
-        """Let idle workers leave, end busy ones after ``timeout`` seconds; idempotent."""
+        """Lets idle workers leave, and ends busy ones after ``timeout`` seconds. Idempotent."""
         if self._pool is None:
             return True
         self._begin_no_more()

@@ -63,7 +63,7 @@ class KilledWorkers(WorkerDied):
 
 
 def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, parent: int) -> None:
-    """Entry of a worker process. ``parent``: see ``_end_with``."""
+    """Is the entry of a worker process. ``parent``: see ``_end_with``."""
     _set_worker_signal_handlers()
     forking.begin()
     _be_called(f"minato-worker {number}")
@@ -81,7 +81,7 @@ def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, par
 
 
 def _be_called(name: str) -> None:
-    """Name this process and its main thread, for top and py-spy. The kernel keeps 15 characters."""
+    """Names this process and its main thread, for top and py-spy. The kernel keeps 15 characters."""
     threading.current_thread().name = name
     _LIBC.prctl(_PR_SET_NAME, name.replace("worker", "work" if len(name) > 15 else "worker").encode())
 
@@ -126,13 +126,13 @@ def collate_in_own_memory() -> None:
 
 
 def _ends_by_kernel(*, forks: bool) -> int:
-    """In the process that starts workers: what to tell them as their ``parent``."""
+    """Returns what to tell workers as their ``parent``, in the process that starts them."""
     return os.getpid() if forks and threading.current_thread() is threading.main_thread() else 0
 
 
 def _end_with(parent: int, end: socket.socket) -> None:
-    """In the worker: from now on it ends with the process ``parent``, whose main thread has forked it; where that is 0,
-    with the other end of this socket."""
+    """Has this worker end with the process ``parent``, whose main thread has forked it; 0: with the other end of
+    this socket."""
     if not parent:
         threading.Thread(target=_end_when_closed, args=(end.fileno(),), daemon=True).start()
         return
@@ -149,15 +149,18 @@ def _end_when_closed(fd: int) -> None:
 
 
 def _let_begin(end: socket.socket, blocks: Blocks) -> None:
-    """In the parent: it knows of the worker now, which may begin. A task that an unknown one takes would be lost with
-    it. ``blocks``: those of its arena that its predecessor laid down and that are in use; too many for a message."""
+    """Tells a worker that the parent knows of it, so that it may begin: a task taken by an unknown one would be lost
+    with it.
+
+    ``blocks``: those of its arena that its predecessor stored and that are in use; too many for a message.
+    """
     with os.fdopen(os.memfd_create("minato-blocks"), "wb", buffering=0) as file:
         file.write(pickle.dumps(list(blocks)))
         socket.send_fds(end, [b"1"], [file.fileno()])
 
 
 def _awaited_blocks(end: socket.socket) -> Blocks:
-    """In the worker: wait until it may begin; the end of one whose parent has closed."""
+    """Waits, in the worker, until it may begin; ends it if its parent has closed."""
     readable(end.fileno(), None)
     _, fds, _, _ = socket.recv_fds(end, 1, 1)
     if not fds:
@@ -200,7 +203,7 @@ class Workers:
             raise
 
     def _start(self, number: int, pickled: SharedPickle | None = None) -> BaseProcess:
-        """``pickled``: the job, for a process that is not forked."""
+        """Starts worker ``number``. ``pickled``: the job, for a process that is not forked."""
         arguments = self._job if self._forks else pickled, number, self._links, _ends_by_kernel(forks=self._forks)
         process: BaseProcess = self._context.Process(target=worker_main, args=arguments)
         process.daemon = True
@@ -215,7 +218,7 @@ class Workers:
         self._watch.register(end, select.EPOLLIN)
 
     def _let_go(self, number: int) -> None:
-        """A process has ended."""
+        """Releases a process that has ended."""
         process, end = self._running.pop(number), self._watched.pop(number)
         self._watch.unregister(end)
         if end != process.sentinel:
@@ -226,16 +229,16 @@ class Workers:
             children.close(process)
 
     def _code_of(self, number: int) -> int | None:
-        """None while it runs, and until the code of one that a spawner forked has been told."""
+        """Returns the exit code; None while it runs, and until a spawner has reported it."""
         process = self._running[number]
         return process.exitcode if isinstance(process, Adopted) else children.exit_code(process, self._watched[number])
 
     def fd(self) -> int:
-        """Readable when a worker has ended, or a replacement has started."""
+        """Returns a descriptor that is readable when a worker has ended, or a replacement has started."""
         return self._watch.fileno()
 
     def news(self) -> list[Exit | Opened]:
-        """Workers that ended since the last call, and replacements that have started or could not be."""
+        """Returns workers that ended since the last call, and replacements that have started or could not be."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
         if self._spawner is not None:
@@ -253,7 +256,7 @@ class Workers:
             if number in self._starting:
                 self._starting.pop(number).join()
             if isinstance(started, Exception):
-                found.append(Exit(number, -1, None, unborn=str(started)))
+                found.append(Exit(number, -1, None, start_error=str(started)))
             else:
                 self._adopt(number, started)
                 _let_begin(self._links.stack_readers[number], self._blocks.pop(number))
@@ -261,7 +264,7 @@ class Workers:
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:
-        """Start another worker in the place of one that has ended; ``news`` tells when it has been."""
+        """Starts another worker in place of one that has ended; ``news`` tells when it has been."""
         self._blocks[number] = blocks
         with contextlib.suppress(BlockingIOError):  # what that one did not live to read
             self._links.stack_writers[number].recv(1, socket.MSG_DONTWAIT)
@@ -282,14 +285,16 @@ class Workers:
         os.eventfd_write(self._bell, 1)
 
     def kill(self, number: int, hung: str) -> None:
-        """End this worker at once."""
+        """Kills this worker at once."""
         if number in self._running:
             self._hung[number] = hung
             if self._code_of(number) is None:  # its process id may be another's already
                 _kill(self._running[number])
 
     def close(self, timeout: float) -> None:
-        """Give the workers ``timeout`` seconds to leave by themselves, then kill them.
+        """Gives the workers ``timeout`` seconds to leave by themselves, then kills them.
+
+        Their channel must be closed already.
 
         Their channel must be closed already.
         """
@@ -318,7 +323,7 @@ class Workers:
 
 
 def _end_of(process: Process) -> int:
-    """What becomes readable when the process ends.
+    """Returns a descriptor that is readable when the process ends.
 
     Not its sentinel: that of one forked here is a pipe, which whatever the process has forked itself keeps open, and
     that of a fork server's is a pipe that closes with the server. But where the system gives no other.

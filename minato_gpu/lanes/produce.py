@@ -14,7 +14,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate, default_convert
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.lanes.base import Begun, Draws, Failure, Features, Handed, Laid, Part, Piece, Task, failure, reraise
+from minato_gpu.lanes.base import Begun, Draws, Failure, Features, Handed, Part, Piece, Stored, Task, failure, reraise
 from minato_gpu.lanes.field_keeper import FieldKeeper
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.sharing import Sharing
@@ -59,7 +59,7 @@ class Job:
         workers: int | None = None,
         **more: Value,
     ) -> Job:
-        """What the loader's arguments say. ``workers``: how many there are, if not ``num_workers``."""
+        """Makes the job of what the loader's arguments say. ``workers``: how many there are, if not ``num_workers``."""
         batched = loader.batch_sampler is not None
         given = loader.dataset, loader.collate_fn, batched, loader.drop_last, loader.pipeline, worker_init_fn
         retries = loader.on_error == "retry"
@@ -68,8 +68,10 @@ class Job:
 
     @property
     def own_collate(self) -> bool:
-        """Whether the ``collate_fn`` is one of the user's: it may draw, and keep samples. Compared as objects: its own
-        comparison is the user's code."""
+        """Whether the ``collate_fn`` is one of the user's: it may draw, and keep samples.
+
+        Compared as objects: its own comparison is the user's code.
+        """
         return self.collate_fn is not default_collate and self.collate_fn is not default_convert
 
 
@@ -82,7 +84,7 @@ class KnownFailure(Exception):
 
 
 class Producer:
-    """The data set of one worker, with its seeding; or that of the training process, where there are no workers."""
+    """Prepares samples from the data set of one worker (or of the training process, without workers), with seeding."""
 
     def __init__(
         self, number: int, job: Job, store: Store | None = None, on_stage: Callable[[int], None] = lambda stage: None
@@ -119,7 +121,7 @@ class Producer:
             self.seeder.after_init_fn()
 
     def check_started(self) -> None:
-        """Raise what ``worker_init_fn`` raised."""
+        """Raises what ``worker_init_fn`` raised."""
         if self._init_error is not None:
             reraise(self._init_error)
 
@@ -145,7 +147,7 @@ class Producer:
         return self._getitems is not None and not task.singly
 
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:
-        """The way to prepare the samples of this piece."""
+        """Returns a function that prepares the samples of this piece."""
         produce = self._once(task, piece, unseeded)
         if piece.fetched is not None:
             produce = produce if self.sharing is None else self.sharing.shared(produce)
@@ -170,7 +172,7 @@ class Producer:
 
     @staticmethod
     def _with_bytes(produce: Produce, fetched: list[tuple[Place, ...]]) -> Produce:
-        """The same, with what has been read ahead for a sample at hand."""
+        """Returns the same function, with what has been read ahead for a sample ready for it."""
 
         def produced(at: int) -> Value:
             AT_HAND.put(fetched[at])
@@ -179,7 +181,7 @@ class Producer:
         return produced
 
     def _inspect(self, task: Task, piece: Piece, at: int) -> Features:
-        """The host read of a pipeline, and the cost features that it reveals."""
+        """Runs the host read of a pipeline; returns its fields and the cost features that it reveals."""
         pipeline = self._job.pipeline
         self._on_stage(-1)
         source, seed = self._seeded(task, piece, at), self._seed_of(task, piece, at)
@@ -192,15 +194,16 @@ class Producer:
             raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
         return Features(reference, pipeline.features(fields))
 
-    def _put(self, fields: Value, cut: int, seed: int) -> Laid:
-        """What the stages from ``cut`` on need, laid down for them: a device's thread has no time to draw."""
+    def _put(self, fields: Value, cut: int, seed: int) -> Stored:
+        """Stores what the stages from ``cut`` on need, drawn parameters included: a device's thread has no time to
+        draw."""
         wanted = self._wanted[cut]
         assert self._store is not None, "only lanes hand over parts of samples"
         begun: Begun = {name: value for name, value in fields.items() if name in wanted}, self._drawn(fields, cut, seed)
         return self._store.put(begun)
 
     def _drawn(self, fields: Value, cut: int, seed: int) -> Draws | None:
-        """What the stages from ``cut`` on draw; None where one cannot, or draws what might not be sent."""
+        """Returns what the stages from ``cut`` on draw; None if one cannot, or draws what might not be picklable."""
         pipeline = self._job.pipeline
         assert pipeline is not None
         try:
@@ -214,7 +217,7 @@ class Producer:
         return None if any(value.dtype.hasobject for one in drawn.values() for value in one.values()) else drawn
 
     def failure(self, task: Task, piece: Piece, at: int, error: Exception) -> Failure:
-        """The error of one sample, with its origin, ready to be raised in the training process."""
+        """Returns the error of one sample, with its origin, ready to be raised in the training process."""
         if isinstance(error, KnownFailure):
             return error.failure
         cause, origin = self.explained(task, piece, at, error)
@@ -222,7 +225,7 @@ class Producer:
         return failure(cause, f"{self.who} ({origin})", collated=self._init_error is not None, origin=origin)
 
     def explained(self, task: Task, piece: Piece, at: int, error: Exception) -> tuple[BaseException, Origin]:
-        """What really went wrong with a sample, and where."""
+        """Returns the error of the user's code behind a sample's error, and where it happened."""
         return explain(error, Origin(task.epoch, piece.position_of(at), piece.keys[at], lane=self._job.lane))
 
     def _seed_of(self, task: Task, piece: Piece, at: int) -> int:
@@ -230,7 +233,7 @@ class Producer:
         return sample_seed(task.seed, 0, piece.keys[at], occurrence)
 
     def _seeded(self, task: Task, piece: Piece, at: int) -> Value:
-        """``dataset[key]`` with the global generators seeded for this sample, where that is done."""
+        """Returns ``dataset[key]``, with the global generators seeded for this sample, where that is done."""
         if self.seeder is not None:
             self.seeder.seed(self._seed_of(task, piece, at))
         key = piece.keys[at]
@@ -240,8 +243,11 @@ class Producer:
         return value
 
     def _seeding(self, seed: int) -> Callable[[int], None]:
-        """What is called before each stage of a sample: each has seeds of its own, since it does not know whether a
-        lane, a cache or this worker has done those before it."""
+        """Returns a function to be called before each stage of a sample, which seeds that stage.
+
+        Each stage has seeds of its own, since it does not know whether a lane, a cache or this worker has done those
+        before it.
+        """
         return self._on_stage if self.seeder is None else partial(self._seed_stage, self.seeder, seed)
 
     def _seed_stage(self, seeder: Seeder, seed: int, number: int) -> None:
@@ -274,7 +280,8 @@ class Producer:
         return pipeline.run(source, seed, before_stage=before_stage)
 
     def _in_parts(self, fields: Value, seed: int, start: int, stop: int) -> Value:
-        """The sample, or what there is of it where it is to be handed over: at ``stop``, or where that is asked for."""
+        """Runs the sample's stages; returns what there is of it where it is handed over: at ``stop``, or where that
+        is asked for."""
         pipeline = self._job.pipeline
         assert pipeline is not None
         end = len(pipeline.stages)
@@ -292,15 +299,15 @@ class Producer:
         return fields
 
     def take_part(self) -> Part | None:
-        """What the parts of the last sample took; None if it failed, or was not done in parts."""
+        """Returns what the parts of the last sample took; None if it failed, or was not done in parts."""
         part, self._part = self._part, None
         return part
 
     def _fetch_many(self, task: Task, piece: Piece, unseeded: bool) -> list[Value] | None:
-        """All samples of the piece by one ``__getitems__``, or None when they must be fetched one by one.
+        """Returns all samples of the piece by one ``__getitems__``, or None if they must be fetched one by one.
 
-        Draws belong to single samples, so a data set that draws is asked for one sample at a time; and so is one
-        that raises, or returns something else than a sample for each index, to find the sample that it does so for.
+        Draws belong to single samples, so a data set that draws is asked for one sample at a time; and so is one that
+        raises, or returns something else than a sample for each index, to find the sample that it does so for.
         """
         assert self._getitems is not None
         if task.singly or (not unseeded and self.seeder is not None):
@@ -314,9 +321,9 @@ class Producer:
 
 
 def _samples_of(returned: Value, indices: int) -> list[Value]:
-    """What ``__getitems__`` returned for so many indices, a part of a batch or all of it.
+    """Returns what ``__getitems__`` returned for so many indices, a part of batch or all of it, as a list.
 
-    Raises TypeError where it is no sequence (columns by name, say), ValueError where it is one of another length.
+    Raises TypeError if it is no sequence (columns by name, say), ValueError for another length.
     """
     kind = type(returned)
     try:
@@ -335,7 +342,7 @@ def _samples_of(returned: Value, indices: int) -> list[Value]:
 
 
 def _twice(produce: Callable[[int], Value]) -> Callable[[int], Value]:
-    """The same, but what raised is tried once more; a host read that failed for good is not."""
+    """Returns a function that tries once more what raised; a host read that failed for good is not tried again."""
 
     def attempt(at: int) -> Value:
         try:

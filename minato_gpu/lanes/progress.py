@@ -16,7 +16,7 @@ COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
 class LeaseProgress:
-    """The samples of one task that are ready: their references and what each took, in seconds.
+    """The samples of one task that are ready: their references and the seconds that each took.
 
     ``delay``: seconds that this thread has waited for a core so far (see cpu_time.py).
     """
@@ -46,17 +46,17 @@ class LeaseProgress:
         self._waited = 0.0
 
     def tell_every(self, seconds: float) -> None:
-        """What is finished is told after so long."""
+        """Has finished samples reported after so long."""
         self._every = seconds
         self.report_at = self.now + seconds
 
     def tell_each(self) -> None:
-        """Each sample is told as soon as it is ready, with what it took on a core."""
+        """Has each sample reported as soon as it is ready, with what it took on a core."""
         self.tell_every(0.0)
         self.delayed, self._before, self._ran = True, self._delay(), thread_time()
 
     def add(self, item: Item) -> None:
-        """One more sample is ready; ``item`` is its reference."""
+        """Adds a sample that is ready; ``item`` is its reference."""
         now = perf_counter()
         took = now - self.now
         if self.delayed:
@@ -72,14 +72,14 @@ class LeaseProgress:
         self.done += 1
 
     def fetched(self, count: int) -> None:
-        """``count`` samples were fetched at once, since the one before was ready: all cost the same."""
+        """Notes that ``count`` samples were fetched at once: all cost the same."""
         now = perf_counter()
         self.share, self.now = (now - self.now) / count, now
         if self.delayed:
             self._before, self._ran = self._delay(), thread_time()
 
     def rewind(self) -> list[Item]:
-        """Forget what is not reported; returns its references."""
+        """Forgets what is not reported; returns its references."""
         items = self.items.copy()
         self.nbytes -= sum(item.nbytes for item in items if item is not None)
         self.items.clear()
@@ -91,8 +91,11 @@ class LeaseProgress:
         return items
 
     def told(self) -> tuple[list[float], End, float]:
-        """The samples that are ready are told; returns what each took, when each was ready (a single time where that
-        is about the same), and all seconds since those before them."""
+        """Notes that the ready samples are reported.
+
+        Returns what each took, when each was ready (a single time if that is about the same), and all seconds since
+        those before them.
+        """
         times, count = self.times.copy(), len(self.times)
         if not self.delayed and count > 2:
             self._take_out_waits(times)
@@ -110,8 +113,10 @@ class LeaseProgress:
         return times, ends, elapsed
 
     def _take_out_waits(self, times: list[float]) -> None:
-        """The thread has waited for a core, nobody knows at which sample: taken to be those that took longer than most.
-        (Of one or two samples nobody could say.)"""
+        """Takes the thread's waits for a core out of the times of those samples that took longer than most.
+
+        Nobody knows at which sample it waited, and of one or two samples nobody could say.
+        """
         before, self._before = self._before, self._delay()
         waited = self._before - before
         if waited < _WORTH_S:
@@ -127,7 +132,7 @@ class LeaseProgress:
             self._waited += over
 
     def _ends(self, times: list[float]) -> list[float]:
-        """When each sample was ready, the last one now; cheap ones with the costly one that came next."""
+        """Returns when each sample was ready, the last one now; cheap ones with the costly one that came next."""
         waited, end, found = self._waited / len(times), self.now, list[float]()
         together = end
         for took in reversed(times):

@@ -56,7 +56,7 @@ class Seeder:
         self._torch_before = b""
 
     def after_init_fn(self) -> None:
-        """Call once a ``worker_init_fn`` has run: from now on its torch seed is what ``initial_seed`` shows."""
+        """Notes that a ``worker_init_fn`` has run: from now on its torch seed is what ``initial_seed`` shows."""
         if torch.initial_seed() != self._default_initial:
             self._shown = torch.initial_seed()
 
@@ -79,11 +79,11 @@ class Seeder:
         return not same
 
     def _torch_state(self) -> bytes:
-        """The words that tell every draw; the whole state where they are not found."""
+        """Returns the words that change with every draw; the whole state if they are not found."""
         return torch.default_generator.get_state().numpy().tobytes() if self._words is None else bytes(self._words)
 
     def seed(self, seed: int) -> None:
-        """Seed for one sample, or for a stage of one."""
+        """Seeds for one sample, or for a stage of one."""
         if self._in_step and not self._draws:
             self.moved()  # for the stage before
         self._in_step = False
@@ -95,15 +95,14 @@ class Seeder:
             show_initial_seed(self._shown)
 
     def seed_batch(self, seed: int) -> None:
-        """Seed for what joins a batch. In a chunk that goes unseeded ``moved`` must be asked before, and
-        ``begin_unseeded`` after it."""
+        """Seeds for what joins a batch."""
         self._in_step = False
         seed_generators(seed)
         if self._shown is not None:
             show_initial_seed(self._shown)
 
     def seeded_sample_done(self) -> None:
-        """Call after each seeded sample: the first few are looked at for draws."""
+        """Notes the end of a seeded sample: the first few are looked at for draws."""
         if not self._draws and self._looked_at < _EVIDENCE:
             self._looked_at += 1
             self.moved()
@@ -117,7 +116,7 @@ class Seeder:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed ``random``, NumPy's legacy generator and torch's CPU generator from one unsigned 64-bit number."""
+    """Seeds ``random``, NumPy's legacy generator and torch's CPU generator from one unsigned 64-bit number."""
     random.seed(seed)
     np.random.seed((seed ^ (seed >> 32)) & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed & _TORCH_MASK)
@@ -131,10 +130,10 @@ _PROBE = 0x2F0E_1D2C_3B4A_5968
 
 
 def state_words(generator: torch.Generator) -> Any:
-    """Memory of torch's CPU generator that changes with every draw and every other seed, as a ctypes array; None where
-    it is not found. It may be read for as long as the generator lives.
+    """Returns memory of torch's CPU generator that changes with every draw and every other seed, as a ctypes array.
 
-    Which number comes next changes with each draw, and the numbers with every 624 of them, or another seed.
+    None if it is not found. It may be read for as long as the generator lives. Which number comes next changes with
+    each draw, and the numbers with every 624 of them, or another seed.
     """
     probe = torch.Generator().manual_seed(_PROBE)
     address = getattr(probe, "_cdata", None)
@@ -156,7 +155,7 @@ def state_words(generator: torch.Generator) -> Any:
 
 
 def show_initial_seed(seed: int) -> None:
-    """Make ``torch.initial_seed()`` return ``seed`` and leave what will be drawn as it is.
+    """Makes ``torch.initial_seed()`` return ``seed`` and leaves what will be drawn as it is.
 
     The state of torch's CPU generator begins with its initial seed (8 bytes, native order).
     """

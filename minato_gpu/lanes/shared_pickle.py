@@ -62,7 +62,7 @@ class SharedPickle:
         _preload(pickler.modules | _of_main())
 
     def close(self) -> None:
-        """Let go of the memory. A process that is started later pickles the value anew, as it is then."""
+        """Releases the memory. A process that is started later pickles the value anew, as it is then."""
         if self._memory >= 0:
             os.close(self._memory)
             self._memory = -1
@@ -86,7 +86,7 @@ class _Starting:
         self.DupFd = popen.DupFd
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Have a descriptor go along; returns by which number the process will know it."""
+        """Has a descriptor go along; returns by which number the process will know it."""
         self.fds.append(fd)
         return int(self.popen.duplicate_for_child(fd))
 
@@ -110,13 +110,14 @@ def _module_of(value: Value) -> str | None:
 
 
 def _of_main() -> set[str]:
-    """What the program's own file has imported: every worker imports that file, too, if it is not a notebook."""
+    """Returns what the program's own file has imported: every worker imports that file, too, if it is not a
+    notebook."""
     values = list(vars(sys.modules["__main__"]).values())
     return {name for value in values if (name := _module_of(value))}
 
 
 def _preload(modules: set[str]) -> None:
-    """Have a fork server that is not there yet import these; what the program wants it to import comes first."""
+    """Has a fork server that is not there yet import these; what the program wants it to import comes first."""
     wanted = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
     known = sorted(name for name in modules - {*wanted, *_MAIN} if name in sys.modules)
     multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])

@@ -53,16 +53,16 @@ class Adopted:
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while it runs."""
         return self.code if readable(self.sentinel, 0.0) else None
 
     def kill(self) -> None:
-        """End it."""
+        """Kills it."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.sentinel, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Closes the descriptor."""
         _let_go(self.sentinel)
 
 
@@ -99,17 +99,17 @@ class Spawner:
         os.close(parent)
 
     def fileno(self) -> int:
-        """Readable when there is news."""
+        """Returns a descriptor that is readable when there is news."""
         return self._watch.fileno()
 
     def request(self, number: int) -> None:
-        """Have a worker forked."""
+        """Asks for a worker to be forked."""
         self._asked.append(number)
         self._have_spare()  # the last one could not be forked, if there is none
         self._ask(number)
 
     def news(self) -> list[tuple[int, Adopted | Exception]]:
-        """Workers that were forked since the last call, or why one was not."""
+        """Returns workers that were forked since the last call, or why one was not."""
         found: list[tuple[int, Adopted | Exception]] = []
         while ready := {fd for fd, _ in self._watch.poll(0)}:
             told = [self._receive(side) for side in list(self._sides) if side.end.fileno() in ready]
@@ -140,7 +140,10 @@ class Spawner:
         return number, side.workers[told]
 
     def _lose(self, side: _Side) -> None:
-        """It has ended: the other goes on. One that never ran could not be forked, which is not tried again at once."""
+        """Handles the end of a side: the other goes on.
+
+        One that never ran could not be forked, which is not tried again at once.
+        """
         first = side is self._sides[0]
         self._sides.remove(side)
         self._links.late_ends.remove(side.end)
@@ -160,7 +163,7 @@ class Spawner:
                 self._ask(number)
 
     def _connect(self) -> socket.socket:
-        """A new side; returns the end of the process that will be it."""
+        """Makes a new side; returns the socket of the process that will be it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._links.late_ends.append(ours)
         self._watch.register(ours, select.EPOLLIN)
@@ -168,7 +171,7 @@ class Spawner:
         return theirs
 
     def _have_spare(self) -> None:
-        """Have one forked where there is none."""
+        """Has a spare forked if there is none."""
         if len(self._sides) == 1 and self._sides[0].pid >= 0 and not self._closing:
             with self._connect() as theirs:
                 self._ask(_A_SPARE, theirs.fileno())
@@ -178,7 +181,7 @@ class Spawner:
             _tell(self._sides[0].end, what, *fds)  # if it has ended, ``news`` finds that out
 
     def close(self) -> list[Adopted]:
-        """End both, and with them what they still fork; returns workers that had been asked for meanwhile."""
+        """Ends both sides, and with them what they still fork; returns workers that had been asked for meanwhile."""
         self._closing = True
         for side in self._sides:
             side.end.shutdown(socket.SHUT_WR)
@@ -193,7 +196,7 @@ class Spawner:
 
 
 def readable(fd: int, timeout: float | None) -> bool:
-    """Whether the descriptor is, or becomes so within ``timeout`` seconds (None: wait for that)."""
+    """Whether the descriptor is readable, or becomes so within ``timeout`` seconds (None: waits for that)."""
     return bool(_ready([fd], timeout))
 
 
@@ -205,7 +208,7 @@ def _ready(fds: Iterable[int], timeout: float | None = None) -> list[int]:
 
 
 def _let_go(process: int) -> None:
-    """Close the descriptor of a process that has ended.
+    """Closes the descriptor of a process that has ended.
 
     What was forked by another that has been killed is a child of this process where that is the first of its container.
     """
@@ -220,8 +223,7 @@ def _tell(end: socket.socket, what: object, *fds: int) -> None:
 
 
 def _heard(end: socket.socket) -> tuple[Any, list[int]]:
-    """What the other tells, with its descriptors; None where it has closed, be it with news unread. A descriptor is
-    lost where this process may have no more of them."""
+    """Returns what the other side sends, with its descriptors; None if it has closed, even with news unread."""
     try:
         data, fds, _, _ = socket.recv_fds(end, _LARGEST, 1)
     except OSError:
@@ -233,7 +235,7 @@ def _heard(end: socket.socket) -> tuple[Any, list[int]]:
 
 
 def _main(*arguments: Any) -> None:
-    """Nothing that multiprocessing does at a process's end, which is to wait for a spare, say."""
+    """Runs a spawner, without what multiprocessing does at a process's end, which is to wait for a spare, say."""
     try:
         _serve(*arguments)
     except BaseException:
@@ -243,7 +245,7 @@ def _main(*arguments: Any) -> None:
 
 
 def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: Start, parent: int) -> None:
-    """``parent``: a descriptor of the process that all this is for."""
+    """Serves requests. ``parent``: a descriptor of the process that all this is for."""
     forking.begin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     links.late_ends.append(end)  # what is forked from here closes it
@@ -271,14 +273,14 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
 
 
 def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
-    """One that cannot be forked closes its end."""
+    """Forks a spare; one that cannot be forked closes its end."""
     spare = context.Process(target=_main, args=(end, context, links, start, parent), daemon=False)
     with end, contextlib.suppress(OSError):
         forking.start(spare)
 
 
 def _forked(end: socket.socket, start: Start, number: int) -> dict[int, BaseProcess]:
-    """A worker of this number, if it can be forked; the parent is told."""
+    """Forks a worker of this number, if that is possible, and tells the parent."""
     try:
         process = start(number)
     except Exception as error:

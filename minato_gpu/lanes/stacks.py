@@ -31,20 +31,20 @@ _LAST = b"\0"  # before last words; no stack has it
 
 
 def offer(end: socket.socket) -> None:
-    """In a worker process: from now on the signal makes it write its stacks to ``end``."""
+    """Makes the signal write this worker process's stacks to ``end`` from now on."""
     end.setblocking(False)  # a dump that nobody reads must not hold the worker
     faulthandler.register(SIGNAL, file=end.fileno(), all_threads=True, chain=False)
 
 
 def leave_word(end: socket.socket, error: BaseException) -> None:
-    """In a worker process that this exception ends: tell its name and traceback."""
+    """Sends the name and traceback of the exception that ends this worker process."""
     text = "".join(traceback.format_exception(error)).encode("utf-8", "replace")
     with contextlib.suppress(OSError):  # nobody is there, or nobody reads
         end.sendall(_LAST + type(error).__name__.encode("utf-8", "replace") + _LAST + text[-_MOST:])
 
 
 def last_words(end: socket.socket) -> tuple[str, str]:
-    """Name and traceback of what ended a worker process, read from the other end; empty where no exception did."""
+    """Returns name and traceback of what ended a worker process, read from the other end; empty if no exception did."""
     end.setblocking(False)
     data = b""
     with contextlib.suppress(BlockingIOError):
@@ -55,7 +55,7 @@ def last_words(end: socket.socket) -> tuple[str, str]:
 
 
 def of_process(pid: int, end: socket.socket) -> str:
-    """The stacks of a worker process, read from the other end; empty where it does not answer."""
+    """Returns the stacks of a worker process, read from the other end; empty if it does not answer."""
     if not _listens(pid):  # one that is still starting would be killed by the signal
         return ""
     end.setblocking(False)
@@ -89,7 +89,7 @@ def _could_run(pid: int) -> bool:
 
 
 def _ran_s(pid: int) -> float:
-    """Seconds that the thread that answers has been on a core; infinite where the kernel does not tell."""
+    """Returns the seconds that the thread that answers has been on a core; infinite if the kernel does not tell."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) * 1e-9 or float("inf")
     except (OSError, IndexError):
@@ -107,13 +107,13 @@ def _listens(pid: int) -> bool:
 
 
 def of_thread(thread: threading.Thread) -> str:
-    """The stack of a worker thread; empty where it has ended."""
+    """Returns the stack of a worker thread; empty if it has ended."""
     frame = sys._current_frames().get(thread.ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
 
 
 def told(stacks: dict[int, str]) -> str:
-    """Stacks by worker, as the rest of an error's message."""
+    """Returns stacks by worker, as the rest of an error's message."""
     return "".join(
         f"\nWorker {number} is at:\n{stack or '  (it does not answer)'}" for number, stack in sorted(stacks.items())
     )

@@ -21,7 +21,7 @@ from minato_gpu.samples import Value
 
 
 class Store:
-    """A worker's way to write and to read samples."""
+    """Writes and reads a worker's samples in shared memory."""
 
     def __init__(self, worker: int, links: WorkerChannels, arena: Arena | None = None) -> None:
         self._worker = worker
@@ -33,21 +33,21 @@ class Store:
         self._views: list[NDArray[Value] | None] = []
 
     def layout(self, data: bytes) -> Layout:
-        """The layout with this pickle."""
+        """Returns the layout with this pickle."""
         layout = self._layouts.get(data)
         if layout is None:
             layout = self._layouts[data] = pickle.loads(data)
         return layout
 
     def views(self, slab: int, rows: int, layout: bytes) -> list[NDArray[Value] | None]:
-        """The arrays of a slab in the engine's arena."""
+        """Returns the arrays of a slab in the engine's arena."""
         if self._slab != (slab, rows, layout):
             self._slab = (slab, rows, layout)
             self._views = self.layout(layout).views(self._links.buffer(-1), slab, rows)
         return self._views
 
     def put(self, value: Value, *, collated: bool = False) -> Blob | Local:
-        """Lay an object down for other processes to read."""
+        """Stores an object for other processes to read."""
         handover = self.handover
         if handover is None:
             return Local(value, approximate_bytes(value), collated)
@@ -71,7 +71,7 @@ class Store:
         return Blob(self._worker, ((offset, dumped.nbytes), *parts), collated)
 
     def lay_down(self, data: bytes | memoryview) -> tuple[int, int]:
-        """Put bytes into the worker's arena, until the parent gives them back; returns offset and bytes."""
+        """Stores bytes in the worker's arena, until the parent gives them back; returns offset and bytes."""
         assert self.handover is not None
         self.reclaim()
         arena = self.handover.arena
@@ -80,20 +80,23 @@ class Store:
         return offset, len(data)
 
     def reclaim(self) -> None:
-        """Free what the parent has given back."""
+        """Frees what the parent has given back."""
         assert self.handover is not None
         for offset in self._links.board.returned(self._worker):
             self.handover.free(offset)
 
     def discard(self, item: Item) -> None:
-        """Take back what was put and never reported."""
+        """Takes back what was put and never reported."""
         if isinstance(item, Blob) and self.handover is not None:
             for offset, _ in item.blocks:
                 self.handover.free(offset)
 
     def get(self, item: Reference, *, lasting: bool = False) -> Value:
-        """The object that a reference names; arrays in it are views of shared memory, which is used again once the
-        reference has been given back. ``lasting``: of memory of their own, for who may keep them."""
+        """Returns the object that a reference names.
+
+        Its arrays are views of shared memory, which is used again once the reference has been given back; with
+        ``lasting`` they have memory of their own, for callers that may keep them.
+        """
         if isinstance(item, Local):
             return item.value
         if isinstance(item, Row):
@@ -112,7 +115,7 @@ class Store:
 
 
 def approximate_bytes(value: Value) -> int:
-    """Bytes of the arrays and tensors in a sample, without pickling it."""
+    """Returns the bytes of the arrays and tensors in a sample, without pickling it."""
     if isinstance(value, dict):
         return sum(approximate_bytes(item) for item in value.values())
     if isinstance(value, (list, tuple)):

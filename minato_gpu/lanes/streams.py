@@ -42,12 +42,12 @@ _RAISED = (
 
 
 def is_stateful(thing: Value) -> bool:
-    """Whether it can save and load its state."""
+    """Whether an object can save and load its state."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 def share_seed(pipe: Value, seed: int) -> None:
-    """Let a data pipe's order be drawn from this seed, as PyTorch does before each of its epochs."""
+    """Has a data pipe's order drawn from this seed, as PyTorch does before each of its epochs."""
     apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
@@ -71,23 +71,23 @@ class StreamState(NamedTuple):
 
     @property
     def next_epoch(self) -> StreamState | None:
-        """Where the epoch after this begins, if this stream is never opened."""
+        """Returns where the epoch after this begins, if this stream is never opened."""
         state = dataset_part(self.state)
         return None if state is None else StreamState(state, over=self.over)
 
     @property
     def within_itself(self) -> bool:
-        """Whether the state is one of a data set that is its own iterator, from amidst its pass."""
+        """Whether the state is one of a data set that is its own iterator, in the middle of its pass."""
         return self.batches > 0 and self.state is not None and pickle.loads(self.state)[0] == ITSELF
 
     @property
     def again(self) -> int:
-        """So many batches are read again and dropped."""
+        """How many batches are read again and dropped."""
         return self.batches if self.state is None else self.since
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state, where it was told with the last batch."""
+        """Bytes of the state, if it was reported with the last batch."""
         return 0 if self.state is None or self.since else len(self.state)
 
 
@@ -98,7 +98,7 @@ EVERY = 16
 
 
 def dataset_part(state: bytes | None) -> bytes | None:
-    """Of a stream's state that of its data set, if it has one."""
+    """Returns the data set's part of a stream's state, if it has one."""
     if state is None:
         return None
     kind, _, dataset = pickle.loads(state)
@@ -108,7 +108,7 @@ def dataset_part(state: bytes | None) -> bytes | None:
 
 
 def told_of(dataset: Value, *, over: bool = False) -> StreamState:
-    """The state of a data set that is not being iterated."""
+    """Returns the state of a data set that is not being iterated."""
     if not is_stateful(dataset):
         return StreamState(None)
     try:
@@ -119,7 +119,7 @@ def told_of(dataset: Value, *, over: bool = False) -> StreamState:
 
 
 def load_dataset(dataset: Value, state: bytes | None) -> bytes | None:
-    """Give the data set its part of a stream's state, before ``iter()``. Returns what it had, if it has told it."""
+    """Gives the data set its part of a stream's state, before ``iter()``. Returns what it had, if it has told it."""
     part = dataset_part(state)
     if part is None:
         return None
@@ -243,7 +243,7 @@ class Stream:
             )
 
     def fetch(self, samples: int) -> Value:
-        """The next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
+        """Returns the next batch, as PyTorch would fetch it. Raises StopIteration at the end."""
         self._raised, self.size = False, 0
         if self.ended:
             raise StopIteration
@@ -269,8 +269,10 @@ class Stream:
         return self._collate(data if self._job.auto_collation else data[0])
 
     def told(self, *, exactly: bool = True) -> StreamState:
-        """Where the stream stands now, one batch further than when it was last asked; unless ``exactly``, a large state
-        may be one of some batches ago."""
+        """Returns where the stream stands now, one batch further than when it was last asked.
+
+        Unless ``exactly``, a large state may be one of some batches ago.
+        """
         part: Value = self.samples
         kind = "iterator"
         if isinstance(part, _Passes):
@@ -299,7 +301,7 @@ class Stream:
 
 
 def _global_states() -> dict[str, Value]:
-    """How the global generators stand; some 50 microseconds."""
+    """Returns the states of the global generators; takes some 50 microseconds."""
     numpy: Value = np.random.get_state(legacy=False)
     return {
         "torch": torch.default_generator.get_state().numpy().tobytes(),
@@ -309,6 +311,6 @@ def _global_states() -> dict[str, Value]:
 
 
 def _moved(stood: Mapping[str, Value]) -> set[str]:
-    """Which generators no longer stand there."""
+    """Returns which generators have moved since."""
     stand = _global_states() if stood else {}
     return {name for name, state in stood.items() if stand[name] != state}

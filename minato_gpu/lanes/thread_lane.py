@@ -27,10 +27,10 @@ _Queue = queue.SimpleQueue[Task | None]
 
 
 class ThreadLane(WorkerLane):
-    """Worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends.
+    """Runs worker threads. They cannot be killed: one that is stuck in a sample stays until Python ends.
 
-    ``enter``: what each begins with: to choose a GPU, as libraries that look for theirs take memory of the current one,
-    which is the first one in a new thread.
+    ``enter`` is called as each thread begins, to choose a GPU: libraries take memory of the current one, which is the
+    first one in a new thread.
     """
 
     advice = "It was not replaced: threads cannot be ended from outside. worker_kind='process' can."
@@ -58,8 +58,10 @@ class ThreadLane(WorkerLane):
             undo.pop_all()
 
     def _main(self, number: int, job: Job, tasks: _Queue, store: Store) -> None:
-        """In the thread. What ends a process (``SystemExit``, a panic of compiled code) ends no more than this one: it
-        is told, or the loader would wait for its samples for ever."""
+        """Runs in the thread. What ends a process (``SystemExit``, a panic of compiled code) ends only this thread.
+
+        It is reported, or the loader would wait for its samples for ever.
+        """
         try:
             self._enter()
             Worker(number, job, tasks.get, store, self.links).run()
@@ -69,7 +71,7 @@ class ThreadLane(WorkerLane):
             os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """See Lane."""
+        """Puts the task into the threads' queue."""
         self.leases.add(task)
         self._queues[worker % len(self._queues)].put(task)
 
@@ -90,11 +92,14 @@ class ThreadLane(WorkerLane):
         return stacks.of_thread(self._threads[worker])
 
     def fault_fds(self) -> list[int]:
-        """See Lane."""
+        """Returns the descriptor that is readable when a thread has ended."""
         return [self._bell]
 
     def close(self, timeout: float) -> bool:
-        """Stop every worker after its current sample; idempotent. False when one is still busy after ``timeout``."""
+        """Stops every worker after its current sample.
+
+        Idempotent. Returns False if one is still busy after ``timeout``.
+        """
         self._dismiss(timeout)
         if not self._threads and self._bell >= 0:
             self._watch.close()
@@ -110,7 +115,7 @@ class ThreadLane(WorkerLane):
         return not self._threads
 
     def _dismiss(self, timeout: float | None) -> None:
-        """Have every worker leave after its current sample; those that are still busy after ``timeout`` stay known."""
+        """Has every worker leave after its current sample; those still busy after ``timeout`` stay known."""
         self._begin_no_more()
         for number in range(self.links.workers):
             self._queues[number % len(self._queues)].put(None)

@@ -19,7 +19,7 @@ HEAD = struct.Struct("qq")  # run and chunk of a task, before its pickle: read i
 
 
 class SocketChannel:
-    """The worker's end."""
+    """The worker's end of the socket of tasks."""
 
     def __init__(self, links: WorkerChannels, worker: int) -> None:
         self._links = links
@@ -27,7 +27,7 @@ class SocketChannel:
         self._inbox = links.board.inbox(worker)
 
     def receive(self) -> Task | None:
-        """The next task; None when there will be none."""
+        """Returns the next task; None when there will be none."""
         if not self._tasks.recv_into(self._inbox):
             return None
         message = pickle.loads(self._inbox[HEAD.size :])

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from minato_gpu.lanes.base import Failure, Handed, Item, Laid, NoSample, Piece, Task, TicketOutcome, Yielded
+from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Stored, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.field_keeper import FieldKeeper
 from minato_gpu.lanes.leases import lay_down, lay_down_reads
@@ -27,7 +27,7 @@ from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.streams import Stream, StreamState, share_seed
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import IN_ROW, RETURNED, Lying
+from minato_gpu.memory.completions import IN_ROW, RETURNED, Location
 from minato_gpu.memory.status_board import (
     ACTIVE,
     BYTES,
@@ -58,7 +58,7 @@ _SINCE_S = 50e-6  # the board says that precisely how long a sample has been run
 
 
 class Worker:
-    """Worker ``number``: ``run`` takes tasks until there will be none (``receive`` returns None)."""
+    """Prepares samples and batches: ``run`` takes tasks until ``receive`` returns None."""
 
     def __init__(
         self, number: int, job: Job, receive: Callable[[], Task | None], store: Store, links: WorkerChannels
@@ -86,7 +86,7 @@ class Worker:
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:
-        """Serve until there will be no other task."""
+        """Serves until there will be no other task."""
         AT_HAND.arena, AT_HAND.keeps_fields = self._links.fetched, self._producer.keeping is not None
         AT_HAND.shares = self._producer.sharing is not None
         delay = RunQueueDelay()
@@ -113,13 +113,13 @@ class Worker:
             del task, progress
 
     def _next_task(self) -> Task | None:
-        """Wait for one; before that, while this worker is to rest."""
+        """Waits for a task; before that, while this worker is to rest."""
         while self._number >= self._words[ACTIVE]:
             os.eventfd_read(self._links.rests[self._number])
         return self._receive()
 
     def _count_reads(self) -> None:
-        """Note what has been read from storage itself."""
+        """Counts what has been read from storage itself."""
         self._words[self._row + DIRECT] += AT_HAND.direct
         self._words[self._row + DIRECT_NS] += int(1e9 * AT_HAND.direct_s)
         AT_HAND.direct, AT_HAND.direct_s = 0, 0.0
@@ -127,7 +127,7 @@ class Worker:
     # --- kinds of task -------------------------------------------------------------------------------------
 
     def _prepare(self, task: Task, progress: LeaseProgress) -> None:
-        """Samples of a map-style data set, with or without a pipeline, and batches of them."""
+        """Prepares samples of a map-style data set, with or without a pipeline, and batches of them."""
         if self._job.cuts and task.kind == "run":
             progress.parts = []
         items = not (self._job.auto_collation or task.pieces[0].joins)
@@ -152,7 +152,7 @@ class Worker:
                 self._return_rest(progress)
 
     def _return_rest(self, progress: LeaseProgress) -> None:
-        """The credit is used up: what is not begun is returned, unless it was taken back before (see ``_go_on``)."""
+        """Returns what is not begun, as the credit is used up, unless it was taken back before (see ``_go_on``)."""
         self._show(progress.done + 1)
         self._board.fence()
         if not self._base <= self._words[self._row + LIMIT] <= self._base + progress.done:
@@ -161,8 +161,11 @@ class Worker:
             self._bell.publish(piece.marks + at, [0.0], progress.now, 0.0, self._number, [(RETURNED, 0, 0)])
 
     def _owed(self, task: Task) -> int:
-        """Bytes that this worker has prepared beyond its credit, of which nobody knew as the task was dispatched. So
-        however many tasks wait for it, it is ahead of its credit by one sample at most (P4)."""
+        """Returns the bytes that this worker has prepared beyond its credit, and that nobody knew of at the task's
+        dispatch.
+
+        So however many tasks wait for it, it is ahead of its credit by one sample at most (P4).
+        """
         run, chunk, nbytes = self._overdrawn
         known = task.ended is None or task.ended.get(self._number, -1) >= chunk
         return 0 if run != task.run or known else max(nbytes, 0)
@@ -181,15 +184,15 @@ class Worker:
             self._mark(progress)
 
     def _next(self, task: Task, progress: LeaseProgress) -> None:
-        """The next batches of the worker's own stream."""
+        """Reads the next batches of the worker's own stream."""
         piece = task.pieces[0]
         progress.shift = piece.marks
         progress.tell_each()
         self._go_on(progress, piece, 0, lambda at: self._fetch(task), lambda at, item: item, to_end=False)
 
     def _fetch(self, task: Task) -> Item:
-        """The next batch of the worker's own stream, as PyTorch's worker would fetch it."""
-        item: Laid | Failure | None = None
+        """Returns the next batch of the worker's own stream, as PyTorch's worker would fetch it."""
+        item: Stored | Failure | None = None
         failed = False  # so that nobody knows how far into the batch
         try:
             no_end(self._producer.check_started, "worker_init_fn")()
@@ -219,7 +222,7 @@ class Worker:
         self._stream = opened(self._job, task.start, task.samples, self._goes_on)
 
     def _goes_on(self) -> bool:
-        """One more sample of a stream that is read again: whether the parent still wants it."""
+        """Called for each replayed sample of a stream; False once the parent has cancelled."""
         self._words[self._row + SINCE_NS] = int(1e9 * perf_counter())
         return bool(self._words[self._row + LIMIT] != self._base)
 
@@ -227,7 +230,7 @@ class Worker:
         self._words[self._row + STAGE] = number + 1
 
     def _show(self, started: int, stage: int = 0) -> None:
-        """Tell the board what begins now."""
+        """Shows on the board what begins now."""
         words, row = self._words, self._row
         words[row + STAGE] = stage
         words[row + STARTED] = started
@@ -236,7 +239,7 @@ class Worker:
     # --- samples -------------------------------------------------------------------------------------------
 
     def _attempt(self, task: Task, progress: LeaseProgress) -> bool:
-        """Prepare what is not done; False when it must be done again because unseeded samples drew."""
+        """Prepares what is not done; False if it must be done again because unseeded samples drew."""
         words, stage, end = self._words, self._row + STAGE, 0
         for piece in task.pieces:
             begin, end = end, end + len(piece.keys)
@@ -269,8 +272,9 @@ class Worker:
         return progress.reported == progress.done or not (progress.unseeded and self._producer.drew())
 
     def _where_missing(self, piece: Piece, produce: Produce, progress: LeaseProgress) -> Produce:
-        """Of a batch that is composed: a sample that is stored is loaded, the others are prepared. So is one that can't
-        be loaded: as with those that can't be sent, the ``collate_fn`` may make something of it where it is prepared.
+        """Returns a function that loads the samples of a batch that are stored, and prepares the others.
+
+        One that cannot be loaded is prepared, too: the ``collate_fn`` may make something of it where it is prepared.
         """
         stored, lasting = piece.stored, self._placement.own_collate
 
@@ -286,7 +290,7 @@ class Worker:
         return produced
 
     def _join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> bool:
-        """Join a batch whose samples are all at hand; False as of ``_attempt``."""
+        """Joins a batch whose samples are all ready; False as for ``_attempt``."""
         words = self._words
         if progress.unseeded and self._placement.own_collate and self._producer.drew():
             return False  # the batch has seeds of its own: what samples have drawn would be seen no more
@@ -300,9 +304,13 @@ class Worker:
     def _go_on(
         self, progress: LeaseProgress, piece: Piece, first: int, produce: Produce, put: Put, *, to_end: bool
     ) -> bool:
-        """Prepare samples ``first`` and on of the piece, to its end, where it is revoked, or to the task's credit, and
-        ``_publish`` those that are due; returns what that does. Nothing is called that need not be: cheap samples come
-        by the hundred, and what a costly one has swept out of the processor's caches is slow to call."""
+        """Prepares samples of the piece from ``first`` on, and publishes those that are due; returns what ``_publish``
+        does.
+
+        It ends with the piece, where it is revoked, or with the task's credit. Nothing is called that need not be:
+        cheap samples come by the hundred, and what a costly one has swept out of the processor's caches is slow to
+        call.
+        """
         words, started, limit, since = self._words, self._row + STARTED, self._row + LIMIT, self._row + SINCE_NS
         fence, unfence = self._board.barrier.acquire, self._board.barrier.release
         now, done, delayed, shown, share = progress.now, progress.done, progress.delayed, 0.0, progress.share
@@ -345,7 +353,7 @@ class Worker:
     # --- reports -------------------------------------------------------------------------------------------
 
     def _publish(self, progress: LeaseProgress) -> bool:
-        """Mark what is finished so far; False where it must not be told, as it drew without seeds."""
+        """Marks what is finished so far; False if it must not be reported, as it drew without seeds."""
         if progress.unseeded and self._producer.drew():
             return False
         if progress.times:
@@ -353,9 +361,9 @@ class Worker:
         return True
 
     def _mark(self, progress: LeaseProgress) -> None:
-        """Mark what is finished."""
+        """Marks what is finished."""
         items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
-        lying: list[Lying] | None = None
+        lying: list[Location] | None = None
         if progress.parts is not None or layout is not None or items.count(None) < len(items):
             self._show_stage(REPORTING - 1)
             if progress.task.kind == "inspect" and self._store.handover is not None:
@@ -372,7 +380,7 @@ class Worker:
 
     @staticmethod
     def _outcomes(progress: LeaseProgress) -> list[TicketOutcome | None]:
-        """What is to be said of each sample that is no plain row; with the first, what it was found out of all."""
+        """Returns what is to be said of each sample that is no plain row; with the first, what was found out of all."""
         parts = progress.parts or [None] * len(progress.items)
         pairs = zip(progress.items, parts, strict=True)
         found = [None if item is None and part is None else TicketOutcome(item, part) for item, part in pairs]
@@ -382,8 +390,8 @@ class Worker:
             progress.layout, progress.prepared = None, 0
         return found
 
-    def _lay_down(self, progress: LeaseProgress, outcome: TicketOutcome, mark: int) -> Lying:
-        """Where the parent finds the outcome; where it cannot be sent, that is the outcome."""
+    def _lay_down(self, progress: LeaseProgress, outcome: TicketOutcome, mark: int) -> Location:
+        """Stores an outcome and returns where; if it cannot be sent, that is the outcome."""
         try:
             return lay_down(outcome, mark, self._store, self._links)
         except Exception as error:
@@ -392,7 +400,7 @@ class Worker:
         return lay_down(failed, mark, self._store, self._links)
 
     def _end(self, progress: LeaseProgress) -> None:
-        """The worker is through with its task."""
+        """Ends the task."""
         words, task = self._words, progress.task
         singly = task.kind in ("run", "next")
         if singly and progress.done < progress.size and not progress.returned:
@@ -413,4 +421,4 @@ def _unless_handed(put: Put) -> Put:
 
 
 def _nothing(*_: object) -> None:
-    """The sample of an empty batch."""
+    """Stands for the sample of an empty batch."""

@@ -34,7 +34,10 @@ _open_links: WeakSet[WorkerChannels] = WeakSet()
 
 
 class WorkerChannels:
-    """The shared ends. Owner -1 is the engine's arena, the others are those of the workers."""
+    """What the training process and its workers share.
+
+    Owner -1 is the engine's arena, the others are those of the workers.
+    """
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class WorkerChannels:
         _open_links.add(self)
 
     def _open(self, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
-        """Memory and bells; ``undo`` is told how to close them."""
+        """Makes memory and bells; ``undo`` closes them."""
 
         def owned(memory: _Memory) -> _Memory:
             undo.callback(memory.close)
@@ -86,7 +89,7 @@ class WorkerChannels:
         self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}  # where the last ones wait then
 
     def _connect(self, addressed: bool, arenas: bool, undo: contextlib.ExitStack) -> None:
-        """Sockets; ``undo`` is told how to close them."""
+        """Makes sockets; ``undo`` closes them."""
 
         def owned(pair: tuple[socket.socket, socket.socket]) -> tuple[socket.socket, socket.socket]:
             for end in pair:
@@ -107,19 +110,19 @@ class WorkerChannels:
         self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
 
     def buffer(self, owner: int) -> memoryview:
-        """The mapping of the owner's arena."""
+        """Returns the mapping of the owner's arena."""
         return (self.engine_arena if owner < 0 else self.arenas[owner]).buffer
 
     def receiver(self, worker: int) -> socket.socket:
-        """Where this worker's tasks arrive."""
+        """Returns where this worker's tasks arrive."""
         return self.task_receivers[worker % len(self.task_receivers)]
 
     def sender(self, worker: int) -> socket.socket:
-        """Where tasks for this worker go (any worker, when tasks are not addressed)."""
+        """Returns where tasks for this worker go (any worker, when tasks are not addressed)."""
         return self.task_senders[worker % len(self.task_senders)]
 
     def activate(self, workers: int) -> None:
-        """So many workers take tasks from now on; one that waits for a task already may take one more."""
+        """Has so many workers take tasks from now on; one that waits for a task already may take one more."""
         self.board.words[ACTIVE] = workers
         self.board.fence()
         for worker, rest in self.rests.items():
@@ -127,12 +130,12 @@ class WorkerChannels:
                 os.eventfd_write(rest, 1)
 
     def close_parent_ends(self) -> None:
-        """Drop the ends whose closing tells workers to leave. Idempotent."""
+        """Closes the ends whose closing tells workers to leave. Idempotent."""
         for end in self.parent_ends:
             end.close()
 
     def close(self) -> None:
-        """In the parent: drop everything; memory lives on while batches of it do. Idempotent."""
+        """Closes everything in the parent; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
         for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, *self.stack_writers):
             end.close()
@@ -161,7 +164,7 @@ class WorkerChannels:
 
 
 def _attached(kind: Callable[..., Value], fd: Value, *arguments: Value) -> Value:
-    """In the child: the same shared memory."""
+    """Attaches a child to the same shared memory."""
     return kind(*arguments, fd=fd.detach())
 
 
@@ -174,8 +177,10 @@ _Pickler.register(
 
 
 def _close_inherited_ends() -> None:
-    """In a freshly forked process, a worker or one of the program's own: drop the parent's ends of every loader, or
-    their workers would go on after the parent has died."""
+    """Closes, in a freshly forked process, the parent's ends of every loader.
+
+    Otherwise their workers would go on after the parent has died.
+    """
     for links in list(_open_links):
         with contextlib.suppress(OSError):
             links.close_parent_ends()

@@ -26,7 +26,7 @@ from minato_gpu.scheduling.messages import CPU
 
 
 class WorkerLane(Lane):
-    """What process and thread workers share: the board."""
+    """The common part of process and thread lanes: commands and answers by the board."""
 
     name = kind = CPU
     can_kill = False
@@ -45,11 +45,11 @@ class WorkerLane(Lane):
         self._gone: set[int] = set()  # workers that have ended, or are being killed
 
     def sleep(self, *, every_task: bool) -> None:
-        """See Lane."""
+        """Says that whoever receives is about to wait."""
         self.links.board.words[RING_FROM] = 0 if every_task else self.leases.low(self.slots)
 
     def resize(self, slots: int) -> None:
-        """See Lane."""
+        """Has so many workers take tasks; answered by ``Opened``."""
         more, self.slots = slots - self.slots, slots
         self.links.activate(slots)
         self._answer(Opened(more))
@@ -57,7 +57,7 @@ class WorkerLane(Lane):
     # --- work ---
 
     def recall(self) -> None:
-        """See Lane."""
+        """Takes back tasks that no worker has taken; answered by ``Recalled``."""
         self.links.board.words[RING_FROM] = 0
         tasks = self._taken_back()
         for task in tasks:
@@ -66,11 +66,11 @@ class WorkerLane(Lane):
             self._answer(Recalled(tuple(tasks)))
 
     def _taken_back(self) -> list[Number]:
-        """Tasks that no worker has taken, and none will."""
+        """Returns tasks that no worker has taken, and none will."""
         raise NotImplementedError
 
     def _begin_no_more(self) -> None:
-        """Every worker is through after its current sample; those that rest come to leave, too."""
+        """Ends every worker after its current sample; those that rest come to leave, too."""
         self._taken_back()
         self.links.activate(self.links.workers)
         for worker in range(self.links.workers):
@@ -78,7 +78,7 @@ class WorkerLane(Lane):
             words[row + LIMIT] = base_of(words[row + RUN], words[row + CHUNK])
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
-        """See Lane."""
+        """Stops the worker at the task before sample ``keep``, by its row of the board."""
         worker = self.links.board.find(run, chunk)
         if worker is None:
             return
@@ -89,11 +89,11 @@ class WorkerLane(Lane):
             self._answer(KeptSamples(run, chunk, kept, self.links.board.nbytes(worker)))
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """See Lane."""
+        """Asks the worker at the task, by the board, to hand its current sample over."""
         self.links.board.hand_over(run, chunk, splits)
 
     def look(self) -> None:
-        """See Lane."""
+        """Looks at marks and board; answered by reports, then ``Progress``."""
         self._looks = True
 
     def _answer(self, message: Message) -> None:
@@ -103,7 +103,7 @@ class WorkerLane(Lane):
     # --- what it tells ---
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """See Lane."""
+        """Returns what marks, the board and ended workers say."""
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
         self._hear()  # before marks are read: those of the dead are all there by then
@@ -118,12 +118,12 @@ class WorkerLane(Lane):
         return out
 
     def _hear(self) -> None:
-        """Workers that have ended or arrived go to ``_faults``."""
+        """Puts workers that have ended or arrived into ``_faults``."""
         raise NotImplementedError
 
     def _buried(self, fault: Exit | Opened) -> Exit | Opened:
-        """The same, with what the worker had taken last; all that it told is taken in."""
-        if isinstance(fault, Opened) or fault.unborn:
+        """Returns the fault with what the worker had taken last; all that it reported is taken in."""
+        if isinstance(fault, Opened) or fault.start_error:
             return fault
         claim = self.links.board.claim(fault.number)
         self.leases.drop(claim.run, claim.chunk)
@@ -132,7 +132,7 @@ class WorkerLane(Lane):
         return dataclasses.replace(fault, claim=claim)
 
     def at_work(self) -> tuple[AtWork, ...]:
-        """What the workers are at that are at a task."""
+        """Returns what the workers that are at a task are at."""
         found, board, words = [], self.links.board, self.links.board.words
         for worker in range(self.links.workers):
             row = board.row(worker)
@@ -142,24 +142,24 @@ class WorkerLane(Lane):
         return tuple(found)
 
     def fds(self) -> list[int]:
-        """See Lane."""
+        """Returns the bell that workers ring."""
         return [self.links.consumer_wake]
 
     # --- faults ---
 
     def who(self, worker: int) -> str:
-        """See Lane."""
+        """Returns a worker in words."""
         return f"worker {worker} (pid {self.pids[worker]})"
 
     def stacks_at_work(self) -> str:
-        """See Lane. Where none is at work, they may never have come to take a task."""
+        """Returns the stacks of workers at work; of all if none is: they may never have come to take a task."""
         busy = [each.worker for each in self.at_work()]
         return stacks.told({worker: self._stack_of(worker) for worker in busy or range(self.links.workers)})
 
     def stack_of_hung(self, worker: int) -> str:
-        """See Lane."""
+        """Returns the stack of a worker that is taken to hang."""
         return stacks.told({worker: self._stack_of(worker)})
 
     def _stack_of(self, worker: int) -> str:
-        """The Python stack of a worker; empty where there is none."""
+        """Returns the Python stack of a worker; empty if there is none."""
         raise NotImplementedError

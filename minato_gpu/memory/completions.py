@@ -64,10 +64,10 @@ anything else, whose ``TicketOutcome`` is pickled there; the same in this very p
 nothing: the worker returns this ticket and those of its lease that follow. Of host reads that are reported together
 the first is ``READS``, which has those of all of them; each other is ``READ``."""
 
-Lying = tuple[int, int, int]
+Location = tuple[int, int, int]
 """What a ticket has become, and where that is stored in the worker's arena: offset and bytes."""
 
-IN_ROW: Lying = ROW, 0, 0
+IN_ROW: Location = ROW, 0, 0
 
 End = float | Sequence[float]
 """When tickets that are told together were finished: a time for all, or one for each."""
@@ -80,7 +80,7 @@ class Taken(NamedTuple):
     elapsed: float  # seconds of all together
     ends: list[float]  # when each was finished
     worker: int
-    lying: list[Lying] | None  # what each is, and where it is stored; None if all are in their rows
+    lying: list[Location] | None  # what each is, and where it is stored; None if all are in their rows
 
 
 class Completions:
@@ -161,7 +161,7 @@ class Completions:
     # --- worker -------------------------------------------------------------------------------------------
 
     def record(
-        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
+        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Location] | None
     ) -> None:
         """Records finished tickets from ``begin`` on, before they are ``set_ready``.
 
@@ -235,7 +235,7 @@ class Bell:
             os.eventfd_write(self._consumer, 1)
 
     def publish(
-        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Lying] | None
+        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Location] | None
     ) -> None:
         """Reports tickets from ``begin`` on as finished (see ``Completions.record``), and wakes the consumer if it
         waits for them."""

@@ -312,13 +312,17 @@ class Sharer:
             ticket = heapq.heappop(self._ahead)
             if ticket in self._ready:
                 self._waiting[ticket] = self._wants[ticket]
-        for ticket, sample in sorted(self._waiting.items(), key=_by_ticket):
+        for ticket, sample in [*self._waiting.items()]:
             if group.why_not:
                 self._pass(ticket)
             elif sample.by is not None and sample.block != NOWHERE:
                 self._copy(ticket, sample, sample.by)
-            elif sample.owner is None:
+            elif sample.owner is None and self._has_room:
                 self._grant(ticket, sample)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self.granted) < UNFINISHED * self._workers
 
     def _copy(self, ticket: int, sample: SharedSample, by: Sharer) -> None:
         self.group.unused = 0
@@ -332,37 +336,30 @@ class Sharer:
             self._comparing[ticket] = doubted
             doubted.compared += 1
             self._pass(ticket, (*place, 1))
-        elif not self._comparing:  # else this loader's own workers soon tell more
+        elif self._has_room and not self._comparing:  # else this loader's own workers soon tell more
             self._grant(ticket, sample)
 
     def _grant(self, ticket: int, sample: SharedSample) -> None:
         group, is_there, wanted = self.group, sample.block != NOWHERE, len(sample.wanted) > 1
-        if not (is_there or wanted) and (
-            sample.begun or group.unused >= _UNUSED
-        ):  # others have had it, or are elsewhere
-            self._pass(ticket)
-        elif not self.believed and any(
-            one.believed and not one.is_late and one.waits_for(sample) for one in sample.wanted
-        ):
+        others = not self.believed and sample.wanted
+        if others and any(one.believed and not one.is_late and one.waits_for(sample) for one in others):
             return  # it is about to be there, to be compared
-        elif len(self.granted) < UNFINISHED * self._workers:
-            self.again += sample.begun
-            sample.begun = True
-            self.granted.add(sample)
-            if is_there:  # and it is not known whether it is the same
-                self._pass(ticket)
-                return
-            group.unused += not wanted
-            sample.owner, sample.since = self, self._shared.now()
-            self.granted_count += 1
-            self._pass(ticket, (ASKED, 0, 0, PREPARED, sample.number, None))
+        self.again += sample.begun
+        if not (is_there or wanted) and (sample.begun or group.unused >= _UNUSED):
+            self._pass(ticket)  # others have had it, or are elsewhere
+            return
+        sample.begun = True
+        self.granted.add(sample)
+        if is_there:  # and it is not known whether it is the same
+            self._pass(ticket)
+            return
+        group.unused += not wanted
+        sample.owner, sample.since = self, self._shared.now()
+        self.granted_count += 1
+        self._pass(ticket, (ASKED, 0, 0, PREPARED, sample.number, None))
 
     def _pass(self, ticket: int, *more: Place) -> None:
         _, places = self._ready.pop(ticket)
         self._waiting.pop(ticket, None)
         self.there.add(ticket)
         self._pass_on((ticket, (*places, *more)))
-
-
-def _by_ticket(item: tuple[int, SharedSample]) -> int:
-    return item[0]

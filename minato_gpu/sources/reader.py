@@ -1,4 +1,4 @@
-"""The loader's side of its reader process (process.py): started, asked, heard, lent to one set of workers at a time.
+"""The loader's side of its reader process (process.py): starts it, sends requests, receives answers.
 
 The process lives as long as its loader: what its tier in memory keeps stays when workers end with an epoch.
 """
@@ -44,7 +44,7 @@ _readers: WeakSet[Reader] = WeakSet()
 
 
 class Outbox:
-    """What is wanted and what is released, not sent yet: many tickets are sent together, where nobody waits for one.
+    """Collects what is wanted and what is released until it is sent.
 
     Most are wanted long before anybody needs them, and what is released makes room for such. Sent one batch at a time
     they would wake the reader process three times for each.
@@ -57,13 +57,13 @@ class Outbox:
         self._nbytes = 0
 
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
-        """These are wanted, after all before."""
+        """Asks for the bytes of these tickets, after all before."""
         if tickets:
             self._wanted.append((place, tickets))
             self._tickets += len(tickets)
 
     def release(self, ticket: int, places: Iterable[Place]) -> None:
-        """What was there for a ticket is not needed any more."""
+        """Releases the bytes of a ticket."""
         self._released.append(ticket)
         for place in places:
             self._nbytes += place[1]
@@ -77,15 +77,14 @@ class Outbox:
         return bool(self._tickets) and self._wanted[0][1][0][0] < admitted + _FAR
 
     def take(self) -> tuple[list[int], list[Want]]:
-        """All of it: released, and wanted."""
+        """Returns everything: released, and wanted."""
         sent = self._released, self._wanted
         self._wanted, self._tickets, self._released, self._nbytes = [], 0, [], 0
         return sent
 
 
 class Reader:
-    """One reader process. ``start`` starts a process in which a function is called with what it takes, and returns it;
-    ``stays``: it goes on after it is given back. To be made before the training process has threads.
+    """The connection to one reader process.
 
     Raises OSError where there is no address space for what it is to keep in memory.
     """
@@ -118,7 +117,7 @@ class Reader:
         self._forget_exit = children.closed_at_exit(self.close)
 
     def _hold(self, end: socket.socket, arena: Arena, settings: ReaderSettings, *, stays: bool) -> None:
-        """This side's socket, and the memory where bytes lie."""
+        """Keeps this side's socket, and the memory that holds the bytes."""
         self.end, self.arena, self.settings, self._stays = end, arena, settings, stays
         self.counts: dict[str, Any] = {}  # its work for these workers, as it was told last
         self.run = 0  # of the tickets: what is told of an earlier one is of no use
@@ -129,30 +128,30 @@ class Reader:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed, and is not a fork's."""
+        """Whether it has not been closed, and belongs to this process, not to its parent."""
         return self.process is not None and os.getpid() == self._owner
 
     @property
     def runs(self) -> bool:
-        """Whether the process does."""
+        """Whether the reader process still runs."""
         return self.process is not None and children.exit_code(self.process, self.process.sentinel) is None
 
     # --- what it is told -------------------------------------------------------------------------------------
 
     def new_run(self) -> None:
-        """Nothing of what was wanted is wanted any more: the next message makes the process forget it."""
+        """Cancels all that was wanted: the next message makes the process forget it."""
         self.run += 1
 
     def begin(self, begun: Begun) -> None:
-        """An epoch begins: what is wanted from now on is wanted by that."""
+        """Begins an epoch: what is wanted from now on is wanted by it."""
         self._send("begin", begun)
 
     def admit(self, end: int) -> None:
-        """Tickets below ``end`` are in the window."""
+        """Notes that tickets below ``end`` are in the window."""
         self._send("admit", end)
 
     def send(self, outbox: Outbox) -> None:
-        """Send what is wanted and what is released."""
+        """Sends what is wanted and what is released."""
         self._send("say", outbox.take())
 
     def _send(self, kind: str, what: Any) -> None:
@@ -160,19 +159,20 @@ class Reader:
         self._flush()
 
     def _flush(self) -> None:
-        """What there is no room for is sent once it has said something."""
+        """Sends what is queued; what there is no room for is sent once the process has sent something."""
         with contextlib.suppress(OSError):  # it has ended, which ``receive`` finds out
             self._messages.flush()
 
     # --- what it tells ---------------------------------------------------------------------------------------
 
     def receive(self) -> list[Ready] | None:
-        """What has been told of this run since the last call; None once the process has ended."""
+        """Returns the tickets of this run whose bytes have arrived since the last call; None once the process has
+        ended."""
         found = self._heard()
         return None if found is None else [each for some in found for each in some]
 
     def _heard(self) -> list[list[Ready]] | None:
-        """The messages of this run."""
+        """Returns the messages of this run."""
         try:
             messages = self._messages.receive()
         except OSError:
@@ -183,7 +183,7 @@ class Reader:
         return [told for of, told, _ in messages if of == self.run]
 
     def say_lost(self) -> None:
-        """Log that the process has ended, and what follows from it."""
+        """Logs that the process has ended, and what follows from it."""
         if self.process is None:
             return
         self.process.join(_LEAVE_S)
@@ -197,8 +197,10 @@ class Reader:
     # --- its end ---------------------------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """The workers have ended: the process ends what is under way, and waits for the next; ``counts`` are complete.
-        Where it does not answer, it is closed."""
+        """Notes that the workers have ended: the process ends what is under way, and waits for the next workers.
+
+        ``counts`` are complete then. If it does not answer, it is closed.
+        """
         if not self.is_open:
             return
         if not self._stays:
@@ -215,7 +217,7 @@ class Reader:
             self.close()
 
     def close(self) -> None:
-        """End the process, and hear what it has to say last. Idempotent, and of no effect in a fork."""
+        """Ends the process, and receives its last message. Idempotent, and of no effect after a fork."""
         if not self.is_open:
             return
         process, self.process = self.process, None
@@ -235,16 +237,15 @@ class Reader:
 
 
 class ReaderOwner:
-    """Has the reader process of one loader, from the first workers on; lends it to one set of workers at a time."""
+    """Owns the reader process of one loader, from the first workers on, and lends it to one set of workers at a
+    time."""
 
     def __init__(self) -> None:
         self._reader: Reader | None = None
         self._pipeline: object = None  # whose fields it keeps
 
     def borrow(self, pipeline: object, settings: ReaderSettings, make: Callable[..., Reader]) -> Reader:
-        """A reader process with these settings, to be given back. While others have the loader's, it is another one
-        that keeps nothing in memory; where that has ended, or the settings or the pipeline have changed, a new one.
-        ``make`` makes it, of settings and whether it ``stays``."""
+        """Returns a reader process with these settings, to be given back."""
         reader = self._reader
         if reader is not None and reader.lent:
             return make(replace(settings, memory_bytes=0, keeps_fields=False), stays=False)
@@ -261,7 +262,10 @@ class ReaderOwner:
 
 
 def arena_of(budget: int) -> Arena:
-    """Twice the budget, as sizes that differ leave gaps; and what is read ahead. Memory is taken as it is written."""
+    """Makes the arena: twice the budget, as sizes that differ leave gaps, and what is read ahead.
+
+    Memory is taken as it is written.
+    """
     if not budget:
         return Arena("fetched")
     wanted = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
@@ -277,8 +281,10 @@ def arena_of(budget: int) -> Arena:
 
 
 def _close_inherited_ends() -> None:
-    """In a freshly forked process: it must not keep open what tells a reader process that its loader has gone, nor wait
-    for that process as it ends. (Workers need the socket for fields.)"""
+    """Closes, in a freshly forked process, what would keep a reader process from seeing that its loader has gone.
+
+    Nor must it wait for that process as it ends. (Workers need the socket for fields.)
+    """
     for reader in list(_readers):
         with contextlib.suppress(OSError):
             reader.end.close()

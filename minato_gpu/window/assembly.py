@@ -12,11 +12,11 @@ from minato_gpu.lanes.base import (
     Blob,
     Failure,
     Item,
-    Laid,
     Local,
     NoSample,
     Piece,
     Reference,
+    Stored,
     reraise,
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -223,7 +223,7 @@ class Assembly:
             batch.nbytes, batch.ready = 0, True
         return bool(batch.size)
 
-    def _came(self, batch: Batch, item: Laid) -> None:
+    def _came(self, batch: Batch, item: Stored) -> None:
         """Takes in a batch that a worker has joined, and registers its blocks as loaned before it leaves the window.
 
         Otherwise, if its worker died in between, the replacement would reuse the memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from minato_gpu.lanes.base import Blob, Features, Handed, Item, Laid, Local, Yielded
+from minato_gpu.lanes.base import Blob, Features, Handed, Item, Local, Stored, Yielded
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.samples import Value
@@ -41,7 +41,7 @@ class HostMemoryAccount:
         if isinstance(item, Blob):
             self._loans.give_back(item.places)
 
-    def lend(self, item: Laid) -> Callable[[], Value]:
+    def lend(self, item: Stored) -> Callable[[], Value]:
         """Registers an object's memory as loaned; returns a function that returns the object."""
         if isinstance(item, Local):
             return lambda: item.value

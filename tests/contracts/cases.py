@@ -122,7 +122,9 @@ class Case:
     interruption: str = "none"  # of the first epoch
     epochs: int = 2
     ranks: int = 1
-    share: bool = False  # whether ranks, resumed loaders and the like share a reader process
+    share: bool | str = (
+        False  # whether ranks, resumed loaders and the like share a reader process; "prepared": samples too
+    )
 
     def __str__(self) -> str:
         """The call that makes the case, without what is as usual."""
@@ -360,6 +362,14 @@ KNOWN: tuple[Case, ...] = (
     Case(data="files", share=True, sampler="shuffled", interruption="elsewhere", fault="killed once", cache="memory"),
     Case(data="urls", share=True, interruption="forked", batch=None, cache="memory"),
     Case(data="urls", share=True, sampler="repeats", interruption="saved twice", lateness=1, stay="epochs"),
+    Case(share="prepared", interruption="two at once"),
+    Case(data="pipeline", share="prepared", sampler="shuffled", interruption="elsewhere", fault="killed once"),
+    Case(data="objects", share="prepared", sampler="listed", interruption="two at once", fault="skip", lateness=8),
+    Case(data="closures", share="prepared", interruption="two at once", stay="persistent"),
+    Case(data="many at once", share="prepared", context="forkserver", interruption="two at once", collate="draws"),
+    Case(data="urls", share="prepared", sampler="distributed", ranks=2, cache="little", workers=3),
+    Case(data="files", share="prepared", sampler="repeats", interruption="saved twice", batch=None, fault="retry"),
+    Case(data="ragged", share="prepared", interruption="forked", batch=1, budget=40_000, most=4),
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
 

@@ -218,6 +218,7 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
         more["cache_dir"] = folder / "cache" if case.cache == "both" else None
     if case.share:
         more["share"] = f"case-{zlib.crc32(bytes(folder)):x}"
+        more["share_budget"] = 1 << 20 if case.share == "prepared" else None
     return more
 
 

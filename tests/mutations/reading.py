@@ -6,6 +6,8 @@ from tests.mutations.fault import Fault
 
 _SERVICE = ("sources/test_service.py",)
 _SHARED = ("sources/test_shared_reads.py",)
+_PREPARED = ("sources/test_prepared_samples.py",)
+_ONCE = ("sources/test_samples_prepared_once.py",)
 
 FAULTS = (
     Fault(
@@ -339,6 +341,90 @@ FAULTS = (
         "            self._linger(LINGER_S)\n",
         "",
         ("sources/test_host_reader.py",),
+    ),
+    Fault(
+        "every loader prepares what another prepares for it",
+        "sources/prepared_samples.py",
+        "            elif sample.owner is None and self._has_room:\n",
+        "            elif self._has_room:\n",
+        _PREPARED,
+    ),
+    Fault(
+        "a loader has samples to prepare for others that are not in its window",
+        "sources/prepared_samples.py",
+        "        while self._ahead and (self._ahead[0] < end or group.why_not):\n",
+        "        while self._ahead:\n",
+        _PREPARED,
+    ),
+    Fault(
+        "samples that a stopped loader was to prepare are waited for",
+        "sources/prepared_samples.py",
+        "                sample.owner, one.is_late = None, True\n",
+        "                one.is_late = True\n",
+        _PREPARED,
+    ),
+    Fault(
+        "samples that failed, or whose loader has left, are waited for",
+        "sources/prepared_samples.py",
+        "        if sample.owner is self:\n            sample.owner = None\n",
+        "",
+        _PREPARED,
+    ),
+    Fault(
+        "prepared samples stay beyond the budget",
+        "sources/prepared_samples.py",
+        "        while self._nbytes > self.budget:\n",
+        "        while self._nbytes > 2**60:\n",
+        _PREPARED,
+    ),
+    Fault(
+        "a loader is believed before its samples have been compared",
+        "sources/prepared_samples.py",
+        "        if self.believed and by.believed:\n",
+        "        if self.believed or by.believed:\n",
+        _PREPARED,
+    ),
+    Fault(
+        "samples are shared that are not the same",
+        "sources/prepared_samples.py",
+        "            group.why_not = group.why_not or found.why_not\n",
+        "            pass\n",
+        _PREPARED,
+    ),
+    Fault(
+        "prepared samples stay although all have had them",
+        "sources/prepared_samples.py",
+        "        if not sample.wanted and sample.block != NOWHERE and sample.had >= max(2, len(self.group.members)):\n",
+        "        if sample is None:\n",
+        _PREPARED,
+    ),
+    Fault(
+        "a copy that is to be compared is taken as it is",
+        "lanes/sharing.py",
+        "        if data is not None and place[5] is None:\n",
+        "        if data is not None:\n",
+        _ONCE,
+    ),
+    Fault(
+        "a sample is sent that was prepared without its seed",
+        "lanes/produce.py",
+        "            or self.sharing is not None\n",
+        "",
+        _ONCE,
+    ),
+    Fault(
+        "another data set's samples are taken",
+        "sources/fingerprint.py",
+        "    found.update(pickled.getvalue())\n",
+        "",
+        _ONCE,
+    ),
+    Fault(
+        "samples of another seed are taken",
+        "engine/read_ahead.py",
+        "sample_seed(seeds[record.epoch], 0,",
+        "sample_seed(0, 0,",
+        _ONCE,
     ),
     Fault(
         "every host keeps what another one owns",

@@ -170,7 +170,9 @@ def test_it_fits_into_eighty_columns() -> None:
 
 
 def test_what_it_says() -> None:
-    said = _shown(state(10.0, epoch=2, samples=500, stalls=STALLS, wait_s={"total": 5.0}), rank="3")
+    share = {"granted": 20, "copied": 75, "again": 5}
+    said = _shown(state(10.0, epoch=2, samples=500, stalls=STALLS, wait_s={"total": 5.0}, share=share), rank="3")
+    assert "75% of the samples copied from other loaders" in said
     assert "process 4711, rank 3: train.py" in said
     assert "Photographs-1  epoch 2  [##########..........] 50%  500 of 1,000" in said
     assert "50.0 samples/s; the training loop waited 100%: preparation 33%, fetch 33%" in said

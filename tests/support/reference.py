@@ -31,6 +31,8 @@ MORE = {  # pages that say more about an argument
     "max_workers": "workers.md#how-many-workers",
     "cache": "storage.md#caches",
     "cache_dir": "storage.md#caches",
+    "share": "several_jobs.md#reading-once",
+    "share_budget": "several_jobs.md#preparing-once",
     "trace": "watching.md#a-trace-of-every-sample",
     "metrics_port": "watching.md#prometheus",
     "cluster": "several_machines.md",

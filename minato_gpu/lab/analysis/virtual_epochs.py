@@ -77,7 +77,7 @@ class SimulatedRank:
         return Cores(profile.cores, profile.prepare_cpu_share, computed, self.other)
 
     def _short(self, cores: Cores) -> Cores | None:
-        """Only where there may be too few of them."""
+        """Returns the cores if there may be too few of them, else None."""
         return None if cores.pace(self.profile.workers, stepping=True) == ALONE else cores
 
     @property
@@ -104,7 +104,7 @@ class SimulatedRank:
         return max(1, self.profile.prefetch) * self.profile.workers * self.profile.batch_size
 
     def simulated(self, drawn: DrawnCosts, seed: int) -> EpochTimes:
-        """The epochs, as many as there are rows of steps; where epochs overlap, one more follows the last of them."""
+        """Simulates as many epochs as there are rows of steps; if epochs overlap, one more follows the last of them."""
         if self.profile.loader != "torch" and self.profile.workers:  # without workers, both do the same
             return simulated_together([self], drawn, seed)[0]
         return self._epochs(drawn, self._torch(drawn, seed), None)
@@ -138,7 +138,10 @@ class SimulatedRank:
         return EpochTimes(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
-        """Between the first batch and the last of the last epoch; of epochs that overlap, from the first one's end."""
+        """Returns the samples a second between the first and the last batch of the last epoch.
+
+        Of epochs that overlap, from the end of the first one on.
+        """
         if self.profile.overlap and len(times) > 1:
             return self.samples * (len(times) - 1) / max(float(times[-1, -1] - times[0, -1]), 1e-9)
         after = max(self.samples - self.profile.batch_size, 1)
@@ -184,7 +187,7 @@ class SimulatedRank:
         return loader, reading
 
     def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> SimulatedStorage:
-        """The storage for the samples of the set; their sizes are those of the samples that stand for them."""
+        """Returns the storage for the samples of the set; their sizes are those of the samples that stand for them."""
         rng = np.random.default_rng((seed, 1))
         count = self.set_size
         if storage.sizes:
@@ -201,7 +204,7 @@ class SimulatedRank:
         return SimulatedStorage(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
 
     def _torch(self, drawn: DrawnCosts, seed: int) -> Outcome:
-        """Workers take whole batches, and wait for storage themselves."""
+        """Simulates PyTorch's loader: workers take whole batches, and wait for storage themselves."""
         profile = self.profile
         work, cores = self._work(drawn, seed), self.cores
         if profile.storage is not None:

@@ -106,5 +106,5 @@ def _summary(job: JobState) -> dict[str, Any]:
         "rank": job.rank,
         "job": job.command[-_COMMAND_SHOWN:],
         "loaders": len(found),
-        **{name: busiest.get(name) for name in ("epoch", "samples_per_s", "wait_share")},
+        **{name: busiest.get(name) for name in ("epoch", "samples_per_s", "wait_share", "copied_share")},
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Asked(NamedTuple):
-    """The field of ``Setting`` that an option is for, what its values are multiplied by (None: whole numbers)."""
+    """What an option asks: the field of ``Setting``, and the factor of its values (None: whole numbers)."""
 
     field: str
     times: float | None

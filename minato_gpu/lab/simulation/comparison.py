@@ -56,7 +56,7 @@ def run(names: Sequence[str] | None = None, seeds: int = 10) -> list[Row]:
 def _row(
     scenario: Scenario, window: int, lateness: int, error: float, seeds: int, simulate: Simulate, **named: str
 ) -> Row:
-    """One policy in one setting, the mean over the seeds."""
+    """Returns the row of one policy in one setting: the mean over the seeds."""
     cells = [_measure(scenario.work(seed, error), window, lateness, simulate) for seed in range(seeds)]
     key = {"window": window, "max_lateness": lateness, "prediction_error": error}
     row: Row = {"scenario": scenario.name, **named, **key}

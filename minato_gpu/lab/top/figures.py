@@ -14,15 +14,12 @@ from minato_gpu.samples import JSON
 
 
 class LoaderFigures(NamedTuple):
-    """``of_all``: figures of the whole loader by name, with ``wait_share``: of the time, which the training loop
-    waited; ``stall_shares``: for what, the longest first; ``hit_shares``: of each tier of the cache; ``lanes``: figures
-    of each. None: nobody knows, or nothing was asked for. Times are of recent samples. ``of_all["longest_wait"]`` is an
-    entry of ``stats()["longest_waits"]``."""
+    """Figures of a loader to be shown. None: nobody knows, or nothing was asked for. Times are of recent samples."""
 
-    of_all: dict[str, JSON]
-    stall_shares: dict[str, float]
-    hit_shares: dict[str, float | None]
-    lanes: dict[str, dict[str, JSON]]
+    of_all: dict[str, JSON]  # of the whole loader, by name; "longest_wait": an entry of stats()["longest_waits"]
+    stall_shares: dict[str, float]  # of the time, by cause of waiting, the longest first
+    hit_shares: dict[str, float | None]  # by tier of the cache
+    lanes: dict[str, dict[str, JSON]]  # figures of each lane
 
     def row(self) -> dict[str, JSON]:
         """Returns all of them under names of their own."""
@@ -35,7 +32,7 @@ class LoaderFigures(NamedTuple):
 
 
 def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
-    """Rates since ``before``; since the epoch began where there is none, or it was of another epoch."""
+    """Returns rates since ``before``; since the epoch began if there is none, or it was of another epoch."""
     stats, counts = now.stats, counters(now.stats)
     rates = _rates(before, now, counts)
     causes = {cause: min(1.0, rates["wait_seconds", cause]) for cause in stats["stalls"]}
@@ -52,6 +49,7 @@ def figures(before: LoaderState | None, now: LoaderState) -> LoaderFigures:
         "longest_wait": next(iter(stats.get("longest_waits", ())), None),
         "reads_per_s": rates.get(("reads", "")),
         "read_bytes_per_s": rates.get(("read_bytes", "")),
+        "copied_share": _copied_share(stats.get("share")),
     }
     return LoaderFigures(
         of_all,
@@ -78,6 +76,12 @@ def _lane(name: str, lane: Mapping[str, JSON], rates: Counts) -> dict[str, JSON]
         "service_p50_s": lane["service_s"]["p50"],
         "service_p99_s": lane["service_s"]["p99"],
     }
+
+
+def _copied_share(shared: Mapping[str, JSON] | None) -> float | None:
+    """Returns the part of the samples that other loaders of the host prepared."""
+    had = 0 if shared is None else shared["granted"] + shared["copied"] + shared["again"]
+    return shared["copied"] / had if shared and had else None
 
 
 def _hit_share(tier: str, *counted: Counts) -> float | None:

@@ -54,6 +54,8 @@ def lines(found: LoaderFigures) -> list[str]:
         storage.append(f"{number(of['reads_per_s'])} reads/s, {size(of['read_bytes_per_s'])}/s")
     if known := [f"{tier} {'-' if share is None else f'{share:.0%}'}" for tier, share in found.hit_shares.items()]:
         storage.append(f"cache hits: {', '.join(known)}")
+    if of["copied_share"] is not None:
+        storage.append(f"{of['copied_share']:.0%} of the samples copied from other loaders")
     return [*said, "; ".join(storage)] if storage else said
 
 

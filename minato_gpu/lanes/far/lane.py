@@ -47,7 +47,7 @@ from minato_gpu.lanes.far.receiver import Receiver
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.memory.completions import IN_ROW, LOCAL, Lying
+from minato_gpu.memory.completions import IN_ROW, LOCAL, Location
 from minato_gpu.memory.status_board import RING_FROM
 from minato_gpu.notices import LOGGER
 from minato_gpu.scheduling.messages import CPU
@@ -361,12 +361,12 @@ class FarLane(Lane):
         elif report.final:
             self._give_back(number)
 
-    def _lying(self, task: Task, report: Report) -> list[Lying] | None:
+    def _lying(self, task: Task, report: Report) -> list[Location] | None:
         """What marks say of samples that are more than plain rows; see leases.py."""
         items, parts = report.items, report.parts
         if items is None and parts is None and report.layout is None and not report.prepared:
             return None
-        found, local = list[Lying](), self._links.completions.local
+        found, local = list[Location](), self._links.completions.local
         for number, begin, end in between(_sizes(task), report.first, report.done):
             for mark in range(task.pieces[number].marks + begin, task.pieces[number].marks + end):
                 at = len(found)
@@ -393,7 +393,7 @@ class FarLane(Lane):
             self._exits.append(Progress(tuple(at_work)))
         elif isinstance(message, Exit):
             self._tasks.pop(message.claim[:2], None)
-            self._open -= not message.unborn
+            self._open -= not message.start_error
             self._exits.append(message)
         elif isinstance(message, Recalled):
             tasks = tuple(each for each in message.tasks if self._tasks.pop(each, None) is not None)

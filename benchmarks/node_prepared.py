@@ -1,0 +1,179 @@
+"""Jobs on one host that prepare the same samples, each for itself or once for all (``share`` with ``share_budget``).
+
+Four jobs train at once on the same samples in the same order, with a worker each: computed samples (10 ms of CPU, 150
+KB), or photographs that a pipeline decodes, crops and normalises (float32, 600 KB); every batch is read by its job, and
+all jobs must have read the same. ``prepared_share``: samples prepared, as a multiple of the set; ``cpu_s``: of all
+processes, for a thousand samples of the set, which does not depend on what else the machine does. In the last case the
+first job's steps take twice as long as the others', and all wait for half of the time: ``samples_per_s`` is that of the
+slowest of the others.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from benchmarks import report
+from benchmarks.isolate import isolated, tree_cpu_s
+from benchmarks.node_share import BATCH, JOBS, context
+from benchmarks.turns import in_turns, ratio_columns
+from minato_gpu import DataLoader
+from pipelines import image_classification
+
+SECONDS, NBYTES = 10e-3, 150_000
+_AHEAD = 4  # batches
+
+
+class Counted:
+    """``samples`` samples, in a folder. A file grows by a byte with each that is prepared."""
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        self.folder, self.samples = folder, samples
+        self.log = str(folder / "prepared")
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def note(self) -> None:
+        """One more is prepared."""
+        file = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(file, b".")
+        os.close(file)
+
+
+class Computed(Counted):
+    """Numbers that are drawn, after ``SECONDS`` of computing."""
+
+    def __getitem__(self, key: int) -> torch.Tensor:
+        self.note()
+        end = time.thread_time() + SECONDS
+        while time.thread_time() < end:
+            hashlib.blake2b(b"x" * 2000).digest()
+        return torch.rand(NBYTES // 4)
+
+
+class Photographs(Counted):
+    """The example photographs, over and over, each with a crop of its own."""
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        super().__init__(folder, samples)
+        image_classification.example_data(folder / "photographs")
+        self.files = image_classification.ImageFolder(folder / "photographs")
+        self.pipeline = image_classification.build()
+
+    def __getitem__(self, key: int) -> Any:
+        self.note()
+        return self.pipeline.run(self.files[key % len(self.files)], key)["image"]
+
+
+class Sharing(NamedTuple):
+    """Four loaders. ``slow``: how many times longer the first one's steps are than the others', which leave half of the
+    cores idle."""
+
+    name: str
+    loader: Callable[..., Any]
+    arguments: dict[str, Any]
+    slow: float = 0.0
+
+
+class Prepared(NamedTuple):
+    """What came of a run."""
+
+    rate: float  # samples a second of the slowest job (or of the slowest of the fast ones)
+    prepared: float
+    cpu_s: float
+
+
+SHARED = {"share": "prepared", "share_budget": "1GB"}
+LOADERS = (
+    Sharing("pytorch", TorchDataLoader, {}),
+    Sharing("minato", DataLoader, {}),
+    Sharing("minato, share", DataLoader, SHARED),
+)
+CASES: dict[str, tuple[type[Counted], tuple[Sharing, ...]]] = {
+    "prepared_computed": (Computed, LOADERS),
+    "prepared_photographs": (Photographs, LOADERS),
+    "prepared_one_slow": (
+        Computed,
+        (Sharing("all alike", DataLoader, SHARED, 1.0), Sharing("one twice as slow", DataLoader, SHARED, 2.0)),
+    ),
+}
+
+
+def run(kind: type[Counted], sharing: Sharing, samples: int) -> Prepared:
+    """Run them to the end of an epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = kind(Path(folder), samples)
+        barrier, found = context.Barrier(JOBS), context.Queue()
+        started = [context.Process(target=_train, args=(sharing, data, at, barrier, found)) for at in range(JOBS)]
+        for process in started:
+            process.start()
+        results = [found.get(timeout=600.0) for _ in started]
+        for process in started:
+            process.join()
+        prepared = Path(data.log).stat().st_size
+    if len({digest for _, _, digest, _ in results}) != 1:
+        raise AssertionError("jobs have not read the same")
+    rates = [rate for at, rate, _, _ in results if at or not sharing.slow]
+    cpu_s = tree_cpu_s() + max(reader_s for *_, reader_s in results)
+    return Prepared(min(rates), prepared / samples, 1000 * cpu_s / samples)
+
+
+def _train(sharing: Sharing, data: Counted, at: int, barrier: Barrier, found: Queue[Any]) -> None:
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    loader = sharing.loader(
+        data, BATCH, shuffle=True, num_workers=1, prefetch_factor=_AHEAD, generator=generator, **sharing.arguments
+    )
+    # once shared, all of the work takes SECONDS a sample; steps last four times as long as a core needs for a batch
+    step_s = BATCH * SECONDS * (sharing.slow if at == 0 else 1.0) if sharing.slow else 0.0
+    barrier.wait()
+    begin, digest = time.perf_counter(), hashlib.blake2b()
+    for batch in loader:
+        digest.update(batch.numpy().data)
+        time.sleep(step_s)
+    elapsed = time.perf_counter() - begin
+    reader_s = 0.0
+    if sharing.arguments:
+        times = psutil.Process(loader._session.readers._reader.pid).cpu_times()
+        reader_s = times.user + times.system
+    found.put((at, len(data) / elapsed, digest.hexdigest(), reader_s))
+
+
+def prepared(*, steps: int, repetitions: int) -> list[dict[str, Any]]:
+    """A row for each case and loader, of so many batches."""
+    samples, rows = BATCH * steps, []
+    for case, (kind, loaders) in CASES.items():
+        measure = functools.partial(_measured, kind, samples)
+
+        def figures(found: Prepared) -> str:
+            return f"{found.rate:.1f} samples/s, prepared {found.prepared:.3f} times, {found.cpu_s:.1f} s of CPU"
+
+        runs, errors = in_turns(case, loaders, repetitions, measure, figures)
+        base = [each.rate for each in runs[loaders[-2].name]]
+        for sharing in loaders:
+            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": JOBS}
+            if found := runs[sharing.name]:
+                row |= report.summarise("samples_per_s", [each.rate for each in found])
+                row |= report.summarise("prepared_share", [each.prepared for each in found])
+                row |= report.summarise("cpu_s", [each.cpu_s for each in found])
+                if len(found) == len(base):
+                    row |= ratio_columns("ratio", [each.rate for each in found], base)
+            rows.append(row | ({"error": errors[sharing.name]} if sharing.name in errors else {}))
+    return rows
+
+
+def _measured(kind: type[Counted], samples: int, sharing: Sharing) -> Prepared:
+    return isolated(run, kind, sharing, samples, timeout_s=900)
