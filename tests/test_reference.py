@@ -19,7 +19,8 @@ from tests.support.numbers import PIPELINE, Numbers
 
 __all__ = ["fake"]
 
-ELSEWHERE = {"nodes", "reads.peers", "reads.urls"}  # need servers; tests of lanes and sources read their figures
+# These need servers or other loaders; tests of lanes and sources read their figures.
+ELSEWHERE = {"nodes", "reads.peers", "reads.urls", "share"}
 ONE_OF_SEVERAL = {"lanes", "stalls"}  # their keys are names of lanes, and of causes
 LEAVES = {"causes"}
 

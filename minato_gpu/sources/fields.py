@@ -51,7 +51,8 @@ class FieldPolicy:
         self._field_bytes = self._saved_s = self._prepare_s = 0.0
 
     def plan(self, sample: int, keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[int], bool]:
-        """A sample is wanted: what is to be found for it, of which items, and whether to ask for its fields."""
+        """Plans a sample that is wanted: what is to be found for it, of which items, and whether to ask for its
+        fields."""
         memory, parts = self._memory, len(keys)
         items = memory.items(sample, parts)
         if not parts or items[0] == NO_ITEM:
@@ -76,7 +77,7 @@ class FieldPolicy:
         return (sample * _HASH & _MASK) / (_MASK + 1) * (fields + raw) < fields
 
     def observe(self, nbytes: int, saved_s: float, prepare_s: float) -> None:
-        """The fields of a sample have so many bytes; they save so much of a worker's ``prepare_s`` seconds."""
+        """Notes the size of a sample's fields, and that they save so much of a worker's ``prepare_s`` seconds."""
         self._known += 1
         weight = 1 / min(self._known, 1000)
         self._field_bytes += weight * (nbytes - self._field_bytes)
@@ -84,7 +85,7 @@ class FieldPolicy:
         self._prepare_s += weight * (prepare_s - self._prepare_s)
 
     def refuse(self, why: str) -> None:
-        """A sample has a field that cannot be kept."""
+        """Notes that a sample has a field that cannot be kept."""
         self.refused += 1
         self.why_refused = why
 
@@ -94,7 +95,7 @@ class FieldPolicy:
         return self.shares is None and self._known >= (LEARNED if self._rate() else 2 * LEARNED)
 
     def choose(self, nbytes: float) -> list[Copy]:
-        """Choose anew, if enough is known; ``nbytes``: what is read for a sample. Returns what goes."""
+        """Chooses again, if enough is known; ``nbytes``: what is read for a sample. Returns the copies that go."""
         self._known_rate = self._rate() or self._known_rate
         if self._known < LEARNED:
             return []
@@ -111,7 +112,7 @@ class FieldPolicy:
         ]
 
     def why(self) -> str:
-        """In words."""
+        """Returns the choice in words."""
         refused = f"; of {self.refused} samples no fields: {self.why_refused}" if self.refused else ""
         if self._means is None or self.shares is None:
             return f"raw bytes, until it is known what fields would save{refused}"
@@ -135,12 +136,12 @@ class Received(NamedTuple):
     why_not: str = ""  # there are none, in words; empty where no descriptor was free
 
     def fill(self, view: memoryview) -> None:
-        """Copy them to ``view``, of ``nbytes`` bytes."""
+        """Copies the fields to ``view``, of ``nbytes`` bytes."""
         read_into(self.file, view, 0)
 
 
 def pair(room: int = _ROOM) -> tuple[socket.socket, socket.socket]:
-    """The ends of the reader process and of all workers."""
+    """Returns the ends of the reader process and of all workers."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
     for end in ends:
@@ -156,7 +157,7 @@ def send(
     prepare_s: float,
     why_not: str = "",
 ) -> bool:
-    """Send the fields of a sample, or why there are none (``buffers`` is None). Returns whether they are under way."""
+    """Sends the fields of a sample, or why there are none (``buffers`` is None). Returns whether they are under way."""
     head = _HEAD.pack(sample, saved_s, prepare_s)
     try:
         if buffers is None:
@@ -169,7 +170,7 @@ def send(
 
 
 def receive(end: socket.socket) -> Received | None:
-    """What has come next; None where nothing has. Raises ConnectionError once all workers' ends are closed."""
+    """Returns the next fields; None if none have come. Raises ConnectionError once all workers' ends are closed."""
     try:
         data, file = messages.receive(end, _HEAD.size + _TEXT)
     except BlockingIOError:

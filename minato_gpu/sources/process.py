@@ -57,8 +57,10 @@ class ReaderSettings:
 def main(
     arena: Arena, end: socket.socket, of_fields: socket.socket | None, parent: int, settings: ReaderSettings
 ) -> None:
-    """The process's work, to its end. ``parent``: process id of the loader's; ``of_fields``: where workers send fields
-    that are to be kept."""
+    """Does the process's work, to its end.
+
+    ``parent``: process id of the loader's; ``of_fields``: where workers send fields.
+    """
     try:
         asyncio.run(_serve(parent, arena, end, of_fields, settings))
     finally:
@@ -95,8 +97,10 @@ async def _serve(
 
 
 def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What was being done is left half done, and samples would be waited for in vain: better no such process, after
-    which workers read for themselves. (A request that failed when another had been answered has no handle.)"""
+    """Ends the process after an error: samples would be waited for in vain, and without it workers read for themselves.
+
+    (A request that failed when another had been answered has no handle.)
+    """
     loop.default_exception_handler(context)
     if "handle" in context:
         os._exit(1)
@@ -130,7 +134,7 @@ class Link:
         self._loop.add_reader(end.fileno(), self._receive)
 
     def keep_fields(self, of_fields: socket.socket, memory: MemoryTier) -> None:
-        """Keep fields that workers send."""
+        """Keeps fields that workers send."""
         settings, pool = self._settings, self.pool
         self._fields, rate = of_fields, pool.rate
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
@@ -142,7 +146,7 @@ class Link:
 
     @property
     def _there(self) -> int:
-        """Tickets that the loader was told of, or will be soon, and has not released."""
+        """Returns how many tickets the loader has been told of, or will be soon, and has not released."""
         return self._service.there
 
     def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
@@ -207,7 +211,7 @@ class Link:
                 self._loop.call_soon(self._answer_end)  # after what has been written
 
     def _answer_end(self) -> None:
-        """Tell what has been done for the workers that have ended, and count anew for the next."""
+        """Reports what has been done for the workers that have ended, and counts from zero for the next."""
         self._take_fields()
         self._blocks.trim()
         self._messages.put((self._run, [], self._counts(fully=True)))
@@ -222,7 +226,7 @@ class Link:
         self.pool.count_anew()
 
     def leave(self) -> None:
-        """Forget a loader that has left; others go on."""
+        """Forgets a loader that has left; others go on."""
         self._drop()
         if self._timer is not None:
             self._timer.cancel()
@@ -231,7 +235,7 @@ class Link:
         self._messages.end.close()
 
     async def close(self) -> None:
-        """End what is under way, and write what waits to be written."""
+        """Ends what is under way, and writes what waits to be written."""
         await self.pool.close()
         self._leave_disk()
         if self._tier is not None:
@@ -241,8 +245,7 @@ class Link:
             self._messages.flush()
 
     def _open_disk(self) -> None:
-        """Use the tier on disk with the first epoch of new workers, unless what was possible as the loader was made is
-        so no longer."""
+        """Opens the tier on disk with the first epoch of new workers, if that is still possible."""
         settings, service = self._settings, self._service
         if not settings.disk_bytes or self._disk is not None or self._disk_counts is not None:
             return
@@ -261,7 +264,7 @@ class Link:
         self._disk = service.pool = service.disk = DiskPool(self._tier, self._blocks, self.pool, following)
 
     def _leave_disk(self) -> None:
-        """Write what waits."""
+        """Writes what waits, and closes the tier on disk."""
         disk, service = self._disk, self._service
         if disk is None:
             return
@@ -286,7 +289,7 @@ class Link:
             self._flush()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
-        """What has been done so far; ``fully``: with what takes longer to tell."""
+        """Returns what has been done so far; ``fully``: with what takes longer to count."""
         counts = self._service.counts()
         if fully:
             self._stats_at = self._loop.time() + _STATS_S
@@ -309,12 +312,12 @@ class Link:
 
 
 def _is_message(found: object) -> bool:
-    """Whether this is what a loader says (see ``Reader``)."""
+    """Whether this is a message of a loader (see ``Reader``)."""
     return isinstance(found, tuple) and len(found) == 3 and found[0] in ("say", "admit", "begin", "end")
 
 
 class Notifier:
-    """What has come and is not told yet. Decisions only, told what is there.
+    """Collects tickets whose bytes have arrived until it is time to tell the loader. It is told what is there.
 
     A wake-up of the loader costs more than a hundred samples told by it. So samples are told together: quickly where
     somebody may be waiting, which is where the loader has few left that it knows of, or where one comes late, after
@@ -327,7 +330,7 @@ class Notifier:
         self._soon = False
 
     def add(self, ready: Ready, there: int) -> float | None:
-        """A ticket is there, one of ``there``; returns in how many seconds to tell, None where that is known."""
+        """Adds a ticket, one of ``there``; returns in how many seconds to tell, None if that is known already."""
         ticket = ready[0]
         self._ready.append(ready)
         late = ticket < self._furthest - PLENTY
@@ -335,7 +338,7 @@ class Notifier:
         return self.look(there, late=late) or (LATER_S if len(self._ready) == 1 else None)
 
     def look(self, there: int, *, late: bool = False) -> float | None:
-        """So many are there by now, as some were released: the same."""
+        """Notes that so many are there by now, as some were released; returns as ``add``."""
         count = len(self._ready)
         known = there - count
         if not count or self._soon or not (late or known < PLENTY or _SHARE * count > known):
@@ -344,6 +347,6 @@ class Notifier:
         return SOON_S
 
     def take(self) -> list[Ready]:
-        """All of it, to be told now."""
+        """Returns all tickets, to be told now."""
         ready, self._ready, self._soon = self._ready, [], False
         return ready

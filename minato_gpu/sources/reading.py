@@ -30,17 +30,13 @@ block's stamp; and the source's key. A plain tuple, flat: quick to pickle."""
 
 
 class AtHand(threading.local):
-    """What has been read ahead for the sample that this thread prepares.
+    """What has been read ahead for the sample that this thread prepares."""
 
-    ``arena``: the memory where it lies; None where no loader reads ahead. ``direct`` and ``direct_s``: reads from
-    storage while one does, and the seconds they took.
-    """
-
-    arena: Arena | None = None
+    arena: Arena | None = None  # that holds it; None where no loader reads ahead
     keeps_fields = False  # whether there may be any
     shares = False  # whether there may be samples that other loaders have prepared
-    direct = 0
-    direct_s = 0.0
+    direct = 0  # reads from storage while a loader reads ahead
+    direct_s = 0.0  # seconds that these took
 
     def __init__(self) -> None:
         self._places: dict[Key, tuple[int, int, int]] = {}
@@ -48,7 +44,7 @@ class AtHand(threading.local):
         self.prepared: Place | None = None  # a copy of the sample, or that it is asked for one
 
     def put(self, places: Iterable[Place]) -> None:
-        """These lie ready, and nothing else."""
+        """Sets what is ready for the next sample."""
         self._places = {place[3:]: place[:3] for place in places}
         self.fields = None
         if self.keeps_fields:
@@ -57,7 +53,7 @@ class AtHand(threading.local):
             self.prepared = next((place for place in places if place[3] == PREPARED), None)
 
     def find(self, source: Source) -> NDArray[np.uint8] | None:
-        """A copy of the source's bytes; None where they are not at hand (any more)."""
+        """Returns a copy of the source's bytes; None if they are not ready (any more)."""
         place = self._places.get(source.key)
         if place is None:
             return None
@@ -69,15 +65,15 @@ class AtHand(threading.local):
 
     @property
     def asked_for(self) -> int:
-        """The sample whose fields are to be sent; -1 for none."""
+        """Returns the sample whose fields are to be sent; -1 for none."""
         return -1 if self.fields is None or self.fields[0] != blocks.ASKED else self.fields[4]
 
     def find_fields(self) -> NDArray[np.uint8] | None:
-        """A copy of the sample's kept fields; None where they are not there (any more)."""
+        """Returns a copy of the sample's kept fields; None if they are not there (any more)."""
         return self._copy(self.fields)
 
     def find_prepared(self) -> NDArray[np.uint8] | None:
-        """A copy of the sample as another loader has sent it; None where it is not there (any more)."""
+        """Returns a copy of the sample that another loader has sent; None if it is not there (any more)."""
         return self._copy(self.prepared)
 
     def _copy(self, place: Place | None) -> NDArray[np.uint8] | None:
@@ -88,7 +84,7 @@ AT_HAND = AtHand()
 
 
 def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
-    """The bytes of a source, or of a whole file: uint8 (n,), the caller's own.
+    """Returns the bytes of a source, or of a whole file: uint8 (n,), the caller's own.
 
     In a worker of a loader that reads ahead they are at hand already, if ``source`` is what the data set's
     ``source(key)`` said.
@@ -114,7 +110,7 @@ def read_bytes(source: str | os.PathLike[str] | Source) -> NDArray[np.uint8]:
 
 
 def read_now(source: Source) -> NDArray[np.uint8]:
-    """The same, from storage."""
+    """Returns the bytes of a source, read from storage."""
     if source.is_remote:
         data = _read_remote(source)
     else:
@@ -124,7 +120,7 @@ def read_now(source: Source) -> NDArray[np.uint8]:
 
 
 def _read_file(path: str, offset: int, length: int | None) -> NDArray[np.uint8]:
-    """NumPy's ``fromfile`` takes 25 microseconds more."""
+    """Reads a file. NumPy's ``fromfile`` takes 25 microseconds more."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(file)

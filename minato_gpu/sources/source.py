@@ -25,7 +25,7 @@ FIELDS = "fields:"  # in the place of a path: what was made of a sample (kept_fi
 
 
 def fields_key(sample: int) -> Key:
-    """Of a sample's fields."""
+    """Returns the key of a sample's fields."""
     return FIELDS, sample, None
 
 
@@ -33,7 +33,7 @@ PREPARED = "prepared:"  # a whole sample, that a loader has prepared for others 
 
 
 def prepared_key(number: int) -> Key:
-    """Of a prepared sample, which has this number for all loaders that would prepare the same."""
+    """Returns the key of a prepared sample, whose number is the same for all loaders that would prepare the same."""
     return PREPARED, number, None
 
 
@@ -75,8 +75,10 @@ class Source:
 
     @property
     def key(self) -> Key:
-        """What its bytes are; of NumPy's strings and numbers those of Python, which can be written down, and are named
-        alike in every run. A file's path is absolute, in whatever directory the program was started, or is by now."""
+        """Returns what identifies its bytes; NumPy's strings and numbers as Python's, which are the same in every run.
+
+        A file's path is absolute, in whatever directory the program was started, or is by now.
+        """
         path = str(self.path)
         if path[:1] != "/" and not self.is_remote:
             path = os.path.join(os.getcwd(), self.file.removeprefix("./"))  # noqa: PTH109, PTH118  # Path takes 10 µs
@@ -87,7 +89,7 @@ class Source:
 
     @staticmethod
     def of(key: Key) -> Source:
-        """And back."""
+        """Returns the source of a key."""
         return Source(*key[:3], version=key[3] if len(key) > 3 else "")
 
     @property
@@ -97,7 +99,7 @@ class Source:
 
     @property
     def file(self) -> str:
-        """The file of this machine where it lies, unless it is remote."""
+        """The file of this machine, unless it is remote."""
         return self.path.removeprefix("file://")
 
     def __str__(self) -> str:
@@ -114,8 +116,11 @@ SourceOf = Callable[[Any], Any]
 
 
 def source_of(dataset: Any) -> SourceOf | None:
-    """The ``source`` of a data set; None where it has none. Of a ``Subset`` or a ``ConcatDataset`` it is that of the
-    data sets within, if all of these have one. Where it raises, that is said, and nothing is read ahead."""
+    """Returns the ``source`` of a data set; None if it has none.
+
+    Of a ``Subset`` or a ``ConcatDataset`` it is that of the data sets within, if all of these have one. If it raises,
+    that is logged, and nothing is read ahead.
+    """
     try:
         declared = getattr(dataset, "source", None)
     except Exception as error:  # a property's, of a data set that knows nothing of this
