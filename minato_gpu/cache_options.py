@@ -30,7 +30,7 @@ class CacheOptions:
 
     @classmethod
     def check(cls, loader: Arguments) -> CacheOptions:
-        """Resolve a loader's arguments.
+        """Resolves a loader's arguments.
 
         Raises ValueError (or TypeError) naming what is wrong, CacheDirectoryError for a directory that cannot be used.
         """

@@ -126,7 +126,7 @@ class EngineIterator(EpochIterator):
 
     @property
     def _keeps(self) -> bool:
-        """Whether the workers are the session's and stay for later epochs."""
+        """True if the workers are the session's and stay for later epochs."""
         return self._session.engine is self._engine
 
     def _next_batch(self) -> tuple[Value, Sequence[Span], int]:

@@ -7,10 +7,10 @@ from typing import TypeGuard
 
 
 def is_whole(given: object) -> TypeGuard[int]:
-    """Whether an argument is a whole number, which ``int`` makes Python's."""
+    """Returns whether an argument is a whole number, which ``int`` makes Python's."""
     return isinstance(given, Integral) and not isinstance(given, bool)
 
 
 def is_real(given: object) -> TypeGuard[float]:
-    """Whether an argument is a real number, which ``float`` makes Python's."""
+    """Returns whether an argument is a real number, which ``float`` makes Python's."""
     return isinstance(given, Real) and not isinstance(given, bool)

@@ -254,8 +254,8 @@ def _lateness(loader: Arguments) -> int:
 
 
 def _free(loader: Arguments) -> bool:
-    """Whether batches may be composed from what is ready: only batches that torch's own BatchSampler cuts are taken
-    apart."""
+    """Returns whether batches may be composed from what is ready: only batches that torch's own BatchSampler cuts
+    are taken apart."""
     if loader.in_order or loader.max_lateness == 0 or isinstance(loader.dataset, IterableDataset):
         return False
     return loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler

@@ -26,7 +26,8 @@ from minato_gpu.sampling.samplers import Sampling
 
 
 def pads_batches(loader: Arguments, options: Options) -> bool:
-    """Whether a batch that loses all its samples must come all the same, as other ranks or devices count on it."""
+    """Returns whether a batch that loses all its samples must come all the same, as other ranks or devices count on
+    it."""
     if not options.skips:
         return False
     if len(options.devices) > 1:

@@ -106,17 +106,17 @@ class ParityReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was compared, and all of it passed."""
+        """True if something was compared, and all of it passed."""
         return bool(self.rows) and all(row["passed"] for row in self.rows)
 
 
 def run_check(module_name: str, data_dir: str | None = None, device: str = "cpu") -> ParityReport:
-    """Check the pipeline of a definition module (see ``pipelines/__init__.py`` for what that is).
+    """Checks the pipeline of a definition module (see ``pipelines/__init__.py`` for what that is).
 
-    ``data_dir``: the data to compare on; None for the module's own example data, in a folder that is deleted
-    again. At most MAX_SAMPLES samples are used. Samples that the CPU cannot prepare are skipped and listed.
-    Raises ImportError or AttributeError where the module is not what it should be, and ValueError where its
-    pipeline has no device implementation or no sample is usable.
+    ``data_dir``: the data to compare on; None for the module's own example data, in a folder that is deleted again. At
+    most MAX_SAMPLES samples are used. Samples that the CPU cannot prepare are skipped and listed. Raises ImportError or
+    AttributeError where the module is not what it should be, and ValueError where its pipeline has no device
+    implementation or no sample is usable.
     """
     module = importlib.import_module(module_name)
     if data_dir is not None:
@@ -139,7 +139,7 @@ def _check_directory(module: ModuleType, directory: str, device: str) -> ParityR
 
 
 def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityReport:
-    """Check a pipeline on the items of a map-style data set, as ``run_check`` does."""
+    """Checks a pipeline on the items of a map-style data set, as ``run_check`` does."""
     chosen = sorted({int(n) for n in np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES))})
     usable: list[Fields] = []
     skipped: list[str] = []
@@ -175,11 +175,11 @@ def _pipeline(module: ModuleType, data: Value) -> Pipeline:
 
 
 def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu", draws: int = 1) -> list[StageParity]:
-    """Compare every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
+    """Compares every device implementation of ``pipeline``, then every split, on ``samples`` (the data set's items).
 
-    ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where
-    the CPU cannot prepare a sample or a stage's ``features`` fail, ImportError where a device implementation's
-    library is missing, and ValueError where there is nothing to compare.
+    ``draws``: how many times each sample is prepared, with other parameters each time. Raises StageError where the CPU
+    cannot prepare a sample or a stage's ``features`` fail, ImportError where a device implementation's library is
+    missing, and ValueError where there is nothing to compare.
     """
     if not samples:
         raise ValueError("there is no usable sample to compare on")

@@ -192,12 +192,11 @@ class Pipeline:
         stop: int | None = None,
         before_stage: Callable[[int], None] | None = None,
     ) -> dict[str, Value]:
-        """Run stages ``start`` to ``stop`` (not included; None: the last) on the CPU and return the fields.
+        """Runs stages ``start`` to ``stop`` (not included; None: the last) on the CPU and returns the fields.
 
-        To the end of the pipeline only the outputs are returned, in their order; before it, every field known
-        so far. ``before_stage(number)`` is called before each stage.
-        Raises StageError, whose ``__cause__`` is the stage's own exception, or says what ``fields`` lack; interrupts
-        pass through.
+        To the end of the pipeline only the outputs are returned, in their order; before it, every field known so far.
+        ``before_stage(number)`` is called before each stage. Raises StageError, whose ``__cause__`` is the stage's own
+        exception, or says what ``fields`` lack; interrupts pass through.
         """
         end = len(self.stages) if stop is None else stop
         known = dict(self.check_given(fields) if start == 0 else fields)

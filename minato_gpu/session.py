@@ -129,7 +129,7 @@ class Session:
         return resumption
 
     def may_keep(self, loader: Arguments, resumption: Resumption | None) -> bool:
-        """Whether the epoch that begins may use workers that stay.
+        """Returns whether the epoch that begins may use workers that stay.
 
         It may not while another iterator uses them; an epoch that resumes from a state leaves those to that iterator
         and gets others.

@@ -78,7 +78,7 @@ class Field:
 
     @property
     def fixed(self) -> bool:
-        """Whether every sample has the same shape and a numeric dtype, so that batches can be rows of a slab."""
+        """True if every sample has the same shape and a numeric dtype, so that batches can be rows of a slab."""
         return np.dtype(self.dtype) != np.dtype(object) and None not in self.shape
 
     @property
@@ -123,7 +123,7 @@ class Field:
         return make(number)
 
     def _has(self, number: float) -> bool:
-        """Whether ``dtype`` has the number, for floats but for rounding."""
+        """Returns whether ``dtype`` has the number, for floats but for rounding."""
         try:
             return bool(self._scalar(number) == number) or np.dtype(self.dtype).kind in "fc"
         except (TypeError, ValueError, OverflowError):
@@ -299,7 +299,7 @@ class Stage:
 
 
 def names_in(what: str, names: object) -> tuple[str, ...]:
-    """Raise TypeError or ValueError unless ``names`` are different names."""
+    """Raises TypeError or ValueError unless ``names`` are different names."""
     if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"{what} must be a sequence of names, got {names!r}")
     if len(set(names)) != len(tuple(names)):
@@ -308,7 +308,7 @@ def names_in(what: str, names: object) -> tuple[str, ...]:
 
 
 def check_values(what: str, values: object, kind: type) -> None:
-    """Raise TypeError unless ``values`` maps names to objects of ``kind``."""
+    """Raises TypeError unless ``values`` maps names to objects of ``kind``."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{what} must map names to {kind.__name__}, got {values!r}")
     for name, value in values.items():
@@ -317,7 +317,7 @@ def check_values(what: str, values: object, kind: type) -> None:
 
 
 def check_tolerance(what: str, tolerance: object) -> None:
-    """Raise TypeError or ValueError unless it maps types of device to Tolerance."""
+    """Raises TypeError or ValueError unless it maps types of device to Tolerance."""
     check_values(what, tolerance, Tolerance)
     assert isinstance(tolerance, Mapping)
     for key in tolerance:

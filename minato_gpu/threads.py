@@ -18,7 +18,7 @@ class OwnThread(threading.Thread):
 
     @staticmethod
     def is_current() -> bool:
-        """Whether the caller runs in such a thread."""
+        """Returns whether the caller runs in such a thread."""
         return isinstance(threading.current_thread(), OwnThread)
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.fake_cuda import environment, imports
 from tests.support.fake_device import CANARY, LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Foreign
 
 ROOT = Path(__file__).parents[1]
@@ -61,17 +58,6 @@ def test_a_copy_may_be_half_finished_when_other_work_runs() -> None:
     assert target.tolist() == list(range(8))
 
 
-def test_a_scatter_may_be_half_finished_too() -> None:
-    device = FakeDevice(LAZY_COPIES)
-    with on(device):
-        targets = [device.empty(4) for _ in range(2)]
-        device.scatter(targets, [torch.arange(4, dtype=torch.uint8)] * 2)
-        device._step(device.current)
-    assert [target.tolist() for target in targets] == [[0, 1, CANARY, CANARY]] * 2
-    device.finish()
-    assert [target.tolist() for target in targets] == [[0, 1, 2, 3]] * 2
-
-
 def test_memory_of_other_libraries_is_not_copied_and_is_used_again_at_once() -> None:
     """Also where the consumer was recorded as its user: PyTorch's allocator has no say in it."""
     device, seen = FakeDevice(LAZY_CONSUMER), list[Any]()
@@ -84,16 +70,6 @@ def test_memory_of_other_libraries_is_not_copied_and_is_used_again_at_once() -> 
     device.finish()
     assert seen[0] == [7.0] * 4 != seen[1]
     assert device.used == 0
-
-
-def test_a_deleter_may_stop_whichever_thread_drops_the_last_tensor() -> None:
-    device = FakeDevice()
-    with on(device):
-        held = [device.adopt(Foreign(device, np.zeros(4), blocks=True))]
-    thread = threading.Thread(target=held.clear, name="training")
-    thread.start()
-    thread.join()
-    assert device.waited == [("training", "a deleter")]
 
 
 def test_who_waits_for_the_device_is_told_and_who_finds_it_done_is_not() -> None:
@@ -193,43 +169,3 @@ def test_a_rehearsal_without_pytorch_for_cuda_says_so_and_stops(tmp_path: Path) 
     if (sys.platform, sys.version_info[:2]) == ("linux", (3, 11)) and shutil.which("g++"):  # else it says so
         assert "torch==2.11.0 for CUDA" in said[0] and said[0].endswith(": ERROR: no network")
     assert not (tmp_path / ".installed").exists()
-
-
-@pytest.mark.parametrize(
-    ("what", "value", "why"),
-    [
-        ("sys.platform", "darwin", "Linux on x86_64 only"),
-        ("sys.version_info", (3, 13, 0), "PYTHON_REHEARSAL"),
-        ("shutil.which", lambda tool: None if tool == "g++" else tool, r"needs g\+\+, to"),
-    ],
-)
-def test_a_machine_that_cannot_is_told_why(what: str, value: object, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("sys.version_info", (3, 12, 1))
-    monkeypatch.setattr("shutil.which", str)
-    environment.check_machine()
-    monkeypatch.setattr(what, value)
-    with pytest.raises(environment.Impossible, match=why):
-        environment.check_machine()
-
-
-def test_all_that_is_locked_is_installed_but_pytorch() -> None:
-    found = environment.locked((ROOT / "requirements.lock").read_text(encoding="utf-8"))
-    assert {"torch", "torchdata", "numpy"} & {line.partition("==")[0] for line in found} == {"torchdata", "numpy"}
-    assert all("==" in line for line in found)
-
-
-def test_modules_are_changed_as_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "made_up.py").write_text("value = 1\n", encoding="ascii")
-    change = ModuleType("change")
-    change.install = lambda module: setattr(module, "value", module.value + 1)  # type: ignore[attr-defined]
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
-    monkeypatch.setitem(sys.modules, "tests.fake_cuda.change", change)
-    monkeypatch.setitem(imports.CHANGED, "made_up", "change")
-    imports.install()
-    try:
-        assert importlib.import_module("made_up").value == 2
-    finally:
-        sys.modules.pop("made_up", None)

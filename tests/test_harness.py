@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from itertools import combinations, product
 from multiprocessing import get_context
@@ -20,12 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minato_gpu
-from tests.conftest import LEFT_OUT, pytest_testnodedown
 from tests.contracts.modes import EVERY, MINATO, PYTORCH
 from tests.support import covering
 from tests.support.covering import pairwise
 from tests.support.leaks import assert_no_leaks, leaks, take_snapshot
-from tests.support.programs import ROOT, Program
+from tests.support.programs import Program
 from tests.support.selection import chosen
 
 
@@ -61,17 +57,6 @@ def test_shared_memory_threads_and_descriptors_are_found(name: str) -> None:
     assert found == ["thread forgotten", f"shared memory {path.name}", *kinds]
 
 
-def test_what_a_dead_process_was_sharing_by_pytorch_is_not_ours() -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    before = take_snapshot()
-    path = Path("/dev/shm") / f"torch_{gone.pid}_1_0"
-    path.write_bytes(b"x")
-    found = leaks(before)
-    path.unlink()
-    assert found == []
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_program_ends_as_one_of_the_shell_does(at_once: bool) -> None:
     program = Program("json.tool", "--compact", at_once=at_once)
@@ -80,34 +65,6 @@ def test_a_program_ends_as_one_of_the_shell_does(at_once: bool) -> None:
     refused = Program("json.tool", at_once=at_once)
     _, errors = refused.communicate("not JSON")
     assert refused.returncode == 1 and "Expecting value" in errors
-
-
-def test_a_program_that_is_killed_is_gone_and_one_that_runs_is_found() -> None:
-    Program("json.tool").communicate("1")  # so that the process behind it runs
-    before = take_snapshot()
-    program = Program("json.tool")
-    (found,) = [leak for leak in leaks(before) if leak.startswith("process")]
-    assert found.startswith(f"process {program.pid}:")
-    program.kill()
-    program.close()
-    assert program.returncode == -signal.SIGKILL
-    assert_no_leaks(before)
-
-
-def test_the_process_that_hands_tests_out_imports_no_torch() -> None:
-    """It loads the conftest, and runs nothing."""
-    subprocess.run([sys.executable, "-c", _DISTRIBUTING], check=True, cwd=ROOT)
-
-
-_DISTRIBUTING = """
-import sys
-from unittest.mock import Mock
-from tests import conftest
-session = Mock()
-session.config.pluginmanager.hasplugin = "dsession".__eq__
-conftest.pytest_sessionstart(session)
-sys.exit(session.config.pluginmanager.import_plugin.called or "torch" in sys.modules)
-"""
 
 
 _INNER = """
@@ -181,11 +138,6 @@ def test_order_and_kind_of_worker_meet_each_other_and_every_number_of_workers() 
     assert {mode.lateness for mode in modes} == {0, 1, 8}, "how late batches may be occurs, but not in every pair"
 
 
-def test_without_workers_the_mode_makes_no_difference() -> None:
-    kept = _chosen(_modes(0, 2))
-    assert [case["workers"] for case in kept].count(0) == 1 and len(kept) == 1 + 4
-
-
 def test_pytorchs_own_loader_is_left_out() -> None:
     assert all(case["mode"] is not PYTORCH for case in _chosen(_modes(2, modes=EVERY)))
     classes = [torch.utils.data.DataLoader, minato_gpu.DataLoader]
@@ -206,22 +158,6 @@ def test_of_drawn_orders_two_are_enough_and_the_worst_ones_occur_with_all_else()
         some = [case for case in kept if case["order"] in orders]
         assert {case["lanes"] for case in some} == set("abc") and len(some) == number
     assert {case["order"] for case in kept} == {"lazy", 0, 1}
-
-
-def test_a_test_on_request_is_left_out() -> None:
-    assert _chosen([_Case({}, ("on_request",)), _Case({})]) == [{}]
-
-
-def test_what_is_left_out_is_counted(pytestconfig: pytest.Config) -> None:
-    """Also by the processes of xdist, which tell it at their end."""
-    config = SimpleNamespace(stash=pytest.Stash())
-    pytest_testnodedown(SimpleNamespace(config=config, workeroutput={"deselected": 7}))
-    assert config.stash[LEFT_OUT] == 7
-    file, named = "tests/torch_semantics/test_object.py", "test_every_argument_is_a_plain_attribute"
-    for arguments, left_out in (((file, "--all"), False), ((file,), True), ((f"{file}::{named}",), False)):
-        program = Program("pytest", "-p", "no:cacheprovider", "--collect-only", "-q", *arguments, at_once=True)
-        said, _ = program.communicate()
-        assert ("deselected" in said) == left_out and ("--all runs" in said) == left_out, said
 
 
 # --- a few cases in which all pairs of values occur -------------------------------------------------------------------
@@ -245,16 +181,3 @@ def test_all_pairs_that_occur_are_kept(sizes: list[int], data: st.DataObject) ->
     assert few == sorted(set(few)) == pairwise(cases)
     assert _covered([cases[at] for at in few]) == _covered(cases)
     assert bool(few) == bool(cases)
-
-
-def test_cases_with_fewer_factors_are_kept_once() -> None:
-    cases: list[covering.Case] = [{"mode": "in order", "workers": 2}, {"workers": 0}, {"mode": "bounded", "workers": 2}]
-    assert pairwise([*cases, *cases]) == [0, 1, 2]
-    assert pairwise([{}, {}]) == [0]
-
-
-def test_values_that_are_to_occur_alone_take_turns_with_the_others() -> None:
-    cases = _full(2, 6)
-    few = [cases[at] for at in pairwise(cases, frozenset({"factor 0", "factor 1"}))]
-    assert [case["factor 1"] for case in few] == [0, 2, 4, 1, 3, 5]
-    assert [case["factor 0"] for case in few] == [0, 0, 0, 1, 1, 1]

@@ -166,6 +166,7 @@ _WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"lanes": ["device"], "pipeline": CPU_ONLY, "num_workers": 1}, ValueError, "without a device implementation"),
     ({"lanes": ["device"], "pipeline": WITH_DEVICE}, ValueError, "needs num_workers > 0"),
     ({"pipeline": WITH_DEVICE, "dataset": _Stream()}, ValueError, "map-style data set"),
+    ({"dataset": _Stream(), "num_workers": 2, "worker_kind": "thread"}, ValueError, "worker_kind"),
 ]
 
 

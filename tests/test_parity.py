@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,24 +213,6 @@ class TestInPlace:
             results = parity.check(Pipeline(stages, outputs=("x", "y"), inputs=inputs), [sample], draws=2)
             assert [result.max_deviation for result in results] == [1, 1]
             assert sample["x"].tolist() == [0, 0], "the data set's own is left as it is"
-
-    def test_stages_before_get_what_the_data_set_has_returned(self) -> None:
-        def in_place(fields: Fields, params: Params) -> Fields:
-            fields["x"].append(1)
-            return {"y": np.int64(len(fields["x"]))}
-
-        def double(fields: Fields, params: Params) -> Fields:
-            return {"z": fields["y"] * 2 + len(fields["x"])}
-
-        device = CupyFunction(lambda xp, fields, params: double(fields, params))
-        number = Field(np.int64)
-        stages = (
-            Stage("read", ("x",), {"y": number}, in_place),
-            Stage("double", ("x", "y"), {"z": number}, double, device),
-        )
-        sample: Fields = {"x": [], "lock": threading.Lock()}  # which nobody can copy
-        assert all(result.passed for result in parity.check(Pipeline(stages, outputs=("z",)), [sample], draws=2))
-        assert sample["x"] == []
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:

@@ -127,7 +127,7 @@ def _worth(shards: float, share: float, most: int) -> Iterator[tuple[float, floa
 
 
 def alike(nbytes: ArrayLike, costs_s: ArrayLike) -> bool:
-    """Whether a byte of any item saves about as many seconds. Both arguments have shape (items,).
+    """Returns whether a byte of any item saves about as many seconds. Both arguments have shape (items,).
 
     Of items from the 10th to the 90th percentile, the dearest saves at most one and a half times as many as the
     cheapest.

@@ -77,7 +77,7 @@ class CachePolicy:
         self.used_bytes -= self._bytes.pop(key, 0)
 
     def __contains__(self, key: int) -> bool:
-        """Whether the item is kept."""
+        """Returns whether the item is kept."""
         return key in self._bytes
 
     def __len__(self) -> int:

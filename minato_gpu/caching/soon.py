@@ -50,7 +50,7 @@ class Soon:
         return True
 
     def after(self, epoch: int, key: int) -> bool:
-        """Whether a key comes again soon after that epoch, the current one or the one before.
+        """Returns whether a key comes again soon after that epoch, the current one or the one before.
 
         True if that is not known.
         """

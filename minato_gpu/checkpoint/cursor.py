@@ -80,7 +80,7 @@ class Cursor:
 
     @property
     def ended_with_batches(self) -> bool:
-        """Whether the epoch is over and a stream has yielded any batch."""
+        """True if the epoch is over and a stream has yielded any batch."""
         streams = self.epoch.streams
         return self.over and streams is not None and streams.batches > 0
 

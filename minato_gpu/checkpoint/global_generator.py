@@ -18,7 +18,8 @@ from minato_gpu.sampling.samplers import Sampling
 
 
 def concerns(loader: Arguments, sampling: Sampling) -> bool:
-    """Whether the loader, or a data set or sampler of unknown kind that it calls in this process, may draw from it."""
+    """Returns whether the loader, or a data set or sampler of unknown kind that it calls in this process, may draw
+    from it."""
     if loader.num_workers == 0 or not (sampling.replays or sampling.iterable):
         return True
     own = sampling.replays and (sampling.generator is not None or not sampling.uses_default_generator)

@@ -117,7 +117,8 @@ class Resumption:
                 raise ValueError(f"the state was saved with {meaning} {theirs}, this loader has {s.quoted(mine[name])}")
 
     def fits(self, loader: Arguments) -> bool:
-        """Whether the loader has as many workers as when it was given the state: streams are shared out among them."""
+        """Returns whether the loader has as many workers as when it was given the state: streams are shared out
+        among them."""
         return len(self.starts) in (0, max(1, loader.num_workers))
 
     @property
@@ -128,7 +129,7 @@ class Resumption:
 
     @property
     def moved_on(self) -> bool:
-        """Whether ``set_epoch`` has given the sampler another epoch since: then that epoch begins, at its start."""
+        """True if ``set_epoch`` has given the sampler another epoch since: then that epoch begins, at its start."""
         given = self.begun and self._sampler_epoch is not None
         return given and self._sampling.sampler_epoch != self._sampler_epoch
 
@@ -144,7 +145,7 @@ class Resumption:
 
     @property
     def knows_seed(self) -> bool:
-        """Whether the base seed of the epoch, or of the workers that go on, is known and need not be drawn."""
+        """True if the base seed of the epoch, or of the workers that go on, is known and need not be drawn."""
         return self.begun or (self._persistent and self.number != self.state["workers_epoch"])
 
     @property

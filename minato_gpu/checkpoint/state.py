@@ -124,7 +124,7 @@ def quoted(value: JSON) -> str:
 
 
 def alike(one: Value, other: Value) -> bool:
-    """Whether two parts of states are equal.
+    """Returns whether two parts of states are equal.
 
     A user's own part may hold tensors and arrays, whose ``==`` is no answer. What cannot be compared counts as
     different.

@@ -65,7 +65,7 @@ class Deaths:
             raise WorkerDied(f"{_died(exit_)} {STARTS} workers in a row ended before they had taken any work")
 
     def singly(self, spans: tuple[TicketSpan, ...]) -> bool:
-        """Whether samples among these should be asked for one by one, as a worker has died at one of them."""
+        """Returns whether samples among these should be asked for one by one, as a worker has died at one of them."""
         return bool(self._singly) and not self._singly.isdisjoint(tickets(spans))
 
     def stage(self, claim: Claim) -> str | None:

@@ -203,7 +203,7 @@ class Engine(Batches):
         self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
-        """Whether the next batch, or the end of the epoch, can be handed over."""
+        """Returns whether the next batch, or the end of the epoch, can be handed over."""
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> Wait:

@@ -84,7 +84,7 @@ class Epochs:
 
     @property
     def drained(self) -> bool:
-        """Whether every sampler has ended while the window has room."""
+        """True if every sampler has ended while the window has room."""
         window = self._settings.window * self._together + self._pump.run.scheduler.window.extra
         return not self._drawing and self._drawn - self.order < window + self._parts.read_ahead
 
@@ -97,12 +97,12 @@ class Epochs:
 
     @property
     def delivered_all(self) -> bool:
-        """Whether nothing but prefetched epochs is left to deliver."""
+        """True if nothing but prefetched epochs is left to deliver."""
         return self.first is None or self.first.end == self.order
 
     @property
     def due(self) -> bool:
-        """Whether the scheduler has not been told everything."""
+        """True if the scheduler has not been told everything."""
         return bool(self._due)
 
     def start(self, source: EpochBatches) -> None:

@@ -91,7 +91,7 @@ class Pump:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether reports will need an answer before the consumer asks for its next batch."""
+        """True if reports will need an answer before the consumer asks for its next batch."""
         needs_jobs = self.assembly.needs_jobs and not self._settings.streams
         follows = needs_jobs or self.assembly.loading is not None
         comes = self.reads is not None and self.reads.pending

@@ -87,7 +87,7 @@ class ReadAhead:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes are on their way."""
+        """True if bytes are on their way."""
         return bool(self._waits)
 
     @property

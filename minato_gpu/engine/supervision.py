@@ -28,7 +28,7 @@ class WorkerSupervisor:
 
     @property
     def watches(self) -> bool:
-        """Whether there is something to do while the consumer is away."""
+        """True if there is something to do while the consumer is away."""
         return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:

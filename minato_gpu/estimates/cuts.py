@@ -109,7 +109,7 @@ class CutEstimator(Estimator):
         return cpu.tolist(), device.tolist(), between
 
     def _offered(self, cut: int) -> bool:
-        """Whether every device that still works takes samples that are cut there."""
+        """Returns whether every device that still works takes samples that are cut there."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:

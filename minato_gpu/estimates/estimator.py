@@ -91,7 +91,7 @@ class Estimator:
 
     @property
     def by_serial(self) -> bool:
-        """Whether something is kept by ticket, for when it is ``measured``."""
+        """True if something is kept by ticket, for when it is ``measured``."""
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:

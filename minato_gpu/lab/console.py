@@ -59,14 +59,14 @@ def open_console(json_path: str | None) -> Console:
 
 
 def show(console: Console, title: str, rows: Sequence[Mapping[str, JSON]], keys: Iterable[str] | None = None) -> None:
-    """Print flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
+    """Prints flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
     wanted = dict.fromkeys(key for row in rows for key in row) if keys is None else keys
     shown = [key for key in wanted if any(row.get(key) is not None for row in rows)]
     show_columns(console, title, [column(key, [row.get(key) for row in rows]) for key in shown])
 
 
 def show_columns(console: Console, title: str, columns: Sequence[Column]) -> None:
-    """Print the columns beside each other, or as several tables where the console is too narrow for that."""
+    """Prints the columns beside each other, or as several tables where the console is too narrow for that."""
     console.print()
     console.print(title, style="italic", markup=False, highlight=False)
     for group in _groups(columns, console.width):

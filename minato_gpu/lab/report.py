@@ -71,7 +71,7 @@ def document(settings: Mapping[str, JSON], rows: Sequence[Mapping[str, JSON]], *
 
 
 def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
-    """Write the document as JSON to ``path``, or to standard output where ``path`` is ``-``.
+    """Writes the document as JSON to ``path``, or to standard output where ``path`` is ``-``.
 
     A file appears whole or not at all. Numbers that JSON cannot say (NaN, infinity) are written as null.
     """
@@ -85,14 +85,14 @@ def write(content: Mapping[str, JSON], path: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all, in UTF-8. Raises OSError where ``path`` cannot be written."""
+    """Writes a file that appears whole or not at all, in UTF-8. Raises OSError where ``path`` cannot be written."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out now whether ``write`` can write to ``path`` later; nothing is left there.
+    """Finds out now whether ``write`` can write to ``path`` later; nothing is left there.
 
     Raises OSError where it cannot: a file without a name was to be made in the folder, or in the one above that exists.
     """

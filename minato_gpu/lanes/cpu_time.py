@@ -23,7 +23,7 @@ class RunQueueDelay:
         return 0.0 if self._fd < 0 else int(os.pread(self._fd, 64, 0).split()[1]) * 1e-9
 
     def close(self) -> None:
-        """Close the descriptor; idempotent."""
+        """Closes the descriptor; idempotent."""
         _close(self._fd)
         self._fd = -1
 
@@ -41,7 +41,7 @@ class CoreTime:
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
 
     def look(self) -> None:
-        """Find out which threads there are now; those that come later are not counted."""
+        """Finds out which threads there are now; those that come later are not counted."""
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():
@@ -61,7 +61,7 @@ class CoreTime:
         return thread_time() + total * 1e-9
 
     def close(self) -> None:
-        """Close all descriptors; idempotent."""
+        """Closes all descriptors; idempotent."""
         for fd in self._threads.values():
             _close(fd)
         self._threads.clear()

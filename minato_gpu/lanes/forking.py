@@ -23,7 +23,7 @@ _collects = True  # whether the process that forks does when it is not about to;
 
 
 def start(process: BaseProcess) -> None:
-    """Start a process that calls ``begin`` first."""
+    """Starts a process that calls ``begin`` first."""
     global _collects
     _collects = collects = gc.isenabled()
     gc.disable()

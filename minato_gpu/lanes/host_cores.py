@@ -24,7 +24,7 @@ class HostCores:
 
     @classmethod
     def of_this_rank(cls, workers: int) -> HostCores:
-        """Read torchrun's variables. ``workers``: the loader's ``num_workers``, its share where cores would be fewer.
+        """Reads torchrun's variables. ``workers``: the loader's ``num_workers``, its share where cores would be fewer.
 
         Raises ValueError for more ranks than cores, or variables that are no numbers.
         """

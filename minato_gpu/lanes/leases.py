@@ -98,7 +98,7 @@ class Leases:
         self._leases[task.run, task.chunk] = Lease(task)
 
     def __contains__(self, number: Number) -> bool:
-        """Whether the lane has this task, and has not reported its end."""
+        """Returns whether the lane has this task, and has not reported its end."""
         return number in self._leases
 
     def drop(self, run: int, chunk: int) -> None:

@@ -141,7 +141,7 @@ class Placement:
                 del left[at]
 
     def _blames_samples(self, item: Item) -> bool:
-        """Whether a sample may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
+        """Returns whether a sample may be to blame for a batch's failure: not for what a ``collate_fn`` raised."""
         if not isinstance(item, Failure) or item.origin is None:
             return False
         return item.origin.stage == "send" or (self._job.skips and self._sends_all)

@@ -101,7 +101,7 @@ def _work(number: int, job: Job, links: WorkerChannels) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let malloc reuse the memory of large arrays instead of returning it to the kernel after each sample.
+    """Lets malloc reuse the memory of large arrays instead of returning it to the kernel after each sample.
 
     Every sample makes and drops arrays of megabytes. By default glibc maps each anew, and the kernel clears it page by
     page: about a seventh of the time of large photographs and volumes. 32 MiB is the most that glibc takes for
@@ -113,7 +113,7 @@ def keep_freed_memory() -> None:
 
 
 def collate_in_own_memory() -> None:
-    """Let PyTorch's ``default_collate`` make its batch in ordinary memory, as it does outside of a worker.
+    """Lets PyTorch's ``default_collate`` make its batch in ordinary memory, as it does outside of a worker.
 
     In a worker it opens a file of /dev/shm for each tensor and unlinks it: a worker that is killed in between leaves it
     behind for good. What it would share is copied to the worker's arena in any case.

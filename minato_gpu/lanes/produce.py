@@ -68,7 +68,7 @@ class Job:
 
     @property
     def own_collate(self) -> bool:
-        """Whether the ``collate_fn`` is one of the user's: it may draw, and keep samples.
+        """True if the ``collate_fn`` is one of the user's: it may draw, and keep samples.
 
         Compared as objects: its own comparison is the user's code.
         """
@@ -126,8 +126,8 @@ class Producer:
             reraise(self._init_error)
 
     def begin_unseeded(self, task: Task, samples: int) -> bool:
-        """Whether a chunk of this many samples may try without seeding (see seeding.py): if it can be done again from
-        the data set on, and nothing of the first try is kept."""
+        """Returns whether a chunk of this many samples may try without seeding (see seeding.py): if it can be done
+        again from the data set on, and nothing of the first try is kept."""
         if self.seeder is None or self._init_error is not None:
             return False
         if (
@@ -139,11 +139,11 @@ class Producer:
         return self.seeder.begin_unseeded(samples)
 
     def drew(self) -> bool:
-        """Whether what was prepared without seeding has drawn."""
+        """Returns whether what was prepared without seeding has drawn."""
         return self.seeder is not None and self.seeder.moved()
 
     def fetches_many(self, task: Task) -> bool:
-        """Whether the data set is asked for the samples of a piece at once."""
+        """Returns whether the data set is asked for the samples of a piece at once."""
         return self._getitems is not None and not task.singly
 
     def of(self, task: Task, piece: Piece, unseeded: bool) -> Produce:

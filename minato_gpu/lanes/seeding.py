@@ -61,7 +61,7 @@ class Seeder:
             self._shown = torch.initial_seed()
 
     def begin_unseeded(self, samples: int) -> bool:
-        """Whether a chunk of this many samples may go unseeded; if so ``moved`` must be asked at its end."""
+        """Returns whether a chunk of this many samples may go unseeded; if so ``moved`` must be asked at its end."""
         if self._draws or (samples < _UNSEEDED_FROM and self._looked_at < _EVIDENCE):
             return False
         if not self._in_step:
@@ -69,7 +69,8 @@ class Seeder:
         return True
 
     def moved(self) -> bool:
-        """Whether anything was drawn or seeded since ``begin_unseeded``; if so later samples are always seeded."""
+        """Returns whether anything was drawn or seeded since ``begin_unseeded``; if so later samples are always
+        seeded."""
         same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()

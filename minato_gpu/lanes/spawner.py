@@ -196,7 +196,7 @@ class Spawner:
 
 
 def readable(fd: int, timeout: float | None) -> bool:
-    """Whether the descriptor is readable, or becomes so within ``timeout`` seconds (None: waits for that)."""
+    """Returns whether the descriptor is readable, or becomes so within ``timeout`` seconds (None: waits for that)."""
     return bool(_ready([fd], timeout))
 
 

@@ -81,7 +81,7 @@ def of_process(pid: int, end: socket.socket) -> str:
 
 
 def _could_run(pid: int) -> bool:
-    """Whether the process waits for nothing but a core or the kernel: it has been woken by the signal."""
+    """Returns whether the process waits for nothing but a core or the kernel: it has been woken by the signal."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D")
     except OSError:
@@ -97,7 +97,7 @@ def _ran_s(pid: int) -> float:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Returns whether the process has a handler for the signal."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     except OSError:

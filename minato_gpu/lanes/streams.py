@@ -42,7 +42,7 @@ _RAISED = (
 
 
 def is_stateful(thing: Value) -> bool:
-    """Whether an object can save and load its state."""
+    """Returns whether an object can save and load its state."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
@@ -77,7 +77,7 @@ class StreamState(NamedTuple):
 
     @property
     def within_itself(self) -> bool:
-        """Whether the state is one of a data set that is its own iterator, in the middle of its pass."""
+        """True if the state is one of a data set that is its own iterator, in the middle of its pass."""
         return self.batches > 0 and self.state is not None and pickle.loads(self.state)[0] == ITSELF
 
     @property

@@ -67,7 +67,7 @@ class Leaf:
 
     @cached_property
     def is_numpy(self) -> bool:
-        """Whether NumPy has the dtype that the consumer sees.
+        """True if NumPy has the dtype that the consumer sees.
 
         Otherwise elements are stored as integers of their size.
         """
@@ -281,7 +281,7 @@ def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
 
 
 def _is_registered(value: Value) -> bool:
-    """Whether ``default_collate`` joins such values by a function that somebody has registered."""
+    """Returns whether ``default_collate`` joins such values by a function that somebody has registered."""
     given: dict[Any, Any] = torch_collate.default_collate_fn_map
     return _collated_by(value, given) is not _collated_by(value, _COLLATED_BY)
 
@@ -317,7 +317,7 @@ def torch_dtype(raw: np.dtype[Any]) -> torch.dtype:
 
 
 def _backwards(value: NDArray[Value]) -> bool:
-    """Whether an array has a negative stride, which torch refuses."""
+    """Returns whether an array has a negative stride, which torch refuses."""
     return not value.flags.forc and min(value.strides) < 0
 
 

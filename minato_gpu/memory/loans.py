@@ -28,7 +28,7 @@ def apart(part: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint8]:
 
 
 def is_small(nbytes: int, block_bytes: int) -> bool:
-    """Whether a part of a batch is so small that it must not keep the whole batch alive."""
+    """Returns whether a part of a batch is so small that it must not keep the whole batch alive."""
     return nbytes <= min(_SMALL, block_bytes // 8)
 
 

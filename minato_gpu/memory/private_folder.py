@@ -204,7 +204,7 @@ def folder_path() -> Path:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the same user, as the kernel says."""
+    """Returns whether the process at the other end belongs to the same user, as the kernel says."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(told)[1]) == os.getuid()
 

@@ -116,7 +116,7 @@ class WorkerStatusBoard:
                 self.words[SAVES] = come
 
     def all_busy(self) -> bool:
-        """Whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""
+        """Returns whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""
         return all(self.words[self.row(worker) + CHUNK] >= 0 for worker in range(self.words[ACTIVE]))
 
     def revoke(self, worker: int, run: int, chunk: int, keep: int) -> int | None:
@@ -154,7 +154,7 @@ class WorkerStatusBoard:
             self.words[self.row(worker) + HAND] = chunk
 
     def handing_over(self, worker: int, split: int) -> bool:
-        """Whether this worker is asked to hand its current sample over before stage ``split``."""
+        """Returns whether this worker is asked to hand its current sample over before stage ``split``."""
         row, words = self.row(worker), self.words
         return words[row + HAND] == words[row + CHUNK] and split < _BITS and bool(words[row + SPLITS] >> split & 1)
 

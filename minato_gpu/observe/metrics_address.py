@@ -22,7 +22,7 @@ class MetricsAddress(NamedTuple):
 
     @classmethod
     def check(cls, given: Any) -> MetricsAddress | None:
-        """Resolve a loader's argument. Raises TypeError or ValueError that names it and says what to do."""
+        """Resolves a loader's argument. Raises TypeError or ValueError that names it and says what to do."""
         if given is None:
             return None
         if isinstance(given, str):

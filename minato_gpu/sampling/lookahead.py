@@ -96,7 +96,7 @@ class LookAhead:
         return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
     def _pays(self, sampler: Value) -> bool:
-        """Whether orders differ in use: an epoch leaves keys out, or has some more often than others."""
+        """Returns whether orders differ in use: an epoch leaves keys out, or has some more often than others."""
         if type(sampler) is RandomSampler:
             return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
         if type(sampler) is WeightedRandomSampler:
@@ -107,7 +107,7 @@ class LookAhead:
         return self._repeats[1]
 
     def _once(self, sampler: Value) -> bool:
-        """Whether no key comes twice in an epoch."""
+        """Returns whether no key comes twice in an epoch."""
         return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
 
     def _from_generator(self, sampler: Value, epoch: EpochBatches, early: bool) -> DrawnOrders:
@@ -125,7 +125,7 @@ def _are_keys(sampler: Value) -> bool:
 
 
 def _is_distributed(sampler: Value) -> bool:
-    """Whether the sampler draws as torch's ``DistributedSampler`` does (torchdata's is a class of its own)."""
+    """Returns whether the sampler draws as torch's ``DistributedSampler`` does (torchdata's is a class of its own)."""
     inherits = isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__
     return inherits or name_of(sampler) == STATEFUL_DISTRIBUTED
 

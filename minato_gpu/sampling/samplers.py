@@ -62,17 +62,17 @@ class Sampling:
 
     @property
     def replays(self) -> bool:
-        """Whether the order is known to come out the same when it is drawn again."""
+        """True if the order is known to come out the same when it is drawn again."""
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
     def never_repeats(self) -> bool:
-        """Whether the sampler is one of torch's own that yields every index at most once."""
+        """True if the sampler is one of torch's own that yields every index at most once."""
         return type(self.inner) is SequentialSampler or (type(self.inner) is RandomSampler and _is_one_pass(self.inner))
 
     @property
     def yields_once(self) -> bool:
-        """Whether no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+        """True if no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
         sampler = self.inner
         if type(sampler) is BatchSampler or name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
             sampler = sampler.sampler
@@ -82,7 +82,7 @@ class Sampling:
 
     @property
     def draws_on(self) -> bool:
-        """Whether an order is drawn bit by bit, so that others may draw from the generator in between."""
+        """True if an order is drawn bit by bit, so that others may draw from the generator in between."""
         return type(self.inner) is RandomSampler and not _is_one_pass(self.inner)
 
     @property
@@ -102,7 +102,7 @@ class Sampling:
 
     @property
     def _shares(self) -> bool:
-        """Whether the sampler's length is one rank's share, which another number of ranks changes."""
+        """True if the sampler's length is one rank's share, which another number of ranks changes."""
         return type(self.inner) is DistributedSampler
 
     @property
@@ -115,7 +115,7 @@ class Sampling:
 
     @property
     def uses_default_generator(self) -> bool:
-        """Whether the order is drawn from torch's global generator."""
+        """True if the order is drawn from torch's global generator."""
         return getattr(self.inner, "generator", self) is None
 
     @property
@@ -168,7 +168,7 @@ def name_of(sampler: Value) -> str:
 
 
 def _is_one_pass(sampler: Value) -> bool:
-    """Whether a random sampler draws a permutation, or the beginning of one."""
+    """Returns whether a random sampler draws a permutation, or the beginning of one."""
     return bool(not sampler.replacement and sampler.num_samples <= len(sampler.data_source))
 
 

@@ -34,7 +34,7 @@ class SplitsStates(Protocol):
         """Plain data that says what this worker has left of the epoch."""
 
     def load_state_dict(self, state: JSON) -> None:
-        """Let the next ``iter()`` yield what the state says is left."""
+        """Lets the next ``iter()`` yield what the state says is left."""
 
     def split_states(self, states: list[JSON], workers: int) -> Sequence[JSON]:
         """Share out among so many workers what is left of the epoch. Called in the main process, by ``load_state_dict``
@@ -59,7 +59,7 @@ class Shards(Protocol[T_co]):
         process: all must be given the same order, and an epoch that is resumed the order that it had."""
 
     def iterate(self, shard: JSON) -> Iterable[T_co]:
-        """Yield the samples of one shard: the same, in the same order, each time."""
+        """Yields the samples of one shard: the same, in the same order, each time."""
 
 
 class ShardedDataset(IterableDataset[T]):
@@ -134,7 +134,7 @@ class ShardedDataset(IterableDataset[T]):
         return (self._loaded or self._left).plain()
 
     def load_state_dict(self, state: Mapping[str, JSON]) -> None:
-        """Let the next ``iter()`` yield what the state says is left. Raises ValueError for what is no such state."""
+        """Lets the next ``iter()`` yield what the state says is left. Raises ValueError for what is no such state."""
         left = _Left.of(state)
         self._loaded = None if left.shards is None else left
 
@@ -175,7 +175,7 @@ class _Left:
         raise ValueError(f"no state of a {ShardedDataset.__name__}, or a damaged one")
 
     def names_each_once(self) -> bool:
-        """Whether the shards that are left are different ones of the data set's."""
+        """Returns whether the shards that are left are different ones of the data set's."""
         assert self.shards is not None
         seen = np.zeros(self.shards[0], np.bool_)
         for part in (*(range(number, number + 1) for number, _ in self.begun), *self.numbers):

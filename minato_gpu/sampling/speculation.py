@@ -64,7 +64,7 @@ class Speculation:
         return {role: packed_state(s) for role, own in generators.items() for generator, s in pairs if generator is own}
 
     def holds(self) -> bool:
-        """Whether the epoch would be drawn exactly like this if it began now."""
+        """Returns whether the epoch would be drawn exactly like this if it began now."""
         return all(torch.equal(g.get_state(), s) for g, s in zip(self._generators, self._before, strict=True))
 
     def adopt(self) -> None:

@@ -63,7 +63,7 @@ class WorkerStreams:
 
     @property
     def saves_come(self) -> bool:
-        """Whether a state was asked for in the last batches, or the epoch has just begun."""
+        """True if a state was asked for in the last batches, or the epoch has just begun."""
         return self.batches - self._saved < EVERY * len(self._at)
 
     def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:

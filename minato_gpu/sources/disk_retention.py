@@ -63,7 +63,7 @@ class DiskRetention:
             self._decide()
 
     def stays(self, sample: int, epoch: int) -> bool:
-        """Whether a copy of a source of this sample, wanted in that epoch, stays on disk after it."""
+        """Returns whether a copy of a source of this sample, wanted in that epoch, stays on disk after it."""
         return not self._is_on or self._soon.after(epoch, sample)
 
     def _decide(self) -> None:

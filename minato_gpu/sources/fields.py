@@ -69,7 +69,7 @@ class FieldPolicy:
         return keys, found, True
 
     def wants(self, sample: int) -> bool:
-        """Whether to keep this sample's fields, rather than its raw bytes."""
+        """Returns whether to keep this sample's fields, rather than its raw bytes."""
         if self.shares is None:
             self._asked += 1
             return self._asked <= _ASKED
@@ -91,7 +91,7 @@ class FieldPolicy:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough is known, and nothing has been chosen."""
+        """True if enough is known, and nothing has been chosen."""
         return self.shares is None and self._known >= (LEARNED if self._rate() else 2 * LEARNED)
 
     def choose(self, nbytes: float) -> list[Copy]:

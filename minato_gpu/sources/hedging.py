@@ -93,18 +93,19 @@ def pause_s(failures: int) -> float:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown (EBUSY)."""
+    """Returns whether an error says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown
+    (EBUSY)."""
     busy = isinstance(error, OSError) and error.errno == errno.EBUSY
     return busy or _status(error) in (429, 503) or "SlowDown" in str(error)
 
 
 def is_expired(error: BaseException) -> bool:
-    """Whether a new session may mend the error: a token that has expired."""
+    """Returns whether a new session may mend the error: a token that has expired."""
     return isinstance(error, PermissionError) or _status(error) in (401, 403)
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether the same request would fail again."""
+    """Returns whether the same request would fail again."""
     final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, EOFError, ValueError, TypeError, ImportError)
     status = _status(error)
     return isinstance(error, final) or (status is not None and 400 <= status < 500 and status not in (408, 429))

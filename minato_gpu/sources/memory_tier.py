@@ -102,7 +102,10 @@ class MemoryTier:
         return now, self._hit(item, now)
 
     def may_keep(self, item: int, nbytes: int) -> bool:
-        """Whether an item of this size may stay if it is read now. Minio evicts nothing, so there must be room."""
+        """Returns whether an item of this size may stay if it is read now.
+
+        Minio evicts nothing, so there must be room.
+        """
         policy = self._policy
         return item != NO_ITEM and (
             not isinstance(policy, Minio) or policy.used_bytes + space_of(nbytes) <= policy.budget
@@ -128,7 +131,7 @@ class MemoryTier:
         self.misses -= 1
 
     def holds(self, key: Key) -> bool:
-        """Whether there is a copy."""
+        """Returns whether there is a copy."""
         return key in self._items
 
     def skip(self, items: int, *, hits: int = 0, misses: int = 0) -> None:

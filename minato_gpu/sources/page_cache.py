@@ -75,7 +75,7 @@ class FilePlacement:
 
     @property
     def is_open(self) -> bool:
-        """Whether more files are to be looked at as they are read past the page cache."""
+        """True if more files are to be looked at as they are read past the page cache."""
         return self._files < FIRST
 
     def had(self, nbytes: int, cached: int | None) -> None:

@@ -59,7 +59,7 @@ def own_address(addresses: Sequence[str]) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host can listen there: only its own addresses can be bound."""
+    """Returns whether this host can listen there: only its own addresses can be bound."""
     host, _ = split_address(address)
     try:
         family, _, _, _, found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]

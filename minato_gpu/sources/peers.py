@@ -131,7 +131,7 @@ class PeerPool:
             self._done(number, *found, None, self._loop.time() - begin, from_peer=True)
 
     def close(self) -> None:
-        """Close all connections that nobody uses."""
+        """Closes all connections that nobody uses."""
         for peer in self._peers.values():
             peer.close()
 
@@ -183,7 +183,7 @@ class _Peer:
                 return found
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Closes the connections that nobody uses."""
         while self._idle:
             self._idle.pop().close()
 
@@ -293,7 +293,7 @@ class PeerServer:
         await loop.sock_sendall(end, code(b"server", nonces))
 
     async def _answer(self, end: socket.socket, key: Key) -> None:
-        """Send the bytes of a source, or that it cannot be read."""
+        """Sends the bytes of a source, or that it cannot be read."""
         loop, number = asyncio.get_running_loop(), self._requests
         self._requests += 1
         waiting = self._waiting[number] = loop.create_future()
@@ -343,7 +343,7 @@ class PeerServer:
 
 
 async def _send(end: socket.socket, head: bytes, data: memoryview) -> None:
-    """Send both, by one call where the socket has room for them."""
+    """Sends both, by one call where the socket has room for them."""
     try:
         sent = end.sendmsg((head, data)) - len(head)
     except BlockingIOError:
@@ -376,7 +376,7 @@ async def _exactly(end: socket.socket, count: int) -> bytes:
 
 
 async def _receive(end: socket.socket, view: memoryview) -> None:
-    """Fill the memory. Raises ConnectionError where the other end is closed before that."""
+    """Fills the memory. Raises ConnectionError where the other end is closed before that."""
     loop, at = asyncio.get_running_loop(), 0
     while at < len(view):
         count = await loop.sock_recv_into(end, view[at:])

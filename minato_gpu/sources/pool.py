@@ -199,7 +199,7 @@ class _Lane:
 
     @property
     def used(self) -> bool:
-        """Whether there has been any read."""
+        """True if there has been any read."""
         return bool(self._latencies)
 
     def finished(self, now: float, seconds: float) -> None:
@@ -246,7 +246,7 @@ class Concurrency:
 
     @property
     def at_its_limit(self) -> bool:
-        """Whether more reads at once have brought nothing: the storage gives no more."""
+        """True if more reads at once have brought nothing: the storage gives no more."""
         return self._hold_until > 0.0
 
     def allowed(self, *, behind: bool) -> int:

@@ -50,7 +50,7 @@ class SharedSample:
     had: int = 0
 
     def forget(self) -> None:
-        """Remove it from its group, if it is of use to nobody."""
+        """Removes it from its group, if it is of use to nobody."""
         if not self.wanted and self.block == NOWHERE:
             self.group.samples.pop(self.number, None)
 
@@ -79,7 +79,7 @@ class SampleGroup:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
     def look(self, now: float) -> bool:
-        """Take samples that are late from those they were granted to; returns whether any is to be looked at again."""
+        """Takes samples that are late from those they were granted to; returns whether any is to be looked at again."""
         owned = [(one, sample) for one in self.members for sample in one.granted if sample.owner is one]
         for one, sample in owned:
             if now - sample.since > LATE_S + self.usual_s:
@@ -142,7 +142,7 @@ class PreparedSamples:
             self._look()
 
     def _look(self) -> None:
-        """Look for what is late, now and while anything is granted."""
+        """Looks for what is late, now and while anything is granted."""
         now = self.now()
         self._looks = sum(group.look(now) for group in self._groups.values()) > 0
         if self._looks:
@@ -153,7 +153,7 @@ class PreparedSamples:
         self.look()
 
     def stage(self, sample: SharedSample, found: Received, by: Sharer) -> None:
-        """Keep what has come of a sample, as far as there is room."""
+        """Keeps what has come of a sample, as far as there is room."""
         try:
             block, view = self._blocks.allocate(found.nbytes)
         except MemoryError:
@@ -199,7 +199,7 @@ class Sharer:
         self.count_anew()
 
     def count_anew(self) -> None:
-        """Count from zero."""
+        """Counts from zero."""
         self.granted_count = self.copied = self.again = 0
 
     def counts(self) -> dict[str, int | str]:
@@ -301,7 +301,7 @@ class Sharer:
     # --- what becomes of its tickets -------------------------------------------------------------------------
 
     def waits_for(self, sample: SharedSample) -> bool:
-        """Whether a ticket in the window waits for it."""
+        """Returns whether a ticket in the window waits for it."""
         return any(ticket in self._waiting for ticket in sample.wanted[self])
 
     def settle(self) -> None:

@@ -312,7 +312,7 @@ class Link:
 
 
 def _is_message(found: object) -> bool:
-    """Whether this is a message of a loader (see ``Reader``)."""
+    """Returns whether this is a message of a loader (see ``Reader``)."""
     return isinstance(found, tuple) and len(found) == 3 and found[0] in ("say", "admit", "begin", "end")
 
 

@@ -69,7 +69,8 @@ class Outbox:
             self._nbytes += place[1]
 
     def is_due(self, admitted: int, missing: int) -> bool:
-        """Whether to send it now: tickets before ``admitted`` are in the window, and ``missing`` of these not there."""
+        """Returns whether to send it now: tickets before ``admitted`` are in the window, and ``missing`` of these
+        not there."""
         if not self._tickets and not self._released:
             return False
         if missing or self._tickets >= TOGETHER or len(self._released) >= TOGETHER or self._nbytes >= _NBYTES:
@@ -128,12 +129,12 @@ class Reader:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed, and belongs to this process, not to its parent."""
+        """True if it has not been closed, and belongs to this process, not to its parent."""
         return self.process is not None and os.getpid() == self._owner
 
     @property
     def runs(self) -> bool:
-        """Whether the reader process still runs."""
+        """True if the reader process still runs."""
         return self.process is not None and children.exit_code(self.process, self.process.sentinel) is None
 
     # --- what it is told -------------------------------------------------------------------------------------

@@ -240,7 +240,7 @@ class UrlReads:
         self._ask_again()
 
     def _tries_again(self, read: _UrlRead, error: BaseException) -> bool:
-        """Whether there will be one more attempt."""
+        """Returns whether there will be one more attempt."""
         read.failures += 1
         if is_refusal(error):
             self.counts["refused"] += 1

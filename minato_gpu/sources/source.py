@@ -94,7 +94,7 @@ class Source:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is read through fsspec, not as a file of this machine."""
+        """True if it is read through fsspec, not as a file of this machine."""
         return "://" in self.path and not self.path.startswith("file://")
 
     @property

@@ -69,7 +69,7 @@ class Assembly:
 
     @property
     def needs_jobs(self) -> bool:
-        """Whether a worker may have to join batches, or to stack them from what is not in rows yet."""
+        """True if a worker may have to join batches, or to stack them from what is not in rows yet."""
         return self.samples.layout is None and not self._items
 
     def pieces(self, spans: Iterable[TicketSpan], *, inspect: bool) -> tuple[Piece, ...]:
@@ -121,7 +121,7 @@ class Assembly:
         return True
 
     def _settled(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
-        """Whether nothing is left to do for the batch, of which these samples have failed.
+        """Returns whether nothing is left to do for the batch, of which these samples have failed.
 
         A worker has joined it, it is an error, or no sample of it is left.
         """
@@ -236,7 +236,7 @@ class Assembly:
             self.loading.value(batch, lent)
 
     def ready(self, order: OutputBatch) -> bool:
-        """Whether the batch can be taken."""
+        """Returns whether the batch can be taken."""
         batch = self._batches.get(order)
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 

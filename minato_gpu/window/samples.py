@@ -195,7 +195,7 @@ class Samples:
                 record.items[serial] = Extra(item.objects)
 
     def in_rows(self, spans: Iterable[TicketSpan]) -> bool:
-        """Whether all these samples are rows.
+        """Returns whether all these samples are rows.
 
         Samples stored before the layout was known are written into their rows here: only the first few of a run, for
         which a job on a worker would do, but may wait behind a slow sample.

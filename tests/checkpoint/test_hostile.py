@@ -219,35 +219,6 @@ def test_tensors_in_place_of_numbers(field: str) -> None:
         resumed()
 
 
-def _damage(value: Any) -> None:
-    """Everything in it that can be changed is."""
-    parts = list(value.values() if isinstance(value, dict) else value)
-    for part in parts:
-        if isinstance(part, (dict, list)):
-            _damage(part)
-    value.clear()
-
-
-@pytest.mark.parametrize("kind", _STATES)
-def test_changing_a_state_changes_no_other(kind: str) -> None:
-    kind = "state" if kind == "between" else kind
-    loader: Any = _loader(kind)
-    iterator = iter(loader)
-    next(iterator)
-    loader.state_dict()
-    want = json.dumps(loader.state_dict())
-    _damage(loader.state_dict())
-    assert json.dumps(loader.state_dict()) == want
-    resumed: Any = _loader(kind)
-    state = json.loads(want)
-    resumed.load_state_dict(state)
-    _damage(state)
-    _damage(resumed.state_dict())
-    assert json.dumps(resumed.state_dict()) == want
-    rest, expected = ([batch[..., :2].tolist() for batch in batches] for batches in (resumed, iterator))
-    assert rest == expected
-
-
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 2), (1, 0)])
 def test_a_state_may_be_asked_for_while_batches_are_delivered(
     monkeypatch: pytest.MonkeyPatch, workers: int, ahead: int

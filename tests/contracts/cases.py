@@ -353,6 +353,8 @@ KNOWN: tuple[Case, ...] = (
     Case(fault="start kills", epochs=1),
     Case(stay="persistent", interruption="forked"),
     Case(stay="persistent", fault="killed once"),  # in each epoch
+    Case(sampler="stateful", snapshots=50, interruption="saved"),  # no snapshot ahead was taken for the epoch's end
+    Case(sampler="stateful", snapshots=50, workers=0, interruption="saved twice"),
     Case(data="pipeline", workers=3),  # what a stage drew from global generators was another worker's
     Case(sampler="listed", fault="raise", interruption="saved"),  # the first batch raised, and came again
     Case(data="urls", share=True, sampler="shuffled", cache="memory"),

@@ -203,23 +203,3 @@ def test_as_documented(row: Callable[[Make, list[Any]], None], loader: str, kind
 
     whole = make()
     row(make, [values(whole) for _ in range(3)])
-
-
-@pytest.mark.parametrize("every", [1, 3, 16, 50])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_however_seldom_a_samplers_state_is_taken_all_is_left_after_a_resume(workers: int, every: int) -> None:
-    """A save that found no snapshot ahead of it was taken for one of the epoch's end, and the rest was lost."""
-    from torchdata.stateful_dataloader.sampler import RandomSampler
-
-    def make() -> Any:
-        sampler = RandomSampler(range(80), generator=torch.Generator().manual_seed(1))
-        return DataLoader(_map([80]), 4, sampler=sampler, num_workers=workers, snapshot_every_n_steps=every)
-
-    for steps in (0, 1, 2, 7, 19):
-        loader = make()
-        iterator = iter(loader)
-        values(next(iterator) for _ in range(steps))
-        state = loader.state_dict()
-        rest = values(iterator)
-        assert len(rest) == 20 - steps
-        assert values(_resumed(make, state)) == rest

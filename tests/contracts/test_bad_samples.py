@@ -125,30 +125,6 @@ def test_the_budget_counts_on_after_a_resume(mode: Mode, workers: int) -> None:
     assert "4 samples failed" in str(error_of(TooManyFailures, list, resumed)), "the next epoch counts from nothing"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_budget_counts_what_a_caught_error_had_left_out(workers: int) -> None:
-    loader = DataLoader(Made(40, broken), 4, num_workers=workers, on_error="skip", max_failures=1)
-    iterator = iter(loader)
-    next(iterator)
-    error_of(TooManyFailures, next, iterator)  # 5 and 6 are in one batch
-    assert "failed" not in loader.state_dict()["progress"], "the consumer has not gone on: the batch comes once more"
-    next(iterator)
-    assert loader.state_dict()["progress"]["failed"] == 2
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_fails_twice_is_raised(workers: int) -> None:
-    tries = _FORK.Value("i", 0)
-
-    def fails(index: int) -> Any:
-        with tries.get_lock():
-            tries.value += 1
-        raise ValueError(f"try {tries.value}")
-
-    caught = error_of(ValueError, list, DataLoader(Made(1, fails), num_workers=workers, on_error="retry"))
-    assert "try 2" in str(caught) and tries.value == 2
-
-
 def _shift_in_place(fields: Any, params: Any) -> Any:
     """Works in place, as a CPU stage may, and raises afterwards at its first try of every other sample."""
     row, tries = fields["row"], fields["tries"]

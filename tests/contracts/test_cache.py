@@ -3,10 +3,8 @@ comes as without, and that what is kept is not read again, is in the table (``ca
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 import time
@@ -19,7 +17,7 @@ import pytest
 from minato_gpu import Source
 from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.memory_tier import MemoryTier
-from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, close, loader_of, of_tier, read, rows, sums, write_files
+from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, loader_of, of_tier, read, rows, sums, write_files
 from tests.contracts.cached import without_draws as plain
 
 _BOTH = {"memory": 20 * PAGE, "disk": DISK}
@@ -49,17 +47,6 @@ def test_another_run_has_what_lies_on_disk(folder: Path, tmp_path: Path, memory:
         assert read(loader) == reads
 
 
-def test_workers_that_persist_have_what_is_kept_too(folder: Path) -> None:
-    loader = loader_of(Files(folder), 20 * PAGE, persistent_workers=True, epochs=3)
-    for _ in range(3):
-        assert _whole(loader) == sums(folder)
-    close(loader)
-    stats = loader.stats()["reads"]  # the next epoch's bytes are wanted while this one's are there yet: they are shared
-    assert read(loader) + of_tier(loader)["hits"] + stats["shared"] == 3 * SAMPLES
-    assert read(loader) == of_tier(loader)["misses"] <= 60 + 40 + 40
-    assert of_tier(loader)["copies"] == 20
-
-
 @pytest.mark.parametrize("change", ["size", "time"])
 def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path, change: str) -> None:
     folder = write_files(tmp_path / "files")
@@ -76,29 +63,6 @@ def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path
         assert _whole(loader) == sums(folder)
         assert read(loader) == reads
     assert of_tier(loader, "disk")["stale"] == 0, "of the last epoch"
-
-
-def test_an_epoch_that_is_left_keeps_what_it_has_read(folder: Path) -> None:
-    loader = loader_of(Files(folder), 10**6)
-    for leave in (0, 2, 4):
-        for number, batch in enumerate(loader):
-            assert set(plain(rows([batch]))) <= set(sums(folder))
-            if number == leave:
-                break
-    assert _whole(loader) == sums(folder)
-    assert rows(loader)
-    assert read(loader) == 0
-
-
-def test_a_pickled_loader_keeps_its_own(folder: Path) -> None:
-    loader = loader_of(Files(folder), 10**6)
-    rows(loader)
-    other = pickle.loads(pickle.dumps(loader))
-    for reads in (SAMPLES, 0):
-        assert _whole(other) == sums(folder)
-        assert read(other) == reads
-    rows(loader)
-    assert read(loader) == 0
 
 
 class Shard(Files):
@@ -129,26 +93,6 @@ def test_samples_with_several_sources_and_one_in_common(tmp_path: Path, parts: i
     thirds = SAMPLES // 3
     assert of_tier(cached)["copies"] == SAMPLES + 1 + (thirds if parts == 3 else 0)
     assert read(cached) == (0 if parts == 3 else thirds)
-
-
-@pytest.mark.parametrize("tier", ["memory", "disk"])
-@pytest.mark.parametrize("who", ["the program", "the worker"])
-def test_paths_that_are_not_absolute_are_of_the_directory_at_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, who: str
-) -> None:
-    """As without a cache, which must not give one file's bytes for another's."""
-    one, two = (write_files(tmp_path / name, seed=seed) for seed, name in enumerate(("one", "two")))
-    monkeypatch.chdir(one)
-    cache, where = (10**6, None) if tier == "memory" else (DISK, tmp_path / "cache")
-    if who == "the program":
-        loader = loader_of(Files(Path()), cache, where)
-        for folder in (one, two, one):
-            monkeypatch.chdir(folder)
-            assert _whole(loader) == sums(folder)
-    else:
-        loader = loader_of(Files(Path()), cache, where, worker_init_fn=lambda _: os.chdir(two))
-        for _ in range(2):
-            assert _whole(loader) == sums(two)
 
 
 # --- what fails ------------------------------------------------------------------------------------------------------
@@ -210,40 +154,6 @@ def test_the_directory_vanishes(folder: Path, tmp_path: Path, when: str) -> None
         assert read(loader) == reads, "it has been made anew"
 
 
-def test_a_directory_that_cannot_be_opened_any_more(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "cache"
-    loader = loader_of(Files(folder), _BOTH, path)
-    rows(loader)
-    shutil.rmtree(path)
-    path.touch()
-    for reads in (SAMPLES - 20, SAMPLES - 20):
-        assert _whole(loader) == sums(folder)
-        assert read(loader) == reads
-    assert "disk" not in loader.stats()["cache"]
-
-
-@pytest.mark.parametrize(("error", "count"), [(errno.ENOSPC, "disk_full"), (errno.EROFS, "failed")])
-def test_a_disk_that_takes_nothing(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, count: str
-) -> None:
-    """It is full, or can only be read any more."""
-    write, left = os.pwritev, [10]
-
-    def full(*arguments: Any) -> int:
-        left[0] -= 1
-        if left[0] < 0:
-            raise OSError(error, os.strerror(error))
-        return write(*arguments)
-
-    monkeypatch.setattr(os, "pwritev", full)
-    loader = loader_of(Files(folder), DISK, tmp_path / "cache")
-    for written, reads in ((10, SAMPLES), (0, SAMPLES - 10), (0, SAMPLES - 10)):
-        assert _whole(loader) == sums(folder)
-        assert read(loader) == reads
-        assert of_tier(loader, "disk")["written"] == written
-        assert of_tier(loader, "disk")[count] > 0
-
-
 @pytest.mark.parametrize("cache", [{"disk": DISK}, _BOTH], ids=["disk", "both"])
 def test_what_waits_to_be_written_is_on_disk_when_workers_have_ended(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Any
@@ -274,25 +184,6 @@ def test_what_is_kept_in_memory_stays_with_the_process(folder: Path) -> None:
     loader.dataset.samples -= 8
     assert len(rows(loader)) == SAMPLES - 8
     assert read(loader) == SAMPLES - 8 and loader._session.readers._reader.process.pid != first
-
-
-def test_the_reader_process_is_killed_between_epochs(folder: Path) -> None:
-    loader: Any = loader_of(Files(folder), 10**6)
-    for _ in range(2):
-        assert _whole(loader) == sums(folder) and read(loader) == SAMPLES
-        loader._session.readers._reader.process.kill()
-        loader._session.readers._reader.process.join()
-
-
-def test_two_iterators_at_a_time(folder: Path) -> None:
-    """The second one has a reader process of its own, which keeps nothing."""
-    loader: Any = loader_of(Files(folder), 10**6)
-    first = iter(loader)
-    got = [next(first)]
-    assert _whole(loader) == sums(folder)
-    assert "cache" not in loader.stats()
-    assert sorted(plain(rows(got + list(first)))) == sums(folder)
-    assert _whole(loader) == sums(folder) and read(loader) == 0
 
 
 def test_memory_of_the_budget_and_no_more(folder: Path) -> None:

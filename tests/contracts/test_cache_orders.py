@@ -13,9 +13,7 @@ from torch.utils.data import DistributedSampler, WeightedRandomSampler
 from benchmarks.cache_replay import Items, budget_of, replay_on_disk, run_epoch
 from minato_gpu.caching.choice import bound, new_policy
 from minato_gpu.sampling.lookahead import DistributedOrders
-from minato_gpu.sources.disk import LEAST_BUDGET
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
-from tests.sources.disk.content import elsewhere
 
 _SAMPLES = 192
 _EPOCHS = 4
@@ -145,39 +143,3 @@ def test_each_host_hits_what_is_simulated(large: Path, tmp_path: Path, budget: i
         assert tier["nbytes"] <= budget
     assert np.mean(rates) == pytest.approx(np.mean([simulated_host(rank) for rank in ranks]), abs=0.03)
     assert np.mean(rates) > 0.9 * bound(_HOSTS, _SHARE) > 2 * _SHARE
-
-
-def _written(folder: Path, samples: int, seed: int) -> Files:
-    folder.mkdir()
-    for key in range(samples):
-        np.random.default_rng((seed, key)).integers(0, 256, 100_000, np.uint8).tofile(folder / f"{key}.bin")
-    return Files(folder, samples)
-
-
-@pytest.mark.usefixtures("written_at_once")
-@pytest.mark.parametrize("overlap", [False, True], ids=["fresh", "overlapping"])
-def test_copies_of_a_run_that_has_ended_make_room(tmp_path: Path, overlap: bool) -> None:
-    old, new = _written(tmp_path / "old", 60, 0), _written(tmp_path / "new", 25, 1)
-    cache = tmp_path / "cache"
-
-    def run_before() -> None:
-        loader = loader_of(old, {"disk": LEAST_BUDGET}, cache)
-        assert len(rows(loader)) == 60
-        close(loader)
-
-    assert elsewhere(run_before)
-    loader = loader_of(new, {"disk": LEAST_BUDGET}, cache, epochs=5 if overlap else None)
-    hits, evicted = [], []
-    for _ in range(5):
-        assert len(rows(loader)) == 25
-        hits.append(of_tier(loader, "disk")["hits"])
-        evicted.append(of_tier(loader, "disk")["evicted"])
-    close(loader)
-    counts = of_tier(loader, "disk")  # what it tells last is whole
-    if overlap:
-        assert counts["written"] >= 25 // 2, "epochs overlap, and have reads in common"
-        assert counts["evicted"] > 0 < counts["hits"]
-    else:
-        assert (hits[0], evicted[0]) == (0, 0)
-        assert evicted[1] > 0
-        assert hits[4] == 25

@@ -48,21 +48,6 @@ def test_what_a_collate_fn_draws_is_the_batchs_own(make: Callable[[Any], Any]) -
     assert run(2) == run(3, prefetch_factor=1) == reference
 
 
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
-def test_many_short_epochs_that_overlap(mode: Mode) -> None:
-    """Each epoch has its own content, although its first samples are prepared during the epoch before."""
-
-    def run(which: Mode, workers: int) -> list[Any]:
-        generator = torch.Generator().manual_seed(17)
-        loader = which.loader(Made(6, draw), 2, num_workers=workers, generator=generator, epochs=25)
-        return [sorted(rows(loader)) for _ in range(25)]
-
-    reference = run(IN_ORDER, 1)
-    assert len({row[1] for epoch in reference for row in epoch}) == 150
-    for _ in range(2):
-        assert run(mode, 3) == reference
-
-
 def _every_thirteenth(index: int) -> list[Any]:
     return draw(index) if index % 13 == 5 else [index, *[0.0] * 6]
 
@@ -102,19 +87,6 @@ def test_occurrences_are_counted_from_the_start_of_the_epoch() -> None:
     thrice = _epochs(BOUNDED_1, draw, 2, epochs=1, sampler=[7, 1, 7, 2, 7])[0]
     assert once[0] in thrice
     assert len({row for row in thrice if row[0] == 7}) == 3
-
-
-def test_the_generators_seed_decides() -> None:
-    def run(seed: int | None) -> list[Any]:
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        return rows(IN_ORDER.loader(Made(8, draw), 4, num_workers=2, generator=generator))
-
-    assert run(1) == run(1)
-    assert not {row[1:] for row in run(1)} & {row[1:] for row in run(2)}
-    torch.manual_seed(5)
-    first = run(None)
-    torch.manual_seed(5)
-    assert run(None) == first != run(None)
 
 
 _SCRIPT = """

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.engine import deaths
 from tests.contracts.datasets import Costly, Made
 from tests.support.leaks import gone, no_child_stays, stop
 from tests.support.raising import error_of
@@ -66,27 +64,6 @@ def test_a_death_that_is_an_error_is_counted() -> None:
     loader = _loader(_deadly(1, "_exit"), on_worker_death="raise")
     assert "exit code 3" in str(error_of(RuntimeError, list, loader))
     assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 0}
-
-
-def test_it_raises_when_its_batch_is_due_and_the_consumer_goes_on() -> None:
-    """As after any bad sample: the loader is not at its end."""
-    iterator = iter(_loader(_deadly(9)))
-    assert _keys(next(iterator) for _ in range(4)) == list(range(16))
-    text = str(error_of(RuntimeError, next, iterator))
-    assert "epoch 0" in text and "index 17" in text and "2 workers have died at this" in text
-    assert _keys(iterator) == list(range(20, 40))
-
-
-class _Many(Made):
-    def __getitems__(self, keys: list[int]) -> list[Any]:
-        return [self.make(key) for key in keys]
-
-
-def test_the_one_of_many_is_found() -> None:
-    """Those that were fetched together with it are not blamed; the first of a worker are asked for one by one."""
-    loader = _loader(_Many(60, _deadly(9).make), 8, on_error="skip")
-    assert _keys(loader) == [key for key in range(60) if key != 17]
-    assert 2 <= loader.stats()["workers"]["died"] <= 3 and loader.stats()["failures"][0]["index"] == "17"
 
 
 class _Own(BaseException):
@@ -239,25 +216,6 @@ def test_what_the_dead_had_laid_down_stays_as_it_was() -> None:
     assert loader.stats()["workers"]["died"] == 4
 
 
-def test_any_number_of_deaths_from_outside() -> None:
-    """Killed at any moment, at samples that cost next to nothing and travel by the hundred."""
-    rng = random.Random(3)
-    loader = _loader(Costly(1200), num_workers=2, persistent_workers=True)
-    deaths = 0
-    for _ in range(2):
-        received: list[int] = []
-        for number, batch in enumerate(loader):
-            received += batch.tolist()
-            if number % 25 == 12:
-                lane = loader._session.engine.pump.lanes["cpu"]
-                pid = rng.choice(lane.pids)
-                os.kill(pid, signal.SIGKILL)
-                deaths += 1
-                assert wait_until(lambda lane=lane, pid=pid: pid not in lane.pids)  # type: ignore[misc]
-        assert sorted(received) == list(range(1200))
-    assert deaths > 20
-
-
 def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() -> None:
     iterator = iter(_loader(Costly(8), prefetch_factor=4))
     assert len(next(iterator)) == 4
@@ -294,28 +252,6 @@ def _kill_worker(lane: Any, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended with the one that forked it
         os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: lane.pids[number] != pid)
-
-
-@pytest.mark.parametrize(("which", "times"), [(0, 1), (0, 2), (1, 2)])
-def test_one_that_forks_is_killed(
-    times: int, which: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or its spare. Workers die before and after: those that it had forked end with it, and all are replaced."""
-    monkeypatch.setattr(deaths, "STARTS", 1000)  # those killed here may not have come to take any work
-    loader = _loader(Costly(100))
-    iterator = iter(loader)
-    received = next(iterator).tolist()
-    lane = iterator._engine.pump.lanes["cpu"]
-    seen = {*_both(lane), *lane.pids}
-    _kill_worker(lane, 0)
-    for _ in range(times):
-        _kill(lane, _both(lane)[which])
-        _kill_worker(lane, 1)
-        seen |= {*_both(lane), *lane.pids}
-    received += [key for batch in iterator for key in batch.tolist()]
-    assert sorted(received) == list(range(100))
-    assert caplog.text.count("A process that starts replacements of workers") == times
-    assert wait_until(lambda: all(gone(pid) for pid in seen))
 
 
 def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:

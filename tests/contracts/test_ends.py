@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Sourced
@@ -79,6 +81,24 @@ def test_nothing_stays(mode: Mode, scenario: Callable[..., None], persistent: bo
     check_scenario(lambda: scenario(mode, persistent_workers=persistent), limit_s=4.0)
 
 
+def test_without_workers_a_stream_ends_with_its_iterator() -> None:
+    """The loader does not hold on to it."""
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            samples = (number for number in range(12))
+            opened.append(weakref.ref(samples))
+            return samples
+
+    opened: list[Any] = []
+    loader = DataLoader(Stream(), 4)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    del iterator
+    assert opened[0]() is None
+    assert loader.stats()["samples_delivered"] == 4
+
+
 # --- a process that a program forks has workers of its own, and leaves those of its parent alone -------------------
 
 SAMPLES = 40
@@ -87,30 +107,6 @@ WHOLE = list(range(SAMPLES))
 
 def _keys(batches: Any) -> list[int]:
     return sorted(int(key) for batch in batches for key in batch)
-
-
-_KINDS: dict[str, dict[str, Any]] = {
-    "persistent": {"persistent_workers": True},
-    "epochs": {"epochs": 5},
-    "read ahead": {"persistent_workers": True, "cache": "1MB"},
-    "replaced": {"persistent_workers": True, "on_worker_death": "replace"},
-    "left at the end": {},
-}
-
-
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("between", [False, True], ids=["in an epoch", "between epochs"])
-def test_a_child_iterates_the_loader(mode: Mode, kind: str, between: bool) -> None:
-    data = Sourced(SAMPLES, torch.tensor) if kind == "read ahead" else Made(SAMPLES, torch.tensor)
-    loader = mode.loader(data, 4, num_workers=2, **_KINDS[kind])
-    iterator = iter(loader)
-    head = [next(iterator)]
-    if between:
-        head += iterator
-    assert said_by_a_child(lambda: [_keys(loader), _keys(loader)]) == [WHOLE] * 2
-    assert _keys([*head, *iterator]) == WHOLE
-    assert _keys(loader) == WHOLE
 
 
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
@@ -288,3 +284,27 @@ def test_workers_of_a_loader_that_keeps_its_iterator_go_with_it(kept: dict[str, 
         assert wait_until(lambda: not workers & set(child_pids()))
     finally:
         gc.enable()
+
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "persistent": {"persistent_workers": True},
+    "epochs": {"epochs": 5},
+    "read ahead": {"persistent_workers": True, "cache": "1MB"},
+    "replaced": {"persistent_workers": True, "on_worker_death": "replace"},
+    "left at the end": {},
+}
+
+
+@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=lambda mode: mode.name)
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("between", [False, True], ids=["in an epoch", "between epochs"])
+def test_a_child_iterates_the_loader(mode: Mode, kind: str, between: bool) -> None:
+    data = Sourced(SAMPLES, torch.tensor) if kind == "read ahead" else Made(SAMPLES, torch.tensor)
+    loader = mode.loader(data, 4, num_workers=2, **_KINDS[kind])
+    iterator = iter(loader)
+    head = [next(iterator)]
+    if between:
+        head += iterator
+    assert said_by_a_child(lambda: [_keys(loader), _keys(loader)]) == [WHOLE] * 2
+    assert _keys([*head, *iterator]) == WHOLE
+    assert _keys(loader) == WHOLE

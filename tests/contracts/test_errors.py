@@ -15,48 +15,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
-from tests.contracts.datasets import Made, Streams
+from tests.contracts.datasets import Made
 from tests.contracts.modes import BOUNDED_8, BY_PROCESSES, Mode
 from tests.contracts.test_bad_samples import BAD, GOOD, numbers
 from tests.support.raising import error_of
 
 _FORK = multiprocessing.get_context("fork")
-_DATA = Made(8, torch.tensor)
-
-
-_CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "max_lateness in order": (_DATA, {"max_lateness": 4}, "max_lateness"),
-    "max_lateness explicitly in order": (_DATA, {"max_lateness": 4, "in_order": True}, "max_lateness"),
-    "max_lateness negative": (_DATA, {"max_lateness": -1, "in_order": False}, "max_lateness"),
-    "host budget 0": (_DATA, {"host_memory_budget": 0}, "host_memory_budget"),
-    "host budget negative": (_DATA, {"host_memory_budget": -5}, "host_memory_budget"),
-    "device budget 0": (_DATA, {"device_memory_budget": 0}, "device_memory_budget"),
-    "device budget negative": (_DATA, {"device_memory_budget": -1}, "device_memory_budget"),
-    "unknown lane": (_DATA, {"lanes": ("cpu", "quantum")}, "lanes"),
-    "no lane": (_DATA, {"lanes": ()}, "lanes"),
-    "device lane without a pipeline": (_DATA, {"lanes": ("device",)}, "lanes"),
-    "unknown worker kind": (_DATA, {"worker_kind": "fibre"}, "worker_kind"),
-    "no worker kind": (_DATA, {"worker_kind": None}, "worker_kind"),
-    "threads with a context": (_DATA, {"worker_kind": "thread", "multiprocessing_context": "fork"}, "worker_kind"),
-    "no epochs": (_DATA, {"epochs": 0}, "epochs"),
-    "threads that share a stream": (Streams([3, 3]), {"num_workers": 2, "worker_kind": "thread"}, "worker_kind"),
-    "a pipeline that is none": (_DATA, {"pipeline": "resize"}, "pipeline"),
-    "negative epochs": (_DATA, {"epochs": -2}, "epochs"),
-}
-
-
-@pytest.mark.parametrize("case", _CONTRADICTIONS)
-def test_contradicting_arguments(case: str) -> None:
-    data, arguments, name = _CONTRADICTIONS[case]
-    with pytest.raises((TypeError, ValueError), match=name):
-        DataLoader(data, **{"num_workers": 1, **arguments})
-
-
-@pytest.mark.parametrize("argument", ["max_workers", "max_lateness", "epochs"])
-@pytest.mark.parametrize("value", ["4", 1.5, True])
-def test_arguments_that_are_no_whole_numbers(argument: str, value: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=argument):
-        DataLoader(_DATA, num_workers=1, in_order=False, **{argument: value})
 
 
 def test_unequal_shapes() -> None:
@@ -179,19 +143,6 @@ def test_errors_without_workers_keep_their_cause_and_may_refuse_notes() -> None:
     with pytest.raises(_Frozen) as caught:
         list(DataLoader(Made(4, make), 2, num_workers=0))
     assert caught.value.code == 0 and isinstance(caught.value.__cause__, KeyError)
-
-
-@pytest.mark.parametrize("mode", BY_PROCESSES, ids=lambda mode: mode.name)
-def test_a_tensor_with_a_history(mode: Mode) -> None:
-    """It requires grad and is not a leaf: it cannot leave its worker."""
-
-    def make(index: int) -> Any:
-        value = torch.full((), float(index))
-        return value.requires_grad_() * 1 if index in BAD else value
-
-    loader = mode.loader(Made(40, make), 4, num_workers=2, on_error="skip")
-    assert sorted(numbers(loader)) == GOOD
-    assert {bad["stage"] for bad in loader.stats()["failures"]} == {"send"}
 
 
 class _Unloadable:

@@ -95,13 +95,6 @@ def test_a_hung_worker_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     assert "stuck_in_here" in text and "test_hangs.py" in text and "It is being replaced." in text
 
 
-def test_the_consumer_goes_on_after_a_sample_that_hangs_again() -> None:
-    iterator = iter(_loader(_Gate(9)))
-    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
-    assert "2 workers have hung or died at this" in str(error_of(WorkerHung, next, iterator))
-    assert [key for batch in iterator for key in batch.tolist()] == list(range(6, 16))
-
-
 @pytest.mark.parametrize("arguments", [{"on_worker_death": "raise"}, {"worker_kind": "thread"}], ids=str)
 def test_what_is_not_replaced_is_an_error(arguments: dict[str, Any]) -> None:
     gate = _Gate(9)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,22 +61,6 @@ def test_runs_are_taken_and_each_sample_counts_as_it_is_delivered(
     assert sum(taken) == LENGTH and max(taken) > 8
 
 
-def test_a_state_from_the_middle_of_a_run_goes_on_after_the_last_delivered() -> None:
-    items = loader(lambda index: index, shuffle=True)
-    iterator = iter(items)
-    order = [next(iterator) for _ in range(400)]
-    states = []
-    for _ in range(5):
-        order.append(next(iterator))
-        states.append((len(order), items.state_dict()))
-    order += iterator
-    assert sorted(order) == list(range(LENGTH))
-    for done, state in states:
-        resumed = loader(lambda index: index, shuffle=True)
-        resumed.load_state_dict(state)
-        assert list(resumed) == order[done:]
-
-
 def fails(index: int) -> int:
     if index % 50 == 7:
         raise KeyError(f"sample {index}")
@@ -134,16 +115,6 @@ def test_of_large_samples_no_more_are_prepared_ahead_than_prefetch_factor_says()
         assert begun.value <= number + 4
         if number == 60:
             break
-
-
-def test_a_worker_that_dies_in_a_run_has_a_successor_that_goes_on(tmp_path: Path) -> None:
-    def deadly(index: int) -> int:
-        if index in (150, 400) and not (tmp_path / str(index)).exists():
-            (tmp_path / str(index)).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
-
-    assert list(loader(deadly, num_workers=2, on_worker_death="replace")) == list(range(LENGTH))
 
 
 def test_what_cannot_be_sent_is_told_by_its_own_index() -> None:

@@ -68,17 +68,6 @@ def test_a_loader_leaves_room(setting: str, tmp_path: Path) -> None:
     assert _limited(work) == ([*range(40)] * 2, "runs")
 
 
-def test_a_limit_of_files_leaves_a_cache() -> None:
-    """``ulimit -f`` is one of shared memory, too."""
-
-    def child() -> Any:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (_ROOM, _ROOM))
-        loader: Any = DataLoader(Sourced(40, _made), 4, num_workers=2, cache=_CACHE)
-        return [int(row[0]) for _ in range(2) for batch in loader for row in batch]
-
-    assert said_by_a_child(child) == [*range(40)] * 2
-
-
 def test_a_cache_for_which_there_is_no_room() -> None:
     error = _limited(lambda: iter(DataLoader(Sourced(40, _made), 4, num_workers=2, cache="20GB")))
     assert isinstance(error, OSError)
@@ -127,23 +116,6 @@ class _Deadly:
             self.left.value = 0
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.tensor(key)
-
-
-@pytest.mark.usefixtures("no_pidfd")
-def test_an_epoch_that_is_left() -> None:
-    """With workers at work, which leave something behind that holds all they held."""
-
-    def make(key: int) -> Any:
-        if key > 4:
-            if not os.fork():
-                signal.alarm(60)
-                signal.pause()
-            signal.pause()
-        return torch.tensor(key)
-
-    iterator = iter(DataLoader(Made(20, make), 2, num_workers=2))
-    assert next(iterator).tolist() == [0, 1]
-    del iterator
 
 
 @pytest.mark.usefixtures("no_pidfd")

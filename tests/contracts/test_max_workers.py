@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-from typing import Any
 
 import pytest
 
-from minato_gpu import DataLoader
 from minato_gpu.engine import builder
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Costly
 from tests.contracts.modes import MINATO, Mode
-from tests.support.waiting import wait_until
 
 _MOST = 4
 
@@ -58,22 +53,3 @@ def test_all_comes_while_they_come_and_go(mode: Mode, persistent: bool) -> None:
                 break
         assert len(received) == 4 * (stop + 1) or differences(range(120), received) == NOTHING
     assert at_work == set(range(1, _MOST + 1))
-
-
-@pytest.mark.parametrize("worker", [0, _MOST - 1])
-def test_any_of_them_may_be_killed(worker: int) -> None:
-    """Also one that rests."""
-    loader: Any = DataLoader(
-        Costly(120), 4, num_workers=1, max_workers=_MOST, on_worker_death="replace", persistent_workers=True
-    )
-    killed = -1
-    for _ in range(2):
-        received = []
-        for number, batch in enumerate(loader):
-            if number == 3:
-                lane = loader._session.engine.pump.lanes["cpu"]
-                assert wait_until(lambda: lane.pids[worker] != killed), "it has been replaced"  # noqa: B023
-                killed = lane.pids[worker]
-                os.kill(killed, signal.SIGKILL)
-            received += batch.tolist()
-        assert differences(range(120), received) == NOTHING

@@ -14,7 +14,6 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.delivery import EpochIterator
 from tests.contracts.datasets import Made
 from tests.contracts.modes import IN_ORDER
 from tests.contracts.resuming import (
@@ -26,60 +25,8 @@ from tests.contracts.resuming import (
 )
 from tests.contracts.samplers import (
     Counting,
-    KeyByKey,
 )
 from tests.support.raising import error_of
-
-
-def test_a_sampler_that_raises_when_a_save_looks_ahead() -> None:
-    """The consumer gets all that comes before, then the error; and so does who goes on from any state."""
-
-    class Raising(KeyByKey):
-        def __iter__(self) -> Iterator[int]:
-            for key in super().__iter__():
-                if self.at == 13:
-                    self.at = 12
-                    raise OSError("no more")
-                yield key
-
-    loader = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
-    iterator = iter(loader)
-    for left in (3, 2, 1):
-        resumed = IN_ORDER.loader(Made(20, torch.tensor), 4, sampler=Raising())
-        resumed.load_state_dict(through_json(loader.state_dict()))
-        rest = iter(resumed)
-        for _ in range(left):
-            next(rest)
-        with pytest.raises(OSError, match="no more"):
-            next(rest)
-        next(iterator)
-    loader.state_dict()
-    with pytest.raises(OSError, match="no more"):
-        next(iterator)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_that_does_not_reach_the_device(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after any other error, a consumer that goes on has dealt with it, and later states can be loaded."""
-    loader = loader_of(num_workers=workers)
-    calls = []
-
-    def full(iterator: EpochIterator, batch: Any) -> Any:
-        calls.append(batch)
-        if len(calls) == 3:
-            raise RuntimeError("out of memory")
-        return batch
-
-    monkeypatch.setattr(EpochIterator, "_placed", full)
-    iterator = iter(loader)
-    assert going_on(iterator, 3, RuntimeError) == 1
-    resumed = loader_of(num_workers=workers)
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert next(iter(resumed)).tolist() == [8, 9, 10, 11], "the consumer does not have it yet"
-    assert going_on(iterator, 3, RuntimeError) == 0
-    assert loader.state_dict()["progress"] == {"batches": 6, "below": 24, "above": ""}
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert [index for batch in resumed for index in batch.tolist()] == DATA[24:]
 
 
 def _all_of(iterator: Iterator[Any], error: type[Exception]) -> tuple[list[Any], list[int]]:
@@ -151,14 +98,6 @@ def test_an_interrupt_while_it_draws_comes_at_once() -> None:
     error_of(KeyboardInterrupt, got.extend, iterator)
     assert got == list(range(len(got))) and len(got) < 8
     assert loader.state_dict()["progress"]["below"] == len(got)
-
-
-def test_a_sampler_that_raises_longer_than_batches_are_at_hand() -> None:
-    """It is asked again each time: nobody waits for a batch that has not been drawn."""
-    loader: Any = DataLoader(DATA, None, sampler=RaisesOnce(8, times=12), num_workers=1, timeout=10)
-    iterator = iter(loader)
-    assert going_on(iterator, 30, OSError) == 12
-    assert loader.state_dict()["progress"] == {"batches": 18, "below": 18, "above": ""}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -311,18 +250,9 @@ def test_a_stream_that_raised_and_went_on(workers: int, lost: bool, bad: dict[in
     assert loader.state_dict()["begun"] is False
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_fn_of_a_stream_that_raised_and_went_on(workers: int) -> None:
-    """The stream itself has not: it is read again."""
-
-    def make() -> Any:
-        return DataLoader(Flaky({}, lost=False), 2, num_workers=workers, collate_fn=lambda pair: 1 // pair[0] and pair)
-
-    loader = make()
+def test_a_sampler_that_raises_longer_than_batches_are_at_hand() -> None:
+    """It is asked again each time: nobody waits for a batch that has not been drawn."""
+    loader: Any = DataLoader(DATA, None, sampler=RaisesOnce(8, times=12), num_workers=1, timeout=10)
     iterator = iter(loader)
-    with pytest.raises(ZeroDivisionError):
-        next(iterator)
-    next(iterator)
-    resumed = make()
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert list(resumed) == list(iterator) != []
+    assert going_on(iterator, 30, OSError) == 12
+    assert loader.state_dict()["progress"] == {"batches": 18, "below": 18, "above": ""}

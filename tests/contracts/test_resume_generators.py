@@ -11,40 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SubsetRandomSampler
+from torch.utils.data import IterableDataset, RandomSampler
 
 from minato_gpu import DataLoader
 from minato_gpu.packing import packed_state
 from tests.contracts.datasets import Made, draw
-from tests.contracts.resuming import DATA, after, generator, loader_of, through_json, values
+from tests.contracts.resuming import DATA, generator, loader_of, through_json, values
 from tests.contracts.samplers import Unknown
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("batches", [0, 3])
-def test_two_loaders_that_draw_from_one_generator(batches: int, shared: bool) -> None:
-    """Both iterators are made before either draws its order: torch's global generator, or one of the user's."""
-
-    def make() -> list[Any]:
-        torch.manual_seed(0)
-        one = generator() if shared else None
-        return [loader_of(shuffle=True, generator=one) for _ in range(2)]
-
-    loaders = make()
-    together = zip(*loaders, strict=True)
-    first = [[batch.tolist() for batch in next(together)] for _ in range(batches)]
-    states = [through_json(loader.state_dict()) for loader in loaders]
-    rest = [[batch.tolist() for batch in pair] for pair in together]
-    following = [values(loader) for loader in loaders] if shared else []
-    resumed = make()
-    for loader, state in zip(resumed, states, strict=True):
-        loader.load_state_dict(state)
-    got = [[batch.tolist() for batch in pair] for pair in zip(*resumed, strict=True)]
-    if batches:
-        assert got == rest and ([values(loader) for loader in resumed] if shared else []) == following
-    for which in range(2):
-        assert sorted(index for pair in first + got for index in pair[which]) == DATA
-
 
 EPOCHS, SAMPLES, SIZE = 4, 20, 4
 
@@ -148,35 +121,6 @@ def test_nobody_elses_moves(workers: int) -> None:
     assert _states() == before
 
 
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        lambda own: RandomSampler(DATA, generator=own),
-        lambda own: range(40),
-        lambda own: DistributedSampler(DATA, 1, 0),
-    ],
-)
-def test_with_a_generator_of_ones_own(sampler: Callable[[Any], Any]) -> None:
-    """Nothing comes from the global one: it is in no state, and left alone. Without workers a data set may draw."""
-
-    def state_of(own: Any, workers: int) -> Any:
-        loader = loader_of(sampler(generator()), num_workers=workers, generator=own)
-        before, state = loader.state_dict(), after(loader, 1)
-        assert bool(before.get("global")) == bool(state.get("global"))
-        return state
-
-    assert state_of(generator(), 0)["global"]
-    state = state_of(generator(), 1)
-    assert "global" not in state
-    state["global"] = state_of(None, 1)["global"]
-    seed(2)
-    before = _states()
-    loader = loader_of(sampler(generator()), num_workers=1, generator=generator())
-    loader.load_state_dict(state)
-    iter(loader)
-    assert _states() == before
-
-
 _WAYS: dict[str, dict[str, Any]] = {
     "inline": {},
     "processes": {"num_workers": 2},
@@ -225,8 +169,6 @@ def test_later_epochs(way: str) -> None:
     "sampler",
     [
         lambda: RandomSampler(DATA),
-        lambda: RandomSampler(DATA, True, 30),
-        lambda: SubsetRandomSampler(DATA),
         lambda: Permuted(torch.default_generator),
     ],
 )
@@ -352,21 +294,6 @@ def test_training_that_draws_is_told_of() -> None:
             _resumed(make, lambda: torch.randint(7, ()), batches)
 
 
-def test_what_the_user_seeds_before_the_epoch_goes_on() -> None:
-    """That stays as it is, and the stream is read again as it was all the same."""
-
-    def make() -> Any:
-        return DataLoader(Buffered(_DRAWS["torch"]), 4, collate_fn=list)
-
-    seed(5)
-    loader = make()
-    first = _trained(iter(loader), 3, lambda: None)
-    resumed = make()
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    seed(77)
-    assert sorted(number for batch in [*first, *resumed] for number in batch) == _ALL
-
-
 @pytest.mark.parametrize("taken", [1, 2, 3])
 def test_the_second_of_a_pair_of_normals_is_drawn_again(taken: int) -> None:
     """torch keeps it beside its generator's numbers, which do not move as it is drawn."""
@@ -382,3 +309,18 @@ def test_the_second_of_a_pair_of_normals_is_drawn_again(taken: int) -> None:
     resumed = DataLoader(data, batch_size=None)
     resumed.load_state_dict(state)
     assert [each.item() for each in resumed] == [each.item() for each in whole]
+
+
+def test_what_the_user_seeds_before_the_epoch_goes_on() -> None:
+    """That stays as it is, and the stream is read again as it was all the same."""
+
+    def make() -> Any:
+        return DataLoader(Buffered(_DRAWS["torch"]), 4, collate_fn=list)
+
+    seed(5)
+    loader = make()
+    first = _trained(iter(loader), 3, lambda: None)
+    resumed = make()
+    resumed.load_state_dict(through_json(loader.state_dict()))
+    seed(77)
+    assert sorted(number for batch in [*first, *resumed] for number in batch) == _ALL

@@ -13,10 +13,9 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.checkpoint import state as s
 from minato_gpu.faults.failures import TooManyFailures
 from tests.contracts.datasets import Made, draw, rows
-from tests.contracts.resuming import after, through_json
+from tests.contracts.resuming import through_json
 from tests.contracts.samplers import Counting
 
 _SAMPLES = 61
@@ -113,12 +112,6 @@ def test_ranks_that_seeded_differently() -> None:
             _loaders(ranks)[0].load_state_dict(state)
 
 
-def test_changed_twice() -> None:
-    first, state = _some(_loaders(4), 1)
-    second, state = _some(_loaders(3), 2, state)
-    _check(first + second + _rest(_loaders(2), state), 4)
-
-
 def test_saved_again_before_the_epoch_goes_on() -> None:
     """Every rank then has the merged state itself."""
     first, state = _some(_loaders(3), 2)
@@ -129,30 +122,6 @@ def test_saved_again_before_the_epoch_goes_on() -> None:
     merged = merge_state_dicts([loader.state_dict() for loader in loaders])
     assert merged == again
     _check(first + _rest(_loaders(4), merged), 4)
-
-
-def _stand(ranks: int, rank: int, state: Any = None, batches: int = 0) -> Any:
-    """The state of one of so many ranks, after large batches from a state on."""
-    data: Any = range(300_000)
-    more: Any = {"generator": torch.Generator().manual_seed(5)}
-    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, ranks, rank, seed=3), **more)
-    if state is not None:
-        loader.load_state_dict(state)
-    return after(loader, batches)
-
-
-def test_ranks_that_stand_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is gone may have gaps without number, and of any length: more than a window of one rank ever leaves."""
-    monkeypatch.setattr(s, "MOST_ABOVE", 0)  # no rank has any above its line
-    data: Any = range(300_000)
-    order: list[int] = list(DistributedSampler(data, 1, 0, seed=3))
-    state = merge_state_dicts([_stand(2, 0, batches=14), _stand(2, 1)])
-    left = [*order[1:280_000:2], *order[280_000:]]
-    state = merge_state_dicts([_stand(3, 0, state), _stand(3, 1, state, 5), _stand(3, 2, state)])
-    left = [key for at, key in enumerate(left) if at % 3 != 1 or at // 3 >= 50_000]
-    loader: Any = DataLoader(data, 10_000, sampler=DistributedSampler(data, 1, 0, seed=3))
-    loader.load_state_dict(state)
-    assert torch.cat(list(loader)).tolist() == left
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -18,7 +18,6 @@ from torch.utils.data import (
 )
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.checkpoint import streams
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.samples import witness_of
 from tests.contracts.datasets import Counts, Made, Streams
@@ -242,18 +241,6 @@ def test_an_endless_stream_is_not_read_for_ever(batches: int, workers: int) -> N
     with pytest.raises(ValueError, match=f"'batches' tells of a stream of which {4 * batches} samples were delivered"):
         loader.load_state_dict(state)
     assert loader.dataset.read == 0
-
-
-def test_what_could_not_be_read_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_READ_AGAIN", 10)
-    loader: Any = DataLoader(EndlessStream(), 4)
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
-    assert sum(own["batches"] for own in loader.state_dict()["source"]["streams"]) == 2
-    next(iterator)
-    with pytest.raises(ValueError, match="of which 12 samples were delivered"):
-        loader.state_dict()
 
 
 def test_states_of_other_streams() -> None:

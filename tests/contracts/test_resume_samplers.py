@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +14,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 
 from minato_gpu import DataLoader
 from minato_gpu.lanes.streams import EVERY
-from minato_gpu.samples import witness_of
-from minato_gpu.scheduling import replay
-from tests.contracts.datasets import Costly, Made, draw, rows
-from tests.contracts.modes import BOUNDED_8, IN_ORDER, IN_ORDER_THREADS, Mode
-from tests.contracts.resuming import DATA, after, generator, interrupted, sorted_samples
+from tests.contracts.datasets import Made, draw
+from tests.contracts.modes import IN_ORDER, IN_ORDER_THREADS
+from tests.contracts.resuming import DATA, after, generator
 from tests.contracts.run import stored
 from tests.contracts.samplers import (
     ChunkByChunk,
@@ -36,51 +32,6 @@ from tests.contracts.samplers import (
     Unstated,
     Varying,
 )
-
-
-@pytest.mark.parametrize(
-    "change", [{"num_workers": 1}, {"num_workers": 3}, {"in_order": False}, {"prefetch_factor": 5}]
-)
-def test_other_workers_after_the_resume(change: dict[str, Any]) -> None:
-    def make(**more: Any) -> Any:
-        arguments = {"num_workers": 2, "shuffle": True, "generator": generator(), **more}
-        return DataLoader(Made(40, draw), 4, **arguments)
-
-    reference = [rows([batch]) for batch in make()]
-    loader = make()
-    iterator = iter(loader)
-    first = [rows([next(iterator)]) for _ in range(3)]
-    resumed = make(**change)
-    resumed.load_state_dict(loader.state_dict())
-    rest = [rows([batch]) for batch in resumed]
-    assert sorted_samples(first + rest) == sorted_samples(reference)
-    if resumed.in_order:
-        assert first + rest == reference
-
-
-def test_from_workers_to_none_and_back() -> None:
-    def make(workers: int) -> Any:
-        return DataLoader(Costly(40), 4, num_workers=workers, shuffle=True, generator=generator())
-
-    order = [batch.tolist() for batch in make(2)]
-    state: Any = {}
-    received = []
-    for turn in range(5):
-        loader = make(2 if turn % 2 else 0)
-        loader.load_state_dict(state)
-        iterator = iter(loader)
-        received += [next(iterator).tolist() for _ in range(2)]
-        state = stored(loader.state_dict())
-    assert received == order
-
-
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8], ids=lambda mode: mode.name)
-def test_recorded_events_of_a_resumed_run_replay(mode: Mode, tmp_path: Path) -> None:
-    for step in (1, 6):
-        _, _, resumed = interrupted(lambda: mode.loader(Costly(60), 4, num_workers=2), step)
-        resumed.record_events(tmp_path / f"{step}.jsonl")
-        assert sum(len(batch) for batch in resumed) == 60 - 4 * step
-        assert replay.verify((tmp_path / f"{step}.jsonl").read_text().splitlines()) > 0
 
 
 class Drawn:
@@ -255,21 +206,18 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
             assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
 
 
-def test_fewer_keys_than_told_by_one_of_which_nothing_is_known() -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+def test_fewer_keys_than_told_by_one_of_which_nothing_is_known(workers: int) -> None:
     """The last batch may be short wherever the keys that are left are stored."""
-    for workers in (0, 1):
 
-        def make(workers: int = workers) -> Any:
-            return IN_ORDER_THREADS.loader(list(range(20)), 4, sampler=Unstated(7, told=10), num_workers=workers)
+    def make() -> Any:
+        return IN_ORDER_THREADS.loader(DATA[:20], 4, sampler=Unstated(7, told=10), num_workers=workers)
 
-        whole = _keys(make())
-        for step in range(3):
-            loader = make()
-            iterator = iter(loader)
-            got = _keys(islice(iterator, step))
-            resumed = make()
-            resumed.load_state_dict(stored(loader.state_dict()))
-            assert got + _keys(resumed) == whole
+    whole = _keys(make())
+    for step in range(3):
+        resumed = make()
+        resumed.load_state_dict(after(make(), step))
+        assert _keys(resumed) == whole[step:]
 
 
 @pytest.mark.parametrize("sampler", [Counting, Unstated])
@@ -330,26 +278,6 @@ def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:
         resumed = IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=Strict(lazily=True), num_workers=workers)
         resumed.load_state_dict(state)
         assert _keys(resumed) == _keys(iterator) != []
-
-
-def test_a_state_from_the_middle_of_a_batch_is_taken_up_twice() -> None:
-    """What was drawn to get there counts as not drawn: the sampler's state is the one before it."""
-    loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
-    state = after(loader, 1)
-    assert state["progress"]["batches"] == 1
-    state["progress"] = {"batches": 1, "below": 2, "above": base64.b64encode(b"\x0c").decode()}  # 0, 1, 4 and 5
-    order = list(KeepsPlace())
-    following = {"items": 1, "witness": witness_of(order[:4])}
-    own = {"sampler": {"yielded": 0}, "iterator": None}
-    state["source"].update(place=0, position=0, state=own, planes=[], next=following)
-    rest = []
-    for _ in range(3):
-        loader = DataLoader(DATA, 4, sampler=KeepsPlace(), num_workers=1, in_order=False)
-        loader.load_state_dict(state)
-        iterator = iter(loader)
-        state = stored(loader.state_dict())
-        rest = [index for batch in iterator for index in batch.tolist()]
-    assert sorted(rest) == sorted([*order[2:4], *order[6:]])
 
 
 class _Keys:

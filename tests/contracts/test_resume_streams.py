@@ -251,29 +251,6 @@ def test_the_epochs_go_on(kind: Any, way: str) -> None:
             assert [got + rest[0], *rest[1:]] == want[epoch:], number
 
 
-class Alternates(Counts):
-    """Every other epoch has fewer samples than a batch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        self.sizes = [(6, 3)[self.epoch % 2]]
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("more", [{}, {"num_workers": 1, "worker_kind": "thread"}], ids=["inline", "thread"])
-def test_an_epoch_of_less_than_a_batch_is_not_skipped(more: dict[str, Any]) -> None:
-    def make() -> Any:
-        return DataLoader(Alternates([]), 4, drop_last=True, **more)
-
-    uninterrupted = make()
-    want = [values(uninterrupted) for _ in range(3)]
-    assert [len(epoch) for epoch in want] == [1, 0, 1]
-    loader = make()
-    list(loader)
-    resumed = make()
-    resumed.load_state_dict(_saved(loader))
-    assert [values(resumed) for _ in range(2)] == want[1:]
-
-
 _SAMPLES = 150
 
 
@@ -353,15 +330,3 @@ def test_how_often_it_is_asked(mode: Mode, workers: int) -> None:
         loader.state_dict()
         asked.append(batch[-1, 2].item())
     assert max(asked) >= _SAMPLES // 3 - 2
-
-
-@pytest.mark.parametrize(("mode", "workers"), [_MODES[1], _MODES[3]], ids=["processes", "threads"])
-def test_only_what_came_since_is_read_again(mode: Mode, workers: int) -> None:
-    loader = _loader(mode, workers)
-    _, state = _after(loader, iter(loader), 44)
-    since = [own.get("since", 0) for own in state["source"]["streams"]]
-    assert 0 < max(since) < EVERY
-    resumed = _loader(mode, workers)
-    resumed.load_state_dict(state)
-    made = {int(batch[0, 0]): int(batch[0, 3]) for _, batch in zip(range(workers), resumed, strict=False)}
-    assert made == {worker: 3 * since[worker] + 1 for worker in range(workers)}

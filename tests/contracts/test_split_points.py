@@ -13,16 +13,12 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
-import minato_gpu.window.samples
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
-from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
 
 pytestmark = pytest.mark.usefixtures("open_from_the_start")  # the plans then count from the first sample on
@@ -111,39 +107,6 @@ def test_same_content_at_every_split_point(
         lanes = loader.stats()["lanes"]
         assert lanes["cpu"]["handed_over"] > 0
         assert lanes["cpu"]["samples"] + lanes["device"]["samples"] == LENGTH
-
-
-@pytest.mark.usefixtures("no_leaks")
-def test_batches_on_a_device(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]]) -> None:
-    """Results of the device stay there, whichever lane began with their sample."""
-    device = FakeDevice(LAZY_COPIES)
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
-    plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
-    loader = loader_for(device="cuda", persistent_workers=True)
-    for want in wanted:
-        found: dict[int, Any] = {}
-        for batch in loader:
-            labels: list[int] = []
-            pictures: list[torch.Tensor] = []
-            device.read(batch["label"], lambda t, into=labels: into.extend(t.tolist()))  # type: ignore[misc]
-            device.read(batch["x"], lambda t, into=pictures: into.append(t.clone()))  # type: ignore[misc]
-            device.finish()
-            found.update(zip(labels, pictures[0], strict=True))
-            del batch
-        check_same(found, want)
-    assert loader.stats()["lanes"]["cpu"]["handed_over"] > 0
-    del loader
-
-
-@pytest.mark.usefixtures("no_leaks")
-def test_under_a_small_budget(monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]]) -> None:
-    """What was handed over counts as in flight; the oldest sample proceeds all the same."""
-    plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
-    loader = loader_for(lanes=["cpu", "device"], host_memory_budget=3 * BATCH * 640, persistent_workers=True)
-    for want in wanted:
-        check_same(content(loader), want)
-    assert loader.stats()["lanes"]["cpu"]["handed_over"] > 0
 
 
 def _slow_shift(fields: Any, params: Any) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections import UserDict, UserString, defaultdict, namedtuple
+from collections import UserDict, defaultdict, namedtuple
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from minato_gpu.device.collated import ValueLoad, _is_plain, mapped
+from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.copies import MOST
 from minato_gpu.device.staging import Download, Upload
 from tests.device.bench import ORDERS, bench
@@ -102,20 +100,6 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
         one.device.finish()
         assert batch[first].tolist() == [1, 1, 1]
         assert not one.device.owns(given[first]), "what was given has not changed"
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
-def test_nested_tensors_are_left_to_pytorch() -> None:
-    """Their bytes are not all there is to them."""
-    assert _is_plain(torch.ones(3)) and not _is_plain(torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]))
-
-
-NO_TENSORS = (UserString("text"), bytearray(b"ab"), range(10**12), torch.Size([1, 2]), MappingProxyType({"a": 1}))
-
-
-def test_what_has_no_tensors_is_left_alone() -> None:
-    for value, again in zip(NO_TENSORS, mapped(NO_TENSORS, copy.deepcopy), strict=True):
-        assert again is value
 
 
 # --- values that travel through pinned memory together, and whoever sends them does not wait --------------------

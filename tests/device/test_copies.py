@@ -115,20 +115,6 @@ def test_a_load_that_was_put_back_comes_whole_and_leaves_nothing(kind: str) -> N
     assert device.used == 0
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-@pytest.mark.parametrize("kind", LOADS)
-def test_closing_waits_for_the_copies_of_a_load_that_was_put_back(kind: str, wanted: bool) -> None:
-    """The device notices when the arena is taken from it while it may read that."""
-    device = _Short(LAZY_COPIES)
-    with bench(device) as one:
-        first, second = _put_back(one, kind)
-        if not wanted:
-            one.transfers.leave(second)
-            one.take(first)
-        one.close()
-        assert one.allocated() == 0
-
-
 # --- of other libraries' memory, which PyTorch borrows ---------------------------------------------------------
 
 

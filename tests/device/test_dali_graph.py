@@ -124,20 +124,6 @@ def test_a_graph_that_has_failed_gives_each_sample_its_own_afterwards(graph: Dal
     assert failed == 80 and graph.builds == 1
 
 
-def test_where_feeding_fails_the_graph_is_built_anew(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of its inputs lie in it, and would come to the next samples."""
-    samples = Photographs()
-    batch, drawn = samples.some(3)
-    samples.check(batch, graph.run(batch, drawn))
-    for fields in batch:
-        fields["box"] = np.zeros((2, 2), np.int32)  # not of the declared dimensions
-    with pytest.raises(RuntimeError):
-        graph.run(batch, drawn)
-    assert graph.builds == 2 and graph.built
-    batch, drawn = samples.some(5)
-    samples.check(batch, graph.run(batch, drawn))
-
-
 def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> None:
     """The rarer the more fails: to build stops the training loop."""
     samples, builds = Photographs(), list[int]()
@@ -232,15 +218,6 @@ def added(graph: DaliGraph, **params: int) -> list[float]:
     (result,) = graph.run([{"row": np.zeros(3, np.float32)}], [{0: {k: np.int32(n) for k, n in params.items()}}])
     found: list[float] = result["row"].tolist()
     return found
-
-
-def test_a_graph_is_built_before_there_is_a_sample() -> None:
-    graph = drawing(lambda dali, fields, params, device: {"row": fields["row"] + params["amount"]})
-    graph.build({})
-    assert graph.built
-    assert added(graph, amount=3, other=4) == [3.0] * 3
-    assert graph.builds == 1
-    graph.close()
 
 
 def test_a_fragment_that_asked_for_what_is_not_drawn_is_asked_again_with_what_is() -> None:

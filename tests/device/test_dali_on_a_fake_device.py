@@ -125,17 +125,6 @@ def test_a_micro_batch_that_fails_runs_again_behind_the_one_that_was_scheduled_a
     assert [bench.read(*run) for run in (again, after)] == [wanted(10), wanted(20)]
 
 
-def test_an_error_of_a_micro_batch_that_was_scheduled_ahead_is_raised_in_its_turn(bench: Bench) -> None:
-    bench.run(0)
-    first, second = samples(10), samples(20)
-    bench.look_ahead(second)
-    run = bench.run_samples(*first)
-    bench.dali.fails = ["Error in MIXED operator"]
-    with pytest.raises(RuntimeError, match="MIXED"):
-        bench.run_samples(*second)
-    assert [bench.read(*one) for one in (run, bench.run_samples(*second))] == [wanted(10), wanted(20)]
-
-
 def test_what_was_scheduled_ahead_and_is_not_wanted_is_no_others(bench: Bench) -> None:
     bench.run(0)
     bench.look_ahead(samples(20))
@@ -152,12 +141,6 @@ def test_nothing_is_scheduled_ahead_where_the_host_waits_before_each_run(
     bench.dali.operators = b"decoders__Image"
     bench.run(0)
     assert not bench.graph.ahead(*samples(20))
-
-
-def test_nothing_is_copied_under_the_lock_and_nothing_built_after_the_first(bench: Bench) -> None:
-    for value in (10, 20):
-        bench.run(value)
-    assert bench.dali.held == [("build", 0)]
 
 
 @pytest.mark.parametrize(

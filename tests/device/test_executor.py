@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from minato_gpu.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from minato_gpu.stages import Fields
 from pipelines import example_photographs, image_classification
-from tests.support.waiting import wait_until
 
 GREY_LEVELS = 2 / 255 / min(image_classification.STD)
 
@@ -154,38 +152,3 @@ def test_a_sample_that_is_not_as_declared_never_enters_the_graph(
     assert results[0].origin.stage == stage
     assert all(not isinstance(result, StageError) for result in results[1:])
     assert executor.batches.repeated == 0
-
-
-def test_results_may_be_kept(pipeline: Pipeline, photographs: list[dict[str, Any]]) -> None:
-    executor = DeviceExecutor(pipeline, 2, max_batch=8)
-    given = items(pipeline, photographs, 2)
-    kept = [image(result) for result in executor.run(given)]
-    copies = [array.copy() for array in kept]
-    for length in (8, 3, 1, 8, 5, 8):
-        executor.run(given[::-1][:length])
-    executor.close()
-    del executor
-    for array, copy in zip(kept, copies, strict=True):
-        assert np.array_equal(array, copy)
-        assert array.flags.writeable
-
-
-def test_no_thread_outlives_a_closed_executor(
-    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
-) -> None:
-    def threads() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
-    given = items(pipeline, photographs, 2)
-    bad = [(corrupt(fields, "garbage"), seed) for fields, seed in given[:1]]
-    executor.run(given)
-    executor.close()
-    before = threads()
-    kept = []
-    for _ in range(3):
-        executor.run(given)
-        kept += executor.run(bad)
-        executor.close()
-    assert len(kept) == 3
-    # A thread that was joined may stay listed for a moment, until the kernel has reaped it.
-    assert wait_until(lambda: threads() <= before)

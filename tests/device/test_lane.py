@@ -183,14 +183,6 @@ def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() 
         assert gates.run(one, lambda: one.send(LONG, chunk=2))
 
 
-def test_it_is_reported_between_two_parts_of_the_next() -> None:
-    """The device is through with it while the first part is issued, and the second one takes long."""
-    device = FakeDevice(LAZY_COPIES)
-    gates = Gates(device.finish)
-    with bench(device, pipeline(gates.on_device, gates.then)) as one:
-        assert gates.run(one, lambda: one.send(BUSY, LONG, cut=(LONG,), chunk=2))
-
-
 def test_it_is_reported_before_a_sample_of_the_next_is_repeated_on_the_cpu() -> None:
     device = FakeDevice(LAZY_COPIES)
 
@@ -241,18 +233,6 @@ def _busy_thread(name: str) -> Iterator[Callable[[], float]]:
     finally:
         stop.set()
         thread.join()
-
-
-@pytest.mark.parametrize(("name", "counts"), [("[Library] Executor", True), ("[Other] Executor", False)])
-def test_threads_of_the_library_count(name: str, counts: bool) -> None:
-    cores = CoreTime("Library")
-    with _busy_thread(name) as ran:
-        cores.look()
-        before, own, theirs = cores(), time.thread_time(), ran()
-        assert wait_until(lambda: ran() > theirs + 0.2)
-        used, own = cores() - before, time.thread_time() - own
-    assert (used > own + 0.1) is counts
-    cores.close()
 
 
 def test_a_thread_that_ended_is_let_go() -> None:

@@ -158,68 +158,6 @@ def test_an_error_that_comes_late_costs_no_sample(order: Order) -> None:
         device.error = None  # the bench closes what a process would not
 
 
-@pytest.mark.parametrize("room", [0, 3])
-def test_no_more_samples_stay_than_there_is_room_for_and_one_at_a_time_is_made_beyond(room: int) -> None:
-    """The room beside a batch, of which the next one may need all: in the account, and on the device."""
-    device = FakeDevice(LAZY_COPIES)
-    layout = Layout.of(SAMPLE)
-    assert layout is not None
-    limit = rows_bytes(layout, ROWS) + room * SAMPLE_BYTES
-    with bench(device, limit=limit) as one:
-        slabs = [one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in (1, 2)]
-        assert one.reported(2)
-        items = [item for report in one.reports for item in report.items or [None] * report.done]
-        resident = [isinstance(item, Resident) for item in items]
-        assert sum(resident) == room and len(items) == 2 * ROWS
-        assert device.peak == one.transfers.budget.peak == (room + 1) * SAMPLE_BYTES
-        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS - room
-        rows = [row for slab in slabs for row in slab.batch()["x"][:, 0].tolist()]
-        wanted = [2 * (key + 1) for key in range(20, 20 + ROWS)] * 2
-        assert [row for row, stays in zip(rows, resident, strict=True) if not stays] == [
-            value for value, stays in zip(wanted, resident, strict=True) if not stays
-        ]
-        del items
-        one.reports.clear()
-        device.finish()
-        assert wait_until(lambda: one.transfers.budget.held["samples"] == 0) and device.used == 0
-
-
-@pytest.fixture
-def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many samples each run of a segment had, in turn."""
-    found: list[int] = []
-    run = FunctionSegment.run
-
-    def noted(self: FunctionSegment, batch: Any, drawn: Any) -> Any:
-        found.append(len(batch))
-        return run(self, batch, drawn)
-
-    monkeypatch.setattr(FunctionSegment, "run", noted)
-    return found
-
-
-@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER])
-def test_where_no_bytes_were_named_what_has_no_room_is_made_together_and_goes_home_together(
-    order: str, sizes: list[int]
-) -> None:
-    """Three batches, of which one is set aside: two stay. A device that made the others one by one would be no use."""
-    layout = Layout.of(SAMPLE)
-    assert layout is not None
-    stay = 2 * rows_bytes(layout, ROWS) // (ROWS * SAMPLE_BYTES)  # micro-batches, whose samples are a part of a batch
-    with bench(FakeDevice(order), batches=3) as one:
-        slabs = {chunk: one.send(*range(20, 20 + ROWS), chunk=chunk) for chunk in range(stay + 2)}
-        assert one.reported(stay + 1)
-        assert sizes == [ROWS] * (2 * len(slabs)), "each in two segments"
-        resident = {
-            report.chunk: {isinstance(item, Resident) for item in report.items or [None]} for report in one.reports
-        }
-        assert resident == {chunk: {chunk < stay} for chunk in slabs}
-        assert one.lane.stats()["spilled_to_host"] == 2 * ROWS
-        for chunk in (stay, stay + 1):
-            assert slabs[chunk].batch()["x"][:, 0].tolist() == [2 * (key + 1) for key in range(20, 20 + ROWS)]
-        one.reports.clear()
-
-
 UNREADABLE = 23
 
 
@@ -345,13 +283,6 @@ def test_each_sample_has_its_own_result_whatever_is_named(bad: tuple[int, ...], 
     device = Device(*bad, names=names)
     assert device.run(8) == without(8, *bad)
     assert max(sum(n in ran for ran in device.ran) for n in range(8)) <= 5
-
-
-def test_where_memory_is_short_no_sample_is_bad_and_nothing_is_kept() -> None:
-    device = Device(5, names=False, room=7)
-    with pytest.raises(MemoryError):
-        device.run(8)
-    assert [len(ran) for ran in device.ran] == [8] and device.batches.repeated == 0
 
 
 def fill(size: Size, count: int) -> None:

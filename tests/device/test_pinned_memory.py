@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.device import pinned_memory as host
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.pinned_memory import Host
 from minato_gpu.memory import arena as arenas
@@ -39,17 +38,6 @@ def test_pieces_grow_and_meet() -> None:
     pinned.close()
     pinned.close()
     assert device.pinned == {}
-    arena.close()
-
-
-def test_no_more_is_pinned_ahead_of_need_than_batches_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_MOST", 2 * STEP)
-    device, arena = FakeDevice(), Arena("tests", 1 << 24)
-    pinned = Host(arena, Loans(), device, STEP)
-    for end in (STEP, 2 * STEP, 3 * STEP, 5 * STEP, 20 * STEP, 21 * STEP):
-        pinned.cover(end)
-    assert [end // STEP for end in pinned.ends] == [1, 2, 4, 6, 20, 22]
-    pinned.close()
     arena.close()
 
 
@@ -166,15 +154,6 @@ def test_a_budget_beyond_the_memory_there_is() -> None:
         DataLoader(_DATA, num_workers=1, host_memory_budget=limit + 1)
     DataLoader(_DATA, num_workers=1, host_memory_budget=limit)
     assert what
-
-
-def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("max\n")
-    monkeypatch.setattr(shm_limits, "_CGROUP", tmp_path)
-    machine = shm_limits.memory_limit()
-    assert machine[1] == "this machine's memory"
-    (tmp_path / "memory.max").write_text("1073741824\n")
-    assert shm_limits.memory_limit() == (1 << 30, "this job's memory limit (memory.max)")
 
 
 def test_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:

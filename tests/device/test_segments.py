@@ -106,24 +106,6 @@ def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
         assert words in str(result)
 
 
-def test_consecutive_stages_of_one_kind_are_one_segment() -> None:
-    def stage(name: str, device: Any) -> Stage:
-        return Stage(name, ("row",), {"row": ROW}, cpu=add, device=device, draw=draw_amount)
-
-    kinds = [CupyFunction(add_xp)] * 2 + [TorchFunction(add_torch)] * 3 + [DaliFragment(add_dali)] * 2
-    pipeline = Pipeline(
-        tuple(stage(f"s{n}", kind) for n, kind in enumerate(kinds)), outputs=("row",), inputs={"row": ROW}
-    )
-    options: dict[str, Any] = {"device": "cpu", "max_batch": 4, "threads": 1}
-    assert [one.stages for one in segments(pipeline, range(7), **options)] == [range(2), range(2, 5), range(5, 7)]
-    executor = DeviceExecutor(pipeline, 0, max_batch=4)
-    rows = [{"row": np.full(n + 1, n, np.float32)} for n in range(3)]
-    for n, result in enumerate(executor.run([(row, n) for n, row in enumerate(rows)])):
-        assert not isinstance(result, StageError)
-        np.testing.assert_allclose(result["row"], pipeline.run(rows[n], n)["row"], rtol=1e-6)
-    executor.close()
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_a_torch_stage_makes_with_gradients_on_needs_none(device: str) -> None:
     """What a module computes, and a parameter as it is."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 import minato_gpu.engine.settings
-from minato_gpu import DataLoader
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, MicroBatchOutput, rows_bytes
 from minato_gpu.lanes.base import Resident
@@ -20,7 +18,7 @@ from tests.contracts.checks import NOTHING, differences
 from tests.device.several import SAMPLE_BYTES, Gated, Machine, consume, labels, loader_on
 from tests.support.device_batches import check_same, reference
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
-from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
+from tests.support.numbers import BATCH, LENGTH, PIPELINE, Plain
 from tests.support.waiting import wait_until
 
 LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
@@ -85,22 +83,6 @@ def test_without_a_budget_a_few_batches_go_to_a_device_and_not_the_whole_window(
     assert BATCH_BYTES <= loader.stats()["device"]["device_bytes_peak"] <= 4 * BATCH_BYTES + 4 * SAMPLE_BYTES
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("lanes", [["device"], ["cpu"]], ids="+".join)
-@pytest.mark.parametrize("budget", [1, 3 * BATCH_BYTES])
-def test_a_device_that_is_named_twice_has_one_budget(
-    machine: Machine, budget: int, lanes: list[str], in_order: bool
-) -> None:
-    (device,) = machine(1)
-    more: dict[str, Any] = {"lanes": lanes, "in_order": in_order, "device_memory_budget": budget, "timeout": 20}
-    loader = loader_on([device], device=["cuda:0", "cuda:0"], prefetch_factor=8, **more)
-    assert differences(range(LENGTH), [n for b in labels(consume([device], loader)) for n in b]) == NOTHING
-    most = max(budget, BATCH_BYTES) + 2 * SAMPLE_BYTES  # one for each executor
-    one, other = loader.stats()["device"]
-    assert one == other and BATCH_BYTES <= one["device_bytes_peak"] <= most
-    assert device.peak <= one["device_bytes_peak"] + 2 * BATCH_BYTES  # the consumer has one, and takes the next
-
-
 def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine: Machine) -> None:
     """Its device has room for one batch, and the first to be complete is not the first to be delivered."""
     devices, gate = machine(2, LAZY_COPIES), threading.Event()
@@ -110,75 +92,3 @@ def test_a_small_budget_does_not_stop_where_a_later_batch_is_ready_first(machine
     threading.Timer(0.2, gate.set).start()
     check_same(consume(devices, iterator), reference(Plain()))
     assert all(one.budget.held["batches"] == 0 for one in transfers)
-
-
-class BadBeginning(Numbers):
-    """Its first three batches cannot be read."""
-
-    def __getitem__(self, n: int) -> Any:
-        if n < 3 * BATCH:
-            raise ValueError(f"number {n} cannot be read")
-        return super().__getitem__(n)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_budget_does_not_hold_back_what_is_repeated_for_lost_batches(machine: Machine, count: int) -> None:
-    """The first good sample is in a batch that the budget does not let onto its device yet."""
-    devices = machine(count)
-    loader = loader_on(
-        devices, BadBeginning(), pipeline=PIPELINE, on_error="skip", lanes=["cpu"], device_memory_budget=1, timeout=20
-    )
-    keys = labels(consume(devices, loader))
-    padded = 3 if count > 1 else 0
-    assert [len(batch) for batch in keys[:padded]] == [1] * padded
-    good = range(3 * BATCH, LENGTH)
-    assert differences(good, [n for batch in keys[padded:] for n in batch]) == NOTHING
-
-
-@pytest.mark.parametrize("budget", [1, 3000])
-def test_the_hosts_budget_does_not_either(machine: Machine, budget: int) -> None:
-    """Two lost batches are composed, and no sample to repeat is ready: the oldest one may always proceed."""
-    devices = machine(2)
-    more: dict[str, Any] = {"lanes": ["cpu"], "host_memory_budget": budget, "on_error": "skip", "timeout": 20}
-    keys = labels(consume(devices, loader_on(devices, BadBeginning(), pipeline=PIPELINE, **more)))
-    assert [len(batch) for batch in keys[:3]] == [1] * 3
-    assert differences(range(3 * BATCH, LENGTH), [n for batch in keys[3:] for n in batch]) == NOTHING
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("budget", [1, 2 * BATCH_BYTES])
-def test_epochs_that_overlap_go_on_under_a_small_budget(machine: Machine, budget: int, in_order: bool) -> None:
-    """An epoch's last round is not whole, so the next one begins out of turn: with the first device again."""
-    devices = machine(4, LAZY_COPIES)
-    more: dict[str, Any] = {"epochs": 3, "persistent_workers": True, "in_order": in_order, "prefetch_factor": 8}
-    loader = loader_on(devices, Plain(), device_memory_budget=budget, timeout=20, **more)
-    for _ in range(3):
-        assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
-    assert loader.stats()["speculation"]["epochs_prepared"] > 0
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_while_a_small_batch_is_loaded_room_is_kept_for_the_large_one_after_it(machine: Machine, overlap: bool) -> None:
-    """Batches of 1 and 32 in turn; and the short last batch of an epoch before the next one's first."""
-    (device,) = machine(1)
-    large = rows_bytes(LAYOUT, 32)  # type: ignore[arg-type]
-    epochs = 3 if overlap else 1
-    more: dict[str, Any] = {"batch_size": 32, "sampler": range(97), "epochs": epochs, "persistent_workers": True}
-    batches = [list(range(lo, hi)) for lo, hi in ((0, 1), (1, 33), (33, 34), (34, 66), (66, 67), (67, 99))]
-    loader = DataLoader(
-        Numbers(),
-        **(more if overlap else {"batch_sampler": batches}),
-        num_workers=2,
-        device="cuda:0",
-        pipeline=PIPELINE,
-        lanes=["device"],
-        device_memory_budget=large + 2000,
-        prefetch_factor=8,
-        timeout=20,
-    )
-    for _ in range(epochs):
-        for batch in loader:
-            time.sleep(0.02)  # what the device lane does meanwhile would pass the limit
-            device.read(batch["label"], lambda _: None)
-            del batch
-    assert large <= loader.stats()["device"]["device_bytes_peak"] <= large + 2000 + SAMPLE_BYTES

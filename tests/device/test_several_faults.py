@@ -31,7 +31,7 @@ from tests.device.several import (
 )
 from tests.device.test_several_budgets import BATCH_BYTES
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain
+from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.support.waiting import wait_until
 
 
@@ -115,23 +115,6 @@ def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monke
         iter(loader_on(devices))
 
 
-def test_a_device_that_unpins_nothing_any_more_leaves_no_memory_of_the_host(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(address: int) -> None:
-        asked.append(address)
-        raise RuntimeError("the device is lost")
-
-    asked: list[int] = []
-    (device,) = machine(1)
-    monkeypatch.setattr(device, "unpin", lost)
-    loader = loader_on([device], Plain(), num_workers=1, worker_kind="thread")
-    assert len(consume([device], loader)) == BATCHES
-    del loader
-    gc.collect()
-    assert asked == list(device.pinned)
-
-
 def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = machine(2)
     monkeypatch.setattr(nvml, "reading", lambda uuid: {"utilisation": uuid})
@@ -181,30 +164,6 @@ def test_samples_on_the_device_make_room_for_a_batch(
     assert capacity > 14_000 or stats["device"]["short_of_memory"] + stats["device_lane"]["short_of_memory"] > 0
     gc.collect()
     assert device.used == 0
-
-
-def test_the_cpu_lane_goes_on(short: Any, caplog: pytest.LogCaptureFixture) -> None:
-    device = short(14_000)
-    loader = loader_on([device], pipeline=COSTLY, lanes=["cpu", "device"], prefetch_factor=8, timeout=30)
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        check_content(consume([device], loader), on_host())
-    assert said(caplog) <= 1
-
-
-def test_batches_ahead_wait_where_there_is_no_memory_for_them(short: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Without samples on it either, and without a budget: only the due one has to be loaded."""
-    device = short(3 * BATCH_BYTES)
-    loader = loader_on([device], Plain(), num_workers=1, prefetch_factor=16, timeout=30)
-
-    def slowly() -> Iterator[Any]:
-        iterator = iter(loader)
-        yield next(iterator)
-        assert wait_until(lambda: loader.stats()["device"]["short_of_memory"])
-        yield from iterator
-
-    with caplog.at_level(logging.WARNING, "minato_gpu"):
-        assert [n for batch in labels(consume([device], slowly())) for n in batch] == list(range(LENGTH))
-    assert said(caplog) == 1 <= loader.stats()["device"]["short_of_memory"]
 
 
 def test_a_batch_that_came_too_early_leaves_for_the_due_one(short: Any) -> None:
@@ -258,19 +217,6 @@ def test_a_batch_waits_for_a_first_micro_batch_whose_size_nobody_knows(
     loader = loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more)
     got = consume(devices, loader)
     assert held.is_set() and differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
-
-
-def test_leaving_while_room_is_made_leaves_nothing(short: Any) -> None:
-    device = short(20_000)
-    for count in (1, 4):
-        loader = loader_on([device], lanes=["device"], num_workers=1, prefetch_factor=16, timeout=30)
-        for number, _ in enumerate(loader, 1):
-            if number == count:
-                break
-        del loader, _
-        gc.collect()
-        device.finish()
-        assert device.used == 0
 
 
 class LosesOne(Numbers):

@@ -25,8 +25,8 @@ from tests.device.several import (
     on_host,
 )
 from tests.support.device_batches import LANES, check_same, flat, reference, seeded
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
-from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain, Stream
+from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
+from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
 from tests.support.numbers import pad as pad_together
 
 
@@ -115,39 +115,6 @@ def test_batch_k_is_on_device_k_modulo_theirs_where_batches_overtake_each_other(
         assert any(n > 13 for n in numbers[: numbers.index(13)]), "nothing has overtaken it"
 
 
-@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_ones_own_batches_that_overtake_each_other_are_prepared_on_any_device(machine: Machine, lanes: Any) -> None:
-    """They cross over to the device whose turn it is, whole and with the same content."""
-    devices = machine(2, LAZY_COPIES)
-    planned = [list(range(at, min(at + 5, LENGTH))) for at in range(0, LENGTH, 5)]
-    more: dict[str, Any] = {"batch_sampler": planned, "in_order": False, "max_lateness": 4, "generator": seeded()}
-    loader = DataLoader(
-        Numbers(), num_workers=2, prefetch_factor=8, pipeline=PIPELINE, lanes=lanes, device=names(devices), **more
-    )
-    got = consume(devices, loader)
-    assert sorted(labels(got)) == planned
-    check_content(got, on_host())
-
-
-@pytest.mark.usefixtures("open_from_the_start")
-def test_devices_have_equal_shares_from_the_start(machine: Machine) -> None:
-    """None holds more than its share of the window, however soon it asks."""
-    devices = machine(4, LAZY_CONSUMER)
-    loader = loader_on(devices, lanes=["device"], in_order=False, persistent_workers=True)
-    for _ in range(2):
-        consume(devices, loader)
-    made = [loader.stats()["lanes"][f"device:{n}"]["samples"] for n in range(4)]
-    assert sum(made) == LENGTH and min(made) >= BATCH
-
-
-@pytest.mark.parametrize("kind", ["process", "thread"])
-def test_a_plain_data_set_and_one_that_workers_iterate(machine: Machine, kind: str) -> None:
-    devices = machine(3, LAZY_CONSUMER)
-    check_same(consume(devices, loader_on(devices, Plain(), worker_kind=kind)), reference(Plain()))
-    streamed = loader_on(devices, Stream(), num_workers=1, worker_kind=kind)
-    check_same(consume(devices, streamed), reference(Stream()))
-
-
 def test_a_slow_sample_delays_no_device_that_can_do_without_it(machine: Machine) -> None:
     devices, gate = machine(2, LAZY_COPIES), threading.Event()
     dataset = Gated(3, gate)
@@ -165,15 +132,6 @@ def test_a_missing_event_is_noticed_on_the_device_that_misses_it(machine: Machin
     got, wanted = consume(devices, loader_on(devices, Plain())), reference(Plain())
     right = [all(map(torch.equal, one, other)) for one, other in zip(got, wanted, strict=True)]
     assert all(right[0::2]) and not any(right[1::2])
-
-
-def test_one_device_twice_has_two_executors(machine: Machine) -> None:
-    devices = machine(1)
-    loader = loader_on(devices, device=["cuda:0", "cuda:0"], lanes=["device"])
-    check_same(consume(devices, loader), on_host())
-    stats = loader.stats()
-    assert [stats["lanes"][f"device:{n}"]["samples"] > 0 for n in range(2)] == [True, True]
-    assert [one["crossed"] for one in stats["device"]] == [0, 0], "nothing has come from another device"
 
 
 def _noting(loader: Any, device: FakeDevice, waited: list[tuple[str, str]]) -> Iterator[Any]:

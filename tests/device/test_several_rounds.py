@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,49 +60,6 @@ def test_no_round_of_a_stream_is_dropped(machine: Machine, workers: int) -> None
     for unknown in (loader, iter(loader)):
         with pytest.raises(TypeError):
             len(unknown)
-
-
-@pytest.mark.parametrize("order", ["shuffled", "stateful"])
-def test_a_last_round_that_is_dropped_is_no_harm_to_a_resume(machine: Machine, order: str) -> None:
-    """150 samples are 18 whole batches, which are 4 whole rounds of four; batches drawn ahead are not lost."""
-    devices = machine(4)
-
-    def make() -> Any:
-        more: dict[str, Any] = {"shuffle": True} if order == "shuffled" else {"sampler": Stateful()}
-        return loader_on(devices, drop_last=True, lanes=["cpu"], **more)
-
-    whole = consume(devices, make())
-    assert len(whole) == 16
-    for taken in (4, 15):
-        first = make()
-        iterator = iter(first)
-        consume(devices, (next(iterator) for _ in range(taken)))
-        state = first.state_dict()
-        second = make()
-        second.load_state_dict(state)
-        check_same(consume(devices, second, taken), whole[taken:])
-
-
-class Stateful:
-    """A sampler that counts what it has yielded."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < LENGTH:
-            self.at += 1
-            yield (7 * self.at) % LENGTH
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
 
 
 @pytest.mark.each_value

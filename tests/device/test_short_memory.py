@@ -11,7 +11,6 @@ import torch
 
 from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.loads import Load, rows_bytes
-from minato_gpu.samples import OutputBatch
 from tests.device.bench import ORDERS, ROWS, Bench, bench, layout
 from tests.support.fake_device import FakeDevice, Order
 from tests.support.waiting import wait_until
@@ -140,31 +139,6 @@ def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> No
     assert seen == [[1.0], [2.0]]
 
 
-def test_a_batch_waits_for_samples_that_an_executor_is_slow_to_let_go_of() -> None:
-    """On a busy machine a micro-batch takes as long as it takes: who waits is asked for room again and again."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device, asked = FakeDevice(capacity=nbytes + 100), 0
-    with bench(device) as one:
-        with device.running(device.stream()):
-            making = [device.empty(nbytes // 2)]
-        one.transfers.budget.take("samples", nbytes // 2)
-        load = one.load(1)
-
-        def look() -> bool:
-            nonlocal asked
-            if one.transfers.wants_room:
-                asked += 1
-                if asked == 40:
-                    making.clear()
-                    one.transfers.budget.give("samples", nbytes // 2)
-                one.transfers.room_made()
-            return load.issued
-
-        assert wait_until(look)
-        one.check(one.take(load), 1)
-        assert one.wrong == [] and asked >= 40
-
-
 class _Counts(FakeDevice):
     """Counts how often it is asked for memory."""
 
@@ -190,28 +164,6 @@ def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
         else:
             one.transfers.close()
         assert device.asked <= before + 1
-
-
-def test_the_next_batch_of_a_device_that_is_not_due_yet_waits_for_memory_until_it_is() -> None:
-    """Before it the consumer takes one from another device, and what it has of this one is then free."""
-    nbytes = rows_bytes(layout(), ROWS)
-    device = FakeDevice(capacity=nbytes + nbytes // 2)
-    with bench(device) as one:
-        one.transfers.expect(OutputBatch(0), OutputBatch(0))
-        held = one.take(one.load(1))
-        one.transfers.expect(OutputBatch(1), OutputBatch(2))
-        one.submitted = 2
-        load = one.load(2)
-        assert wait_until(lambda: one.transfers.wants_room)
-        one.transfers.room_made()  # the consumer waits for the other device's
-        assert wait_until(lambda: load.issued or load in one.transfers._queue)
-        one.check(held, 1)
-        del held
-        gc.collect()
-        one.transfers.expect(OutputBatch(2), OutputBatch(2))
-        one.check(one.take(load), 2)
-        device.finish()
-        assert one.wrong == []
 
 
 @pytest.mark.parametrize("order", ORDERS)

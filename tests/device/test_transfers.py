@@ -99,15 +99,6 @@ def test_few_copies_are_issued_however_the_rows_lie() -> None:
         assert one.wrong == []
 
 
-def test_rows_from_many_slabs_are_gathered_on_the_host_and_copied_once() -> None:
-    with bench(FakeDevice()) as one:
-        one.check(one.take(one.scattered(3)), 3)
-        assert one.wrong == []
-        stats = one.transfers.stats()
-        assert (stats["gathered"], stats["copies"]) == (1, 1)
-        assert one.allocated() == 0
-
-
 def test_slabs_are_free_again_once_the_copies_are_through() -> None:
     with bench(FakeDevice(LAZY_COPIES)) as one:
         load = one.load(1)
@@ -126,33 +117,6 @@ def test_a_budget_of_one_batch_holds_the_next_back_until_the_consumer_takes_it()
         one.check(one.take(first), 1)
         one.check(one.take(second), 2)
         assert one.wrong == [] and one.transfers.stats()["device_bytes_peak"] <= nbytes
-
-
-@pytest.mark.parametrize("guess", [8, 1 << 20])
-def test_a_batch_that_is_no_rows_counts_with_what_its_tensors_take(guess: int) -> None:
-    """Its pickle may be smaller, where a tensor repeats itself, or larger, for all that is no tensor."""
-    with bench(FakeDevice()) as one:
-        load = ValueLoad(lambda: (torch.zeros(1).expand(1000), "x" * 5000, torch.zeros(10)), guess)
-        one.submit(load)
-        one.issued(load)
-        assert one.transfers.budget.held["batches"] == one.transfers.batch_bytes == 4040 or guess > 4040
-        assert one.transfers.budget.held["batches"] == one.device.used == 4040
-        one.take(load)
-        assert one.transfers.budget.held["batches"] == 0
-
-
-def test_a_later_batch_that_came_first_does_not_keep_the_next_one_back() -> None:
-    """In strict order batches are composed as they become complete, and the budget has room for one."""
-    with bench(FakeDevice(), limit=1) as one:
-        loads = [ValueLoad(lambda value=value: torch.tensor([value]), 8) for value in range(3)]  # type: ignore[misc]
-        one.transfers.expect(OutputBatch(1))
-        for order in (1, 2, 0):
-            one.submit(loads[order], order)
-        one.issued(loads[1])
-        one.transfers.expect(OutputBatch(0))
-        batches = [one.take(load) for load in loads]
-        one.device.finish()
-        assert [batch.tolist() for batch in batches] == [[0], [1], [2]]
 
 
 class _ScatterFails(FakeDevice):

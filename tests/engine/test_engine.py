@@ -133,27 +133,6 @@ def test_the_window_moves_on_after_busy_workers_report(kind: str) -> None:
     assert wait_until(lambda: dataset.begun.value == 24)
 
 
-@pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
-def test_leaving_epochs_again_and_again_disturbs_no_later_one(mode: dict[str, Any]) -> None:
-    """Breaks after 0 to 4 batches; kept batches of given-up epochs stay as they are; then a whole epoch."""
-    sampler = Fresh(60)
-    one = loader(Slow(uneven if "collate_fn" in mode else row), mode, sampler=sampler)
-    kept: list[tuple[Any, list[int]]] = []
-    for leave in [0, 1, 3, 0, 2, 4, 1, 1, 0, 3]:
-        for number, batch in enumerate(one):
-            keys = keys_of(batch)
-            assert {key // 1000 for key in keys} == {sampler.epoch}
-            if number % 2 == 0:
-                kept.append((batch, keys))
-            if number == leave:
-                break
-    whole = [key for batch in one for key in keys_of(batch)]
-    expected = range(1000 * sampler.epoch, 1000 * sampler.epoch + 60)
-    assert (sorted(whole) if mode.get("in_order") is False else whole) == list(expected)
-    for batch, keys in kept:
-        assert keys_of(batch) == keys, "a batch of a given-up epoch was overwritten"
-
-
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
 def test_a_sample_that_finishes_after_its_run_writes_into_no_new_batch(mode: dict[str, Any], kind: str) -> None:
@@ -215,32 +194,7 @@ def test_the_memory_of_given_up_runs_comes_back() -> None:
     assert not one._session.engine.pump._abandoned
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_every_block_is_free_after_an_epoch(in_order: bool) -> None:
-    one = loader(Slow(), {"in_order": in_order}, sampler=Fresh(62))
-    for _ in range(3):
-        kept = [batch[1] for batch in one]
-        assert memory_in_use(one) >= len(kept) * 4 * row(0).nbytes
-        del kept
-        gc.collect()
-        assert memory_in_use(one) == 0
-        assert one.stats()["bytes_in_flight"] == 0
-
-
 _TEN: Any = range(10)
-
-
-def test_overlapping_epochs_have_the_order_of_separate_ones() -> None:
-    """Ten short shuffled epochs from the global generator, which ends where it would."""
-    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "persistent_workers": True}
-    found = []
-    loaders: dict[Any, dict[str, Any]] = {torch.utils.data.DataLoader: {}, DataLoader: {"epochs": 11}}
-    for kind, more in loaders.items():
-        torch.manual_seed(11)
-        used = kind(_TEN, 3, **arguments, **more)
-        found.append([batch.tolist() for _ in range(10) for batch in used] + [torch.rand(()).item()])
-    assert found[0] == found[1]
-    assert used.stats()["speculation"] == {"epochs_prepared": 10, "epochs_discarded": 0}
 
 
 def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:

@@ -97,14 +97,6 @@ def test_check_refuses_wrong_arguments(arguments: list[str], message: str) -> No
     assert message in _run("check", *arguments, code=2).output
 
 
-def test_check_takes_a_module_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_own_pipeline.py").write_text("import no_such_dependency\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    result = _run("check", "my_own_pipeline", code=1)
-    assert "No module named 'no_such_dependency'" in result.output
-
-
 def test_check_takes_a_file_and_says_which_limit_cannot_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "a_normalised_pipeline.py").write_text(_NORMALISED)
@@ -166,18 +158,6 @@ def test_an_error_is_one_line_unless_a_traceback_is_asked_for(monkeypatch: pytes
     )
     raised = CliRunner().invoke(main, ["--traceback", "check", "pipelines.image_classification"]).exception
     assert isinstance(raised, RuntimeError)
-
-
-def test_the_traceback_of_a_worker_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        quoted = "Original Traceback (most recent call last):\n  File deep/inside.py\nValueError: no end marker\n"
-        raise ValueError(f"Caught ValueError in DataLoader worker process 0 (path 'a.jpg').\n{quoted}")
-
-    monkeypatch.setattr(parity, "run_check", fail)
-    output = _run("check", "pipelines.image_classification", code=1).output
-    assert "path 'a.jpg'" in output
-    assert "no end marker" in output
-    assert "deep/inside.py" not in output
 
 
 @pytest.mark.parametrize("wrong", [["--epochs", "0"], ["--data", "/no/such/folder"], ["--workers", "0"]])

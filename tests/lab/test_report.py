@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks import report as benchmark_report
 from minato_gpu.lab import report
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.console import Column, column, show, show_columns
+from minato_gpu.lab.console import Column, column, show
 from minato_gpu.lab.numbers import number
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu-2-cores"
@@ -71,15 +71,6 @@ def test_commands_and_benchmarks_keep_to_the_width(
     assert "samples/s" in capsys.readouterr().out.split()
 
 
-def test_tables_that_follow_name_their_rows() -> None:
-    columns = [column("loader", ["one", "two"]), *(column(f"figure_{n}", [n + 0.25, 1000.0 * n]) for n in range(20))]
-    out = StringIO()
-    show_columns(Console(file=out, width=80), "wide", columns)
-    heads = [line.split() for line in out.getvalue().splitlines() if "loader" in line]
-    assert len(heads) == 3 and all(head[:2] == ["#", "loader"] for head in heads)
-    assert len([line for line in out.getvalue().splitlines() if line.split()[:2] == ["2", "two"]]) == 3
-
-
 @pytest.mark.parametrize(
     ("values", "cells"),
     [
@@ -103,10 +94,6 @@ def test_a_number_by_itself_is_written_out(value: float, written: str) -> None:
     assert number(value) == written and number(-value) == f"-{written}"
     assert (number(0.0), number(math.nan), number(math.inf)) == ("0", "nan", "inf")
     assert column("a_column", ["none", value]).cells[0] == "none"
-
-
-def test_text_is_shown_as_it_is() -> None:
-    assert "[bold]x[/bold]" in printed(80, "a [title]", [{"text": "[bold]x[/bold]"}], None)
 
 
 # --- the JSON document ------------------------------------------------------------------------------------------------

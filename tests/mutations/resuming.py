@@ -236,7 +236,7 @@ FAULTS = (
         "checkpoint/cursor.py",
         "            order.fill_to_snapshot()\n",
         "            pass\n",
-        ("contracts/test_as_stateful_dataloader.py",),
+        ("contracts/test_table.py",),
     ),
     Fault(
         "what a worker had left of a shard is given to every worker",

@@ -8,7 +8,6 @@ import logging
 import math
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
@@ -25,9 +24,8 @@ from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.observe.conftest import Speaker, lane, stats
 from tests.observe.test_watching import _forked
-from tests.support.leaks import check_scenario, open_links, threads_since
+from tests.support.leaks import check_scenario, open_links
 from tests.support.programs import kept_free
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "runtime")
 NUMBERS: Any = range(32)
@@ -180,17 +178,6 @@ def test_copies_and_forked_processes_export_nothing() -> None:
     del loader
     with pytest.raises(ConnectionRefusedError):  # the forked process did not keep it, nor does the copy
         _scrape(address)
-
-
-def test_nonsense_harms_nobody() -> None:
-    before, loader = threading.enumerate(), _loader()
-    list(loader)
-    address = _address(loader)
-    for says in (b"", b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.0\r\n"):
-        with socket.create_connection(address) as connection:
-            connection.sendall(says)
-    assert _of(_scrape(address), "samples_total", loader="range-1") == 32
-    assert wait_until(lambda: not [name for name in threads_since(before, "") if "process_request_thread" in name])
 
 
 # --- the collector alone --------------------------------------------------------------------------------------------

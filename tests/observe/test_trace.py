@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minato_gpu import DataLoader, Source
+from minato_gpu import DataLoader
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace import Trace
 from minato_gpu.observe.trace_file import TraceFile
@@ -142,20 +142,6 @@ def test_every_sample_is_there(tmp_path: Path, workers: int, in_order: bool, per
     assert found.counts[-1] == 0 and min(found.counts) >= 0
     waits = {each.name for each in found.slices["training loop"]} - {"step"}
     assert all(name.startswith("wait: ") for name in waits)
-
-
-class Stored(Costly):
-    """Whose bytes are read ahead."""
-
-    def source(self, index: int) -> Source:
-        return Source(__file__, index, 1)
-
-
-def test_what_was_before_the_work_is_told(tmp_path: Path) -> None:
-    found = traced(tmp_path / "run.pftrace", Stored(), 2, num_workers=2)
-    for each in found.work:
-        assert each.values["drawn_ms_before"] >= each.values["queued_ms"]
-        assert each.values["drawn_ms_before"] >= each.values["fetched_ms_before"] >= 0.0
 
 
 def test_an_epoch_that_is_left_ends_where_the_next_begins(tmp_path: Path) -> None:
@@ -316,14 +302,3 @@ def test_work_of_a_slot_that_overlaps_has_a_row_of_its_own(tmp_path: Path) -> No
         (2 * 10**9, 4 * 10**9),
         (3 * 10**9, 5 * 10**9),
     ]
-
-
-def test_packets_larger_than_a_byte_can_say_are_written(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "run.pftrace", 1 << 20)
-    packet = file.packet()
-    packet.track_descriptor.uuid = 1
-    packet.track_descriptor.process.process_name = "n" * 300
-    assert file.write(packet)
-    file.close()
-    file.close()
-    read(tmp_path / "run.pftrace")

@@ -21,7 +21,7 @@ from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.observe.stats_socket import PROTOCOL
 from minato_gpu.threads import OwnThread
-from tests.support.leaks import check_scenario, open_links, stop, threads_since
+from tests.support.leaks import check_scenario, open_links, stop
 from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
@@ -237,12 +237,6 @@ def test_what_is_no_loader(runtime: Path, says: bytes) -> None:
         ask(pid)
 
 
-def test_one_that_ends_as_it_is_asked(runtime: Path) -> None:
-    """It is killed after it has taken the call: nothing is said, and what is not said is no other version's."""
-    with _stranger(b"") as pid, pytest.raises(NoAnswer, match="or has ended"):
-        ask(pid)
-
-
 def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_LARGEST", 1000)
     with _stranger(b"x" * 3000) as pid, pytest.raises(NoAnswer, match="longer than 1000 bytes"):
@@ -302,15 +296,4 @@ def test_where_no_more_threads_may_start_training_goes_on(
     assert [record.message for record in caplog.records] == [
         "minato-gpu top cannot watch this process: can't start new thread"
     ]
-    assert _sockets(runtime) == []
-
-
-def test_a_loader_that_dies_in_a_thread_of_ours_waits_for_nobody(runtime: Path) -> None:
-    """The collector may run in the thread that answers, say."""
-    before, kept = threading.enumerate(), [_loader(worker_kind="thread")]
-    list(kept[0])
-    thread = OwnThread(target=kept.clear)
-    thread.start()
-    thread.join()
-    assert wait_until(lambda: not threads_since(before))
     assert _sockets(runtime) == []

@@ -246,11 +246,6 @@ def test_of_every_kind_of_file(decoder: str) -> None:
         assert whole.ndim == 3, name
 
 
-def test_of_the_examples(decoder: str, files: list[Path]) -> None:
-    for path in files:
-        assert check_boxes(np.fromfile(path, np.uint8), 2, np.random.default_rng(1)).ndim == 3
-
-
 def test_chroma_is_repeated_where_that_is_asked_for(files: list[Path]) -> None:
     """Both colour differences are then the same in each 2 x 2 block, but for rounding; a picture whose chroma is whole
     is what it is otherwise."""
@@ -325,9 +320,3 @@ def tried(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except ValueError as error:
         return str(error)
-
-
-def test_a_box_beyond_the_picture(decoder: str) -> None:
-    whole = decoding.decode_whole(np.frombuffer(example_photographs.jpeg(CAT), np.uint8))
-    with pytest.raises(ValueError, match="is 333 x 251, unlike its header"):
-        decoding.cut_box(whole, (200, 0, 52, 10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 
 from pipelines import example_photographs, example_voices, speech_recognition
-from pipelines.coco import CocoDetection
-from pipelines.example_detections import write as write_detections
 from pipelines.files import find
 from pipelines.image_classification import ImageFolder
 from pipelines.librispeech import LibriSpeech
@@ -122,13 +119,6 @@ def test_links_are_followed(reader: tuple[Path, Any, Path, dict[str, str]]) -> N
         assert [after[n]["path"] for n in range(len(after))] == [before[n]["path"] for n in range(len(before))]
 
 
-def test_a_missing_class_does_not_renumber_the_others(tmp_path: Path) -> None:
-    photographs(tmp_path)
-    (tmp_path / "airport").symlink_to(tmp_path / "gone")
-    with pytest.raises(FileNotFoundError, match="airport' is a link to"):
-        ImageFolder(tmp_path)
-
-
 def test_a_link_that_leads_round_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "round").symlink_to(tmp_path / "a")
@@ -143,15 +133,6 @@ def test_folders_that_are_absent_or_empty(tmp_path: Path) -> None:
         ImageFolder(tmp_path)
     with pytest.raises(FileNotFoundError, match="no folder"):
         ImageFolder(tmp_path / "absent")
-
-
-def test_images_without_objects_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_detections(tmp_path)
-    for _ in range(2):
-        data = CocoDetection.in_folder(tmp_path)
-    (record,) = caplog.records
-    left_out = data.left_out["images without objects"]
-    assert left_out and f"{left_out} images without objects; keep_empty=True keeps" in record.getMessage()
 
 
 # --- LibriSpeech's layout --------------------------------------------------------------------------------------
@@ -188,28 +169,12 @@ def test_utterances_come_by_folder_and_number_with_their_characters(tmp_path: Pa
     assert [item["index"] for item in items] == [0, 1, 2]
 
 
-def test_an_index_counts_from_the_end_too_and_must_exist(tmp_path: Path) -> None:
-    chapter(tmp_path, 1, 2, {0: "a", 1: "b"})
-    data = LibriSpeech(tmp_path)
-    assert data[-1]["path"] == data[1]["path"] and data[-1]["index"] == 1
-    for index in (2, -3):
-        with pytest.raises(IndexError):
-            data[index]
-
-
 def test_an_alphabet_of_ones_own(tmp_path: Path) -> None:
     chapter(tmp_path, 1, 2, {0: "ÄB2"})
     assert LibriSpeech(tmp_path, alphabet="b2ä")[0]["tokens"].tolist() == [3, 1, 2]
     for alphabet in ("", "aa", "aB", "".join(map(chr, range(0x4E00, 0x4F00)))):
         with pytest.raises(ValueError, match="an alphabet"):
             LibriSpeech(tmp_path, alphabet=alphabet)
-
-
-def test_it_is_kept_compactly(tmp_path: Path) -> None:
-    chapter(tmp_path, 1, 2, dict.fromkeys(range(300), "x" * 180))
-    data = LibriSpeech(tmp_path)
-    assert len(pickle.dumps(data)) < 300 * (180 + 20)
-    assert not any(isinstance(value, list) and len(value) > 1 for value in vars(data).values())
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,6 @@ def test_orientation(orientation: int) -> None:
     assert found == Header(height, width, orientation)
 
 
-@pytest.mark.parametrize("orientation", [0, 9, 700])
-def test_an_orientation_that_does_not_exist_means_upright(orientation: int) -> None:
-    assert read_header(example_photographs.with_orientation(JPEG, orientation)).orientation == 1
-
-
 def test_png() -> None:
     assert read_header(PNG) == Header(40, 30)
 

@@ -45,7 +45,7 @@ def test_a_copy_delivers_pictures(copy: Copy, lane: Any) -> None:
         pipeline=mine.pipeline(),
         num_workers=1,
         lanes=(lane,),
-        multiprocessing_context="spawn",
+        multiprocessing_context="forkserver",
     )
     (batch,) = loader
     assert batch["image"].shape == (8, 3, 32, 32) and batch["number"].tolist() == list(range(8))

@@ -224,13 +224,6 @@ class TestAugmentation:
         assert widths == {("frequency", n) for n in range(21)} | {("time", n) for n in range(4)}
         assert (touched[:79, :100] > 0).all()
 
-    def test_features_shorter_than_a_mask(self) -> None:
-        params = {"frequency": np.array([[0.999, 0.9]]), "time": np.array([[0.999, 0.9]])}
-        masked = speech_stages.spec_augment(
-            np, {"features": np.ones((4, 1), np.float32)}, params, frequency_width=4, time_width=1.0
-        )
-        assert (masked["features"] == 0).all()
-
     def test_splicing_stacks_neighbours_and_fills_up_the_end(self) -> None:
         features = np.array([[1, 2, 3, 4, 5], [10, 20, 30, 40, 50]], np.float32)
         spliced = speech_stages.splice_frames(np, {"features": features}, {}, splice=3)["features"]

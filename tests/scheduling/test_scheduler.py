@@ -163,6 +163,6 @@ def test_any_course_of_events(mode: str) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Iterable
@@ -194,31 +193,6 @@ def test_what_cannot_be_looked_for_is_read_and_not_written(tmp_path: Path, sourc
     on_bench(tier, act)
 
 
-def test_a_copy_that_cannot_be_read_after_all_leaves_no_memory(source: Source) -> None:
-    tier = FakeTier()
-    tier.copies[name_of(source.key)] = version_of(source), b"damaged"
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        found = await bench.read(0, b"content")
-        bench.blocks.free(found["block"])
-        assert bench.arena.allocated == 0
-
-    on_bench(tier, act)
-
-
-def test_an_error_of_the_tier_lets_go_of_the_block(source: Source) -> None:
-    tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source)
-        found = await bench.read(0, b"content")
-        tier.raises = True
-        assert await bench.write(source, found), "it returns: the block has been let go of"
-
-    on_bench(tier, act)
-
-
 def test_few_bytes_wait_to_be_written(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_pool, "_WRITES_AHEAD", 10)
     tier = FakeTier()
@@ -312,30 +286,3 @@ def test_what_goes_goes_before_what_comes_is_written(source: Source) -> None:
         assert tier.copies.keys() == {name_of(source.key)}
 
     on_bench(tier, act)
-
-
-def test_names_and_versions(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names are of what is read, wherever the program was started; a version is a file's size and time, and what is
-    declared."""
-    monkeypatch.chdir(tmp_path)
-    whole = name_of((str(tmp_path / "a"), 0, None))
-    for path in ("a", "./a", f"file://{tmp_path}/a", "file://a"):
-        assert name_of(Source(path).key) == whole
-    monkeypatch.chdir("/")
-    assert name_of(Source("a").key) != whole
-    others = [("s3://a", 0, None), ("s3://a", 0, 1), ("s3://a", 1, None), ("s3://b", 0, None), ("\udc80", 0, None)]
-    assert len({name_of(each) for each in others}) == len(others)
-    source = Source(str(file))
-    before = version_of(source)
-    assert version_of(Source(f"file://{file}")) == before
-    assert version_of(Source(str(file), version="tag")) == before + b"tag"
-    os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
-    assert version_of(source) != before
-    plain, tagged = Source("s3://a/1", 2, 3, "one"), Source("s3://a/1", 2, 3, version="tag")
-    assert plain != tagged and plain.key != tagged.key
-    assert name_of(plain.key) == name_of(tagged.key), "the new copy takes the old one's place"
-    assert (version_of(plain), version_of(tagged)) == (b"", b"tag")
-    long = [version_of(Source("s3://a", version=letter * 5000)) for letter in "ab"]
-    assert long[0] != long[1] and all(len(each) == 16 for each in long)
-    with pytest.raises(FileNotFoundError):
-        version_of(Source(f"{file}.missing"))

@@ -4,7 +4,6 @@ come from workers."""
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from socket import socket
 
@@ -148,17 +147,6 @@ def learned(budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: M
     return choice
 
 
-def test_as_many_are_fields_as_the_shares_say() -> None:
-    choice = learned(1000 * FIELD // 3, 4 * MS)
-    choice.choose(RAW)
-    assert choice.shares is not None
-    fields, raw = choice.shares
-    assert 0 < fields < raw
-    wanted = sum(choice.wants(sample) for sample in range(1000)) / 1000
-    assert wanted == pytest.approx(fields / (fields + raw), abs=0.01)
-    assert "reading takes 4.00 ms a sample, preparing 2.00, of which fields save 1.50" in choice.why()
-
-
 @pytest.mark.parametrize(
     ("read_s", "keeps_raw", "all_or_none"), [(0.0, True, True), (0.0, False, True), (0.1, True, False)]
 )
@@ -205,21 +193,6 @@ def test_they_arrive_whole(ends: Ends, count: int) -> None:
     assert open_files() == 0
 
 
-def test_nobody_waits_for_room(ends: Ends) -> None:
-    assert open_files() == 0
-    sent = [send(ends[1], number, [b"abc"], 0.0, 0.0) for number in range(1000)]
-    assert sent.index(False) < 100
-    assert sent == sorted(sent, reverse=True)
-    got = 0
-    while (found := receive(ends[0])) is not None:
-        assert found.sample == got
-        os.close(found.file)
-        got += 1
-    assert got == sum(sent)
-    assert send(ends[1], 1, [b"abc"], 0.0, 0.0), "there is room again"
-    assert open_files() == 0
-
-
 def test_why_a_sample_has_none_is_told(ends: Ends) -> None:
     bench = Fields(4)
     assert send(ends[1], 3, None, 0.0, 0.0, "é" * 600)
@@ -227,18 +200,6 @@ def test_why_a_sample_has_none_is_told(ends: Ends) -> None:
     assert found is not None and (found.file, found.why_not) == (-1, "é" * 250)
     bench.service.receive(found._replace(why_not="a matrix"))
     assert bench.keeping.why().endswith("; of 1 samples no fields: a matrix")
-
-
-def test_where_descriptors_are_short_they_are_not_kept(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert send(ends[1], 1, [b"abc"], 0.0, 0.0)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        assert not send(ends[1], 1, [b"abc"], 0.0, 0.0)
-        found = receive(ends[0])
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert found is not None and (found.file, found.nbytes) == (-1, 0)
 
 
 def test_the_end_of_either_side(ends: Ends) -> None:

@@ -79,23 +79,6 @@ def test_what_storage_says_is_known_wherever_its_library_says_it(
     assert (is_refusal(error), is_final(error)) == (refused, final)
 
 
-def test_what_could_not_be_asked_again_at_once_is_as_soon_as_may_be_the_first_needed_first() -> None:
-    hedging = Hedging()
-    for number in range(100, 104):
-        hedging.overdue(number, -1.0)
-    assert [hedging.next(0.0) for _ in range(5)] == [100, 101, 102, 103, None]
-    for number in (9, 8, 7):
-        hedging.overdue(number, -1.0)
-    hedging.finished(7, 0.5)  # it was answered after all
-    found = []
-    for number in range(50):
-        asked = hedging.next(0.0)
-        assert asked is None or number >= 19, "a share of what is answered, not more"
-        found += [] if asked is None else [asked]
-        hedging.finished(1000 + number, 0.05)
-    assert found == [8, 9]
-
-
 def test_what_is_not_slow_any_more_is_not_asked_again() -> None:
     """Since all requests take as long by now: they queue."""
     hedging = Hedging()
@@ -122,16 +105,6 @@ def test_at_its_limit_a_storage_is_asked_again_only_where_that_has_helped() -> N
         assert hedging.next(0.0, at_its_limit=True) == (1 if won else None)
 
 
-def test_a_second_request_that_takes_long_as_well_is_followed_by_a_third() -> None:
-    hedging = Hedging()
-    for number in range(64):
-        hedging.finished(number, 0.05)
-    hedging.overdue(100, since=0.0)
-    assert [hedging.next(now) for now in (0.1, 0.12, 0.16, 0.2, 0.3)] == [100, None, None, 100, 100]
-    hedging.finished(100, 0.3)
-    assert hedging.next(1.0) is None
-
-
 # --- the timer, on a virtual clock -----------------------------------------------------------------------------
 
 
@@ -152,24 +125,3 @@ def test_each_is_due_at_its_time_and_only_those_that_still_wait() -> None:
         return acted
 
     assert run(main()) == [("b", 11.0), ("d", 13.0), ("e", 34.0)]
-
-
-def test_nobody_is_due_before_it_is_known_when() -> None:
-    async def main() -> list[str]:
-        loop, acted = asyncio.get_running_loop(), list[str]()
-        after: list[float | None] = [None]
-        overdue = Overdue[str](lambda: after[0], acted.append)
-        overdue.add("a", loop.time())
-        await asyncio.sleep(5.0)
-        overdue.add("b", loop.time())
-        assert acted == []
-        after[0] = 3.0
-        overdue.look()
-        assert acted == ["a"]
-        await asyncio.sleep(4.0)
-        overdue.add("c", loop.time())
-        overdue.close()
-        await asyncio.sleep(4.0)
-        return acted
-
-    assert run(main()) == ["a", "b"]

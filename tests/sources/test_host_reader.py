@@ -170,26 +170,6 @@ def test_those_who_start_at_the_same_time_have_one(files: Path) -> None:
         assert len({one(), two(), three()}) == 1
 
 
-def test_a_fork_is_a_loader_of_its_own(files: Path) -> None:
-    loader = shared(files)
-    iterator = iter(loader)
-    got = [next(iterator)]
-
-    def work(say: Callable[[object], object]) -> None:
-        say((whole(loader), pid_of(loader)))
-
-    with elsewhere(work) as (_, said):
-        assert said() == (sums(files), pid_of(loader))
-    assert whole([*got, *iterator]) == sums(files)
-
-
-def test_two_iterators_of_a_loader(files: Path) -> None:
-    loader = shared(files)
-    first = iter(loader)
-    got = [next(first)]
-    assert whole(loader) == sums(files) == whole([*got, *first])
-
-
 def test_the_first_budget_counts(files: Path, caplog: pytest.LogCaptureFixture) -> None:
     one, two, none = shared(files, 20 * PAGE), shared(files), shared(files, None)
     for loader in (one, two, none, two):

@@ -98,22 +98,6 @@ def epoch(books: Books, number: int, order: Integers, orders: Shares | None, par
     return float(np.mean(found))
 
 
-def test_a_first_sample_without_sources() -> None:
-    """It tells nothing of how many there are of each."""
-    books = Books(100 * PAGE, 6)
-    books.tier.begin(Begun(0, Shares(6, 2), 2))
-    assert list(books.tier.items(0, 0)) == []
-    assert [books.read(each, (key(each), key(-each))) for each in (1, 2, 1)] == [[False] * 2, [False] * 2, [True] * 2]
-
-
-def test_samples_that_have_a_source_in_common_have_one_copy_of_it() -> None:
-    books = Books(100 * PAGE, 10)
-    assert [books.read(each, (key("shard"),)) for each in range(10)] == [[False], *[[True]] * 9]
-    assert len(books.kept) == 1
-    now, _ = books.tier.access(10, key("another"))
-    assert not books.offered(4, key("shard"), now), "two reads of it were under way"
-
-
 @pytest.mark.parametrize(("shards", "least"), [(4, 0.5)])
 def test_a_share_of_shuffles_that_are_known_has_more_hits_than_what_came_first(shards: int, least: float) -> None:
     orders = Shares(400, shards)
@@ -122,24 +106,6 @@ def test_a_share_of_shuffles_that_are_known_has_more_hits_than_what_came_first(s
     assert np.mean(hits[4:]) >= least
     assert str(books.tier.counts()["policy"]) == "next-use"
     assert f"one item in {shards}" in str(books.tier.counts()["why"])
-
-
-def test_positions_hold_where_another_policy_follows_in_a_later_epoch() -> None:
-    """In the first epochs there is room for all; then samples become larger, and what is needed soonest counts."""
-    orders = Shares(200, 2)
-    books = Books(220 * PAGE, 200)
-    for number in range(2):
-        epoch(books, number, orders.order(number), orders)
-    assert books.tier.counts()["policy"] == "minio"
-
-    def large(number: int) -> float:
-        books.tier.begin(Begun(number, orders, 2))
-        found = [books.read(each, (key((each, "large")),), 4 * PAGE - 8) for each in orders.order(number).tolist()]
-        return float(np.mean(found))
-
-    hits = [large(number) for number in range(2, 6)]
-    assert books.tier.counts()["policy"] == "next-use"
-    assert np.mean(hits[2:]) >= 0.4, "from the epoch on that follows the change"
 
 
 def test_what_was_missed_before_the_policy_changed_is_not_taken_for_over() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.sources.messages import LARGEST, MessageSocket
 from minato_gpu.sources.process import LATER_S, PLENTY, SOON_S, Notifier
-from minato_gpu.sources.reader import TOGETHER, Outbox
+from minato_gpu.sources.reader import Outbox
 from minato_gpu.sources.service import Wanted
 
 PLACE = (4096, 100, 7, "a", 0, None)
@@ -73,36 +73,6 @@ def test_what_is_near_the_window_or_missing_there_is_said_at_once() -> None:
     outbox.release(0, [place(10)])
     assert not outbox.is_due(500, missing=0)
     assert outbox.is_due(500, missing=1)
-
-
-def test_many_are_due() -> None:
-    wanted, released = Outbox(), Outbox()
-    for number in range(TOGETHER):
-        assert not wanted.is_due(0, missing=0)
-        assert not released.is_due(0, missing=0)
-        wanted.want(1000, tickets(1000 + number, 1))
-        released.release(number, [place(10)])
-    assert wanted.is_due(0, missing=0)
-    assert released.is_due(0, missing=0)
-
-
-def test_much_memory_is_given_back_soon() -> None:
-    outbox = Outbox()
-    outbox.release(0, [place(3 << 20)])
-    assert not outbox.is_due(0, missing=0)
-    outbox.release(1, [place(1 << 20)])
-    assert outbox.is_due(0, missing=0)
-
-
-def test_all_is_said_once_in_order() -> None:
-    outbox = Outbox()
-    outbox.want(0, tickets(0, 300))
-    outbox.want(300, tickets(300, 5))
-    for number in range(3):
-        outbox.release(number, [])
-    assert outbox.take() == ([0, 1, 2], [(0, tickets(0, 300)), (300, tickets(300, 5))])
-    assert not outbox.is_due(400, missing=1), "nothing is left"
-    assert outbox.take() == ([], [])
 
 
 # --- messages --------------------------------------------------------------------------------------------------

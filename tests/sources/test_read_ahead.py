@@ -73,30 +73,6 @@ def reads(loader: DataLoader[Any]) -> dict[str, Any]:
     return found
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "in order": {},
-    "joined by workers": {"collate_fn": torch.utils.data.default_collate, "pin_memory": False},
-    "a budget": {"host_memory_budget": 2000, "in_order": False},
-    "persistent": {"persistent_workers": True},
-}
-
-
-@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
-def test_everything_is_as_without_reading_ahead(root: Path, mode: dict[str, Any]) -> None:
-    plain, ahead = loader_of(Files(root, declares=False), **mode), loader_of(Files(root), **mode)
-    for _ in range(2):
-        expected, got = rows(plain), rows(ahead)
-        assert (sorted(got) if "in_order" in mode else got) == (sorted(expected) if "in_order" in mode else expected)
-    assert "reads" not in plain.stats()
-    found = reads(ahead)
-    assert found["by_workers"] <= GONE, "no worker has waited for storage"
-    assert (found["process"], found["failed"]) == ("runs", 0)
-    assert found["reads"] >= SAMPLES
-    for loader in (plain, ahead):
-        if loader._session.engine is not None:
-            engine_of(loader).close()
-
-
 def test_a_sample_is_not_begun_before_its_bytes_are_there(root: Path) -> None:
     """A named pipe in the place of a file is read once somebody writes; all other samples of the window are done."""
     dataset = Files(root)
@@ -132,17 +108,6 @@ def test_the_reader_process_is_killed(root: Path, caplog: pytest.LogCaptureFixtu
     assert found["by_workers"] > 0
     engine_of(loader).close()
     engine_of(other).close()
-
-
-def test_a_file_that_is_missing_is_the_data_sets_own_error(root: Path, tmp_path: Path) -> None:
-    for key in range(SAMPLES):
-        if key != 50:
-            (tmp_path / f"{key}.bin").symlink_to(root / f"{key}.bin")
-    loader = loader_of(Files(tmp_path), on_error="skip")
-    assert sorted(row[0] for row in rows(loader)) == [key for key in range(SAMPLES) if key != 50]
-    (failure,) = loader.stats()["failures"]
-    assert (failure["index"], failure["error"].split(":")[0]) == ("50", "FileNotFoundError")
-    assert reads(loader)["failed"] == 1
 
 
 def test_a_declaration_that_raises_is_said_once(root: Path, caplog: pytest.LogCaptureFixture) -> None:

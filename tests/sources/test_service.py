@@ -42,19 +42,6 @@ def test_what_cannot_be_read_is_missing_and_the_worker_finds_out_why(bench: Benc
     assert bench.service.counts()["failed"] == 1
 
 
-def test_tickets_share_what_they_both_want(bench: Bench) -> None:
-    bench.want(0, [(0, (key("a"),)), (1, (key("a"),))])
-    assert len(bench.pool.under_way) == 1
-    bench.finish(0)
-    bench.service.release([0])
-    assert bench.got(1) == [content("a", SIZE)], "the other still needs it"
-    bench.want(2, [(2, (key("a"),))])
-    assert bench.got(2) == [content("a", SIZE)]
-    bench.service.release([1, 2])
-    assert bench.got(2) == [None]
-    assert bench.arena.allocated == 0
-
-
 def test_released_memory_is_never_taken_for_what_it_was(bench: Bench) -> None:
     bench.want(0, [(0, (key("a"),))])
     bench.finish(0)
@@ -82,23 +69,6 @@ def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
     assert list(bench.pool.under_way) == [4, 5, 6, 7]
 
 
-def test_what_is_wanted_again_much_later_does_not_stay_until_then() -> None:
-    """A small set of large samples, whose next epoch is known: it would stay in memory as a whole."""
-    bench = Bench(limit=3 * SIZE)
-    for epoch in range(3):
-        for sample in range(10):
-            number = 10 * epoch + sample
-            bench.want(number, [(number, (key(f"{sample}", SIZE),))])
-    for number in range(30):
-        while number not in bench.told:
-            bench.finish(min(bench.pool.under_way))
-        assert bench.got(number) == [content(f"{number % 10}", SIZE)]
-        assert bench.service.counts()["bytes_ahead"] <= 4 * SIZE
-        bench.service.release([number])
-    assert bench.service.counts()["reads"] == 30
-    assert bench.arena.allocated == 0
-
-
 def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
     bench.want(0, [(0, (key("a"),)), (1, (key("b"),))])
     bench.finish(0)
@@ -115,26 +85,6 @@ def test_a_new_run_gets_nothing_of_the_old_one(bench: Bench) -> None:
 
 
 # --- what is kept ------------------------------------------------------------------------------------------------
-
-
-def test_what_is_kept_is_there_for_who_wants_it_next() -> None:
-    bench = Kept(2)
-    bench.want(0, [(number, (key("abc"[number]),)) for number in range(3)])
-    for number in range(3):
-        bench.finish(number)
-    assert bench.held == 3 * PAGE
-    bench.service.release(range(3))
-    bench.check()
-    assert bench.held == 2 * PAGE
-    bench.service.want(3, [(10 + number, number, (key("abc"[number]),)) for number in range(3)])
-    assert list(bench.told) == [0, 1, 2, 10, 11], "two at once"
-    assert (bench.got(10), bench.got(11)) == ([content("a", SIZE)], [content("b", SIZE)])
-    assert [source.path for source in bench.pool.under_way.values()] == ["c"]
-    bench.service.drop()
-    bench.finish(min(bench.pool.under_way))
-    bench.check()
-    counts = bench.service.counts()
-    assert (counts["reads"], counts["memory"]["hits"], counts["memory"]["misses"]) == (4, 2, 4)
 
 
 def test_a_copy_that_goes_while_it_is_in_use_stays_until_it_is_released() -> None:
@@ -154,21 +104,6 @@ def test_a_copy_that_goes_while_it_is_in_use_stays_until_it_is_released() -> Non
     assert bench.got(2) == [content("b", SIZE)]
     bench.service.release([2])
     bench.check()
-
-
-def test_two_reads_of_one_source_at_a_time() -> None:
-    """The first is one of a run that was given up; whichever comes last is kept, while both may be in use."""
-    for order in ((0, 1), (1, 0)):
-        bench = Kept(1)
-        bench.wanted(0, 0, 0, "a")
-        bench.service.drop()
-        bench.wanted(0, 1, 0, "a")
-        for number in order:
-            bench.finish(number)
-            if 1 in bench.told:
-                assert bench.got(1) == [content("a", SIZE)]
-        bench.service.release([1])
-        bench.check()
 
 
 def test_what_memory_does_not_keep_is_written_and_stays_until_then() -> None:
@@ -212,19 +147,6 @@ def test_what_memory_lets_go_of_is_written(in_use: bool, takes: bool) -> None:
     bench.check()
 
 
-def test_copies_that_come_from_disk_are_no_reads_but_are_kept_and_not_written_again() -> None:
-    bench = Kept(1)
-    bench.wanted(0, 0, 0, "a")
-    bench.from_disk(0)
-    bench.service.release([0])
-    bench.check()
-    assert (bench.service.counts()["reads"], bench.memory.counts()["copies"]) == (0, 1)
-    assert [copy.cost for copy in bench.memory._copies.values()] == [1.0], "it is worth as much as any other"
-    bench.service._gone(bench.memory.shrink(False, 0))
-    assert bench.disk.waiting == []
-    bench.check()
-
-
 def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
     bench = Kept(0)
     bench.disk.late = {(1, 5), (2, 4)}
@@ -236,31 +158,6 @@ def test_a_copy_on_disk_that_is_not_wanted_soon_goes_as_it_is_used() -> None:
     for number in range(3):
         bench.from_disk(number)
     assert bench.disk.gone == ["1"], "each counts for the epoch that it was wanted in"
-    bench.service.drop()
-    bench.check()
-
-
-def test_a_copy_on_disk_that_nobody_wants_any_more_stays() -> None:
-    """What was read ahead for an epoch that has been left is read again."""
-    bench = Kept(0)
-    bench.disk.late = {(1, 0)}
-    bench.wanted(0, 0, 1, "a")
-    bench.service.drop()
-    bench.from_disk(0)
-    assert bench.disk.gone == []
-    bench.check()
-
-
-def test_of_what_memory_has_the_copy_on_disk_goes_all_the_same() -> None:
-    bench = Kept(1)
-    bench.wanted(0, 0, 1, "a")
-    bench.finish(0, version=b"1")
-    bench.service.release([0])
-    bench.disk.late = {(1, 1)}
-    bench.service.begin(Begun(1, None, 1))
-    bench.wanted(0, 1, 1, "a")
-    assert bench.got(1) == [content("a", SIZE)]
-    assert bench.disk.gone == ["a"]
     bench.service.drop()
     bench.check()
 
@@ -317,4 +214,32 @@ def test_any_course(data: st.DataObject) -> None:
         bench.finish(min(bench.pool.under_way), version=b"1")
     while bench.disk.waiting:
         bench.disk.finish()
+    bench.check()
+
+
+def test_what_is_wanted_again_much_later_does_not_stay_until_then() -> None:
+    """A small set of large samples, whose next epoch is known: it would stay in memory as a whole."""
+    bench = Bench(limit=3 * SIZE)
+    for epoch in range(3):
+        for sample in range(10):
+            number = 10 * epoch + sample
+            bench.want(number, [(number, (key(f"{sample}", SIZE),))])
+    for number in range(30):
+        while number not in bench.told:
+            bench.finish(min(bench.pool.under_way))
+        assert bench.got(number) == [content(f"{number % 10}", SIZE)]
+        assert bench.service.counts()["bytes_ahead"] <= 4 * SIZE
+        bench.service.release([number])
+    assert bench.service.counts()["reads"] == 30
+    assert bench.arena.allocated == 0
+
+
+def test_a_copy_on_disk_that_nobody_wants_any_more_stays() -> None:
+    """What was read ahead for an epoch that has been left is read again."""
+    bench = Kept(0)
+    bench.disk.late = {(1, 0)}
+    bench.wanted(0, 0, 1, "a")
+    bench.service.drop()
+    bench.from_disk(0)
+    assert bench.disk.gone == []
     bench.check()

@@ -115,18 +115,6 @@ def test_what_two_want_is_read_once_and_freed_by_the_last() -> None:
     assert host.pool.order == ["a"]
 
 
-def test_what_lies_in_the_page_cache_is_read_once_for_those_who_wait() -> None:
-    host = _Host()
-    one, two = host.loaders
-    one.want(0, "a")
-    two.want(0, "a")
-    host.finish("a", block=IN_PAGE_CACHE)
-    assert one.told[0][0][0] == two.told[0][0][0] == IN_PAGE_CACHE
-    one.service.release([0])
-    one.want(1, "a")
-    assert host.pool.order == ["a"]
-
-
 def test_what_one_does_not_want_any_more_the_other_gets() -> None:
     host = _Host()
     one, two = host.loaders
@@ -154,16 +142,6 @@ def test_a_read_that_was_cancelled_is_no_one_elses() -> None:
     assert not two.told
     host.finish("a")
     assert two.got(0) == content("a", SIZE)
-
-
-def test_an_error_is_told_to_all_who_wait() -> None:
-    host = _Host()
-    one, two = host.loaders
-    one.want(0, "a")
-    two.want(0, "a")
-    host.finish("a", OSError("no such object"))
-    assert one.told == two.told == {0: ()}, "workers read it themselves"
-    assert one.counted("failed") == two.counted("failed") == [1]
 
 
 def test_one_that_has_stopped_holds_up_nobody() -> None:

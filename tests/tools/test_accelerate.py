@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
-from tests.contracts.samplers import Counting
 from tests.contracts.test_ranks import RANKS, results_without_torchrun
 
 
@@ -53,12 +51,6 @@ def test_arguments_survive(ranks: list[dict[str, Any]], program: Any) -> None:
     for rank in ranks:
         assert rank["kept"] == {"pipeline": True, "lateness": program.LATENESS, "device": "cuda"}
         assert rank["stats"]["lateness"]["max"] <= program.LATENESS
-
-
-def test_accelerate_knows_the_last_batch(ranks: list[dict[str, Any]], program: Any) -> None:
-    batches = program.LENGTH // RANKS // program.BATCH
-    for rank in ranks:
-        assert [at for at, last in enumerate(rank["lasts"]) if last] == [batches - 1, 2 * batches - 1]
 
 
 @pytest.fixture
@@ -179,33 +171,6 @@ def test_epochs_that_are_left_early_go_on(accelerator: Any) -> None:
         assert got + trained([whole_epoch, 2], state)[0] == reference
     with pytest.raises(ValueError, match="'iteration' must be a whole number"):
         trained([1], {**state, "iteration": "3"})
-
-
-@pytest.mark.parametrize("sampler", ["generator", "state"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_later_epochs_of_one_rank(sampler: str, workers: int) -> None:
-    """Its batches are a share of those of another batch sampler, whose sampler has the generator, or the state."""
-    from accelerate.data_loader import BatchSamplerShard
-
-    def trained(state: Any = None, stop: int | None = None) -> Any:
-        generator = torch.Generator().manual_seed(5)
-        keys: Any = Counting(16) if sampler == "state" else RandomSampler(range(16), generator=generator)
-        share = BatchSamplerShard(BatchSampler(keys, 2, drop_last=False), num_processes=2, process_index=1)
-        loader: Any = DataLoader(Made(16, torch.tensor), batch_sampler=share, num_workers=workers)
-        if state is not None:
-            loader.load_state_dict(state)
-        got: list[Any] = []
-        for _ in range(3):
-            for batch in loader:
-                got.append(batch.tolist())
-                if len(got) == stop:
-                    return got, loader.state_dict()
-        return got
-
-    reference = trained()
-    for stop in (2, 4, 6):  # in the first epoch, at its end, in the second
-        got, state = trained(stop=stop)
-        assert (got + trained(state))[: len(reference)] == reference
 
 
 def test_accelerate_is_only_needed_where_it_is_used() -> None:

@@ -191,7 +191,7 @@ def drop(files: Iterable[str]) -> None:
 
 
 def read_in(files: Iterable[str], goes_on: Callable[[], bool]) -> None:
-    """Read the files, so that the page cache has them, while there is time."""
+    """Reads the files, so that the page cache has them, while there is time."""
     for file in _opened(files):
         with contextlib.suppress(OSError):
             while goes_on() and os.read(file, _CHUNK):

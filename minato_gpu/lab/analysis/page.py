@@ -72,7 +72,7 @@ def write(
     draws: int = DRAWS,
     answered: Sequence[Row] | None = None,
 ) -> None:
-    """Write the page on ``what`` was analysed, with what the first rank's profile predicts, if it suffices for that.
+    """Writes the page on ``what`` was analysed, with what the first rank's profile predicts, if it suffices for that.
 
     ``document``: of report.py, for date, machine and versions. ``answered``: the predictions, where they are known.
     Raises OSError where ``path`` cannot be written.

@@ -76,7 +76,7 @@ class Replay:
         self._number = 0
 
     def record(self, batch: Value) -> None:
-        """Keep a copy of this batch, if there is room: before anybody changes it."""
+        """Keeps a copy of this batch, if there is room: before anybody changes it."""
         if len(self._batches) == _MOST:
             return
         if not self._batches:
@@ -161,7 +161,7 @@ class Meter:
         self.cpus.append(cpu_s)
 
     def drain(self, clock: Callable[[], float]) -> None:
-        """Wait for the device, which was still at work when the last step returned."""
+        """Waits for the device, which was still at work when the last step returned."""
         begin = clock()
         wait_for_device()
         if self.steps and device() is not None:

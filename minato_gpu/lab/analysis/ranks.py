@@ -107,7 +107,7 @@ class Lockstep:
         return told == _YES
 
     def close(self) -> None:
-        """Let go of the file; idempotent."""
+        """Lets go of the file; idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -99,7 +99,7 @@ _LOOK_S = 0.1
 
 
 def run(order: ScriptOrder) -> Result:
-    """Run the script, and return what was measured, whatever became of it.
+    """Runs the script, and returns what was measured, whatever became of it.
 
     It is a process group of its own; whatever of it is left when the analysis has ended is ended too. Its standard
     output goes to standard error, so that the figures stand alone. Raises KeyboardInterrupt once it has ended.

@@ -62,7 +62,7 @@ def pieces(paths: Sequence[str], nbytes: int) -> list[Read]:
 
 
 def probe(reads: Sequence[Read], seconds: float, clock: Callable[[], float]) -> list[Level]:
-    """Run these reads at each level, each level its own share of them and of the seconds.
+    """Runs these reads at each level, each level its own share of them and of the seconds.
 
     A level whose files could not be dropped from the page cache is left out.
     """
@@ -148,7 +148,7 @@ class Standalone:
         self._probe()
 
     def warmed(self, enough: float) -> None:
-        """Read the samples' files in, where less than ``enough`` of them is in memory."""
+        """Reads the samples' files in, where less than ``enough`` of them is in memory."""
         paths = self._findings.files
         share = files.cached_share(paths)
         if share is not None and share < enough:

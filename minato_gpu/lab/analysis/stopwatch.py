@@ -82,7 +82,7 @@ class NoteBook:
     phase: str
 
     def leave(self, kind: str, *values: JSON) -> None:
-        """Write one line, at once."""
+        """Writes one line, at once."""
         line = json.dumps([kind, *values]).encode() + b"\n"
         os.write(self._file(), line)
 

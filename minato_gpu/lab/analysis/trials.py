@@ -87,7 +87,7 @@ class Trials:
                 self._saved()
 
     def _once(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Iterator[Value]:
-        """Try the setting once; what its loader raises is its own."""
+        """Tries the setting once; what its loader raises is its own."""
         self._now, trial = setting, self._found[setting]
         try:
             with _on_cores(setting.cores):

@@ -135,7 +135,7 @@ class VirtualTime(asyncio.SelectorEventLoop):
         return self.now
 
     def run_until(self, until: float) -> None:
-        """Let it become that time, or as late as it is when a callback calls ``stop``."""
+        """Lets it become that time, or as late as it is when a callback calls ``stop``."""
         self._until = until
         self.run_forever()
 
@@ -235,7 +235,7 @@ class _LocalRequests:
         self._closed = False
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this next."""
+        """Reads this next."""
         begin = self._loop.time()
 
         def end(answer: bytes) -> None:
@@ -244,7 +244,7 @@ class _LocalRequests:
         self._requests.ask(source, end, lambda: self._closed)
 
     def close(self) -> None:
-        """End what is under way."""
+        """Ends what is under way."""
         self._closed = True
 
 
@@ -285,7 +285,7 @@ class VirtualStorage:
         self._pool = service.pool = ReaderPool(blocks, service.done, self._requests, service.behind, files=files)
 
     def close(self) -> None:
-        """End what is under way."""
+        """Ends what is under way."""
         self._time.run_until_complete(self._pool.close())
         self._time.close()
 
@@ -340,7 +340,7 @@ class VirtualStorage:
         return Arrival(self._time.now, told) if told else None
 
     def _look(self) -> None:
-        """Find out when something happens next."""
+        """Finds out when something happens next."""
         self._time.run_until(self._time.now)
 
     def _are_there(self, serials: list[int]) -> None:

@@ -91,12 +91,12 @@ class View:
 
 
 def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None = None) -> dict[str, JSON]:
-    """Make ``count`` JPEG files in class folders under ``folder``, or find them made already.
+    """Makes ``count`` JPEG files in class folders under ``folder``, or finds them made already.
 
     Returns the manifest: the settings that decide the files, and ``files``, ``bytes``, ``smallest_pixels`` and
-    ``largest_pixels``. ``progress(done, count)`` is called after every file. The files are made beside the
-    folder and moved into place when all are there, so that an interrupted run leaves nothing half made.
-    Raises ``DataSetError`` where ``folder`` holds something else or scikit-image lacks its photographs.
+    ``largest_pixels``. ``progress(done, count)`` is called after every file. The files are made beside the folder and
+    moved into place when all are there, so that an interrupted run leaves nothing half made. Raises ``DataSetError``
+    where ``folder`` holds something else or scikit-image lacks its photographs.
     """
     settings = _settings(count, seed)
     if folder.exists():
@@ -184,7 +184,7 @@ def _write_all(
 
 
 def _write(folder: Path, view: View, seed: int) -> tuple[int, int]:
-    """Make one file; returns its size in bytes and its number of pixels."""
+    """Makes one file; returns its size in bytes and its number of pixels."""
     rng = np.random.default_rng([seed, view.number])
     image = render(view, _photograph(view.source), rng)
     quality = int(rng.integers(82, 96))

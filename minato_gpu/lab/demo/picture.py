@@ -52,7 +52,7 @@ class DeliveredBatch(NamedTuple):
 
 
 def draw(timelines: Sequence[Mapping[str, JSON]], path: str | os.PathLike[str], title: str) -> None:
-    """Save a PNG with one panel for each timeline (for example one for each epoch) at ``path``."""
+    """Saves a PNG with one panel for each timeline (for example one for each epoch) at ``path``."""
     figure(timelines, title).savefig(path, facecolor="white")
 
 

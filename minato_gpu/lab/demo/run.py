@@ -26,7 +26,7 @@ def run(
     workers: int,
     seed: int,
 ) -> dict[str, JSON]:
-    """Train on ``data`` (or on ``size`` photographs made in ``out``), show it, and leave the results in ``out``.
+    """Trains on ``data`` (or on ``size`` photographs made in ``out``), shows it, and leaves the results in ``out``.
 
     Returns the document that it wrote to ``summary.json``.
     """

@@ -53,7 +53,7 @@ class Tally:
     elapsed_s: float = 0.0
 
     def add(self, labels: Tensor, logits: Tensor, loss: float) -> None:
-        """Count one batch: labels int64 [batch], logits [batch, classes], its mean loss."""
+        """Counts one batch: labels int64 [batch], logits [batch, classes], its mean loss."""
         size = len(labels)
         self.samples += size
         self.correct += int((logits.argmax(dim=1) == labels).sum())
@@ -84,12 +84,12 @@ class TrainingOutcome:
 
     @property
     def complete(self) -> bool:
-        """Whether every epoch delivered as many samples of every class as the data set has."""
+        """True if every epoch delivered as many samples of every class as the data set has."""
         return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
 
 
 def train(settings: TrainingSettings, watch: Watch) -> TrainingOutcome:
-    """Train for ``settings.epochs`` epochs on the class folders in ``settings.data``.
+    """Trains for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
     Raises whatever the data set, the pipeline or the loader raises.
     """
@@ -141,7 +141,7 @@ def _train_epoch(
 
 @contextmanager
 def _cores_for_the_lanes() -> Iterator[None]:
-    """Leave cores to the lanes while the model trains on the CPU: by default torch would take them all."""
+    """Leaves cores to the lanes while the model trains on the CPU: by default torch would take them all."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, usable_cores() // 2))
     try:

@@ -41,7 +41,7 @@ class Reading(Protocol):
         """When something happens next; infinite where nothing will."""
 
     def advance(self, until: float) -> Arrival | None:
-        """Let time pass until the loader is told of something, or until then: None."""
+        """Lets time pass until the loader is told of something, or until then: None."""
 
 
 class VirtualIntake:
@@ -114,8 +114,8 @@ class VirtualIntake:
         return (batch - self._work.begins[batch]) % self._policy.devices
 
     def _may_draw(self, batch: int, delivered: int, *, over: bool) -> bool:
-        """Whether a batch that begins an epoch may be drawn: the one before has ended, or, if epochs overlap, has
-        begun."""
+        """Returns whether a batch that begins an epoch may be drawn: the one before has ended, or, if epochs
+        overlap, has begun."""
         begins = self._work.begins
         if batch == 0 or begins[batch] != batch or (self._overlap and not self._precise):
             return True

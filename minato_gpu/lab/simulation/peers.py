@@ -65,7 +65,7 @@ class _PeerLoader:
         self.run_s = self.work.device_run_s / _MICRO_BATCH
 
     def run(self) -> Outcome:
-        """Simulate until every batch is delivered."""
+        """Simulates until every batch is delivered."""
         times: list[float] = []
         batches: list[Integers] = []
         now = 0.0
@@ -90,7 +90,7 @@ class _PeerLoader:
         return self.delivered > start or (self.delivered == start and (start == 0 or now >= self.consumer_ready))
 
     def supply(self, now: float) -> None:
-        """Send what the window allows to the workers."""
+        """Sends what the window allows to the workers."""
         raise NotImplementedError
 
     def share(self, now: float) -> None:

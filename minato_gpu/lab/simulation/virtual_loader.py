@@ -79,7 +79,7 @@ class VirtualLoader:
         return self._lanes[name]
 
     def run(self) -> Outcome:
-        """Simulate until every batch is delivered."""
+        """Simulates until every batch is delivered."""
         return run_together([self])[0]
 
     def _open(self, *, meets: bool) -> None:
@@ -90,7 +90,7 @@ class VirtualLoader:
             self._push(time, "open", m.CPU)
 
     def _is_done(self) -> bool:
-        """Do all that can be done now; whether every batch has been delivered."""
+        """Does all that can be done now; returns whether every batch has been delivered."""
         self._admit()
         self._consume()
         self._share()
@@ -196,7 +196,7 @@ class VirtualLoader:
         return m.Inspected(self._now, run.chunk.number, cpu.tolist(), device.tolist())
 
     def _look(self, now: float) -> None:
-        """Tell how far the unfinished chunks have come, as the shell does when ``wake_at`` comes."""
+        """Tells how far the unfinished chunks have come, as the shell does when ``wake_at`` comes."""
         self._now = now
         for running in self._cpu.look(now):
             self._tell(running)
@@ -251,7 +251,7 @@ class VirtualLoader:
                     self._tell(revoked)
 
     def _admit(self) -> None:
-        """Let the sampler's next batches into the window, and have read what is drawn early."""
+        """Lets the sampler's next batches into the window, and has what is drawn early read."""
         delivered = len(self._delivered)
         self._intake.draw(self._now, delivered, over=self._now >= self._consumer_ready)
         while True:
@@ -298,9 +298,11 @@ class VirtualLoader:
 
 
 def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> list[Outcome]:
-    """Simulate loaders that begin at the same time, until each has delivered every batch. What happens first is done
-    first, of them and of what they read from: they may share it. ``meet``: they wait for each other after each epoch,
-    of which all have the same number."""
+    """Simulates loaders that begin at the same time, until each has delivered every batch.
+
+    What happens first is done first, of them and of what they read from: they may share it. ``meet``: they wait for
+    each other after each epoch, of which all have the same number.
+    """
     for each in loaders:
         each._open(meets=meet)
     going = [each for each in loaders if not each._is_done()]

@@ -40,7 +40,7 @@ class JobState(NamedTuple):
 
 
 def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
-    """Ask that process, and wait for ``timeout`` seconds at most. Raises NoAnswer."""
+    """Asks that process, and waits for ``timeout`` seconds at most. Raises NoAnswer."""
     folder = _folder()
     try:
         return _asked(folder, pid, timeout)
@@ -49,7 +49,7 @@ def ask(pid: int, timeout: float = TIMEOUT_S) -> JobState:
 
 
 def ask_all(timeout: float = TIMEOUT_S) -> Iterator[JobState | NoAnswer]:
-    """Ask every process that listens; sockets that killed ones have left are removed."""
+    """Asks every process that listens; sockets that killed ones have left are removed."""
     folder = _folder()
     try:
         for pid in folder.pids():

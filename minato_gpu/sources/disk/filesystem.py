@@ -39,7 +39,7 @@ class OpenFile:
         self.fd = fd
 
     def close(self) -> None:
-        """Close it now."""
+        """Closes it now."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -58,7 +58,7 @@ def remote_kind(path: str | os.PathLike[str]) -> str | None:
 
 
 def read_into(fd: int, into: memoryview, offset: int, flags: int = 0) -> int:
-    """Read from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError."""
+    """Reads from ``offset`` on until ``into`` is full, or the file ends; returns how many bytes. Raises OSError."""
     done = 0
     try:
         while done < len(into) and (count := os.preadv(fd, [into[done:]], offset + done, flags)):
@@ -72,8 +72,10 @@ def read_into(fd: int, into: memoryview, offset: int, flags: int = 0) -> int:
 
 
 def tells_size(found: os.stat_result) -> bool:
-    """Whether a file has as many bytes as it says. Of pipes, devices and files of /proc, which are regular ones of no
-    bytes, only reading tells."""
+    """Returns whether a file has as many bytes as it says.
+
+    Of pipes, devices and files of /proc, which are regular ones of no bytes, only reading tells.
+    """
     return found.st_size > 0 and stat.S_ISREG(found.st_mode)
 
 

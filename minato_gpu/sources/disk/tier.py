@@ -149,7 +149,7 @@ class DiskTier:
         self._if_it_can(self._begin, None)
 
     def is_alone(self) -> bool:
-        """Whether no other run uses the directory."""
+        """Returns whether no other run uses the directory."""
         eviction = self._eviction
         return eviction is not None and self._if_it_can(lambda: not eviction.others(), False)
 

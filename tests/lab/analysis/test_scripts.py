@@ -161,19 +161,6 @@ while True:
     assert "asked for" in first and "analysed" in second and "16 batches an epoch" in second
 
 
-def test_another_loader_may_be_named(tmp_path: Path) -> None:
-    body = """
-files = Files(sys.argv[1])
-first, second = DataLoader(files, 2), DataLoader(files, 4)
-while True:
-    with torch.no_grad():
-        list(zip(first, second))
-"""
-    ran = Ran(tmp_path, body, data(tmp_path / "data"), loader=2)
-    assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
-    assert ran.result.profile is not None and ran.result.profile.batch_size == 4
-
-
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
@@ -200,24 +187,6 @@ raise RuntimeError("no space left on device")
     assert {"compute", "warm", "prepare"} <= ran.phases
 
 
-def test_a_script_that_needs_arguments(tmp_path: Path) -> None:
-    body = """
-import argparse
-parser = argparse.ArgumentParser()
-parser.add_argument("--data", required=True)
-parser.parse_args()
-"""
-    ran = Ran(tmp_path, body)
-    assert (ran.code, ran.result.status, ran.result.message) == (1, "died", "it ended with exit code 2")
-    assert "usage: " in ran.errors and "--data" in ran.errors
-
-
-def test_too_few_batches(tmp_path: Path) -> None:
-    ran = Ran(tmp_path, "train(DataLoader(Files(sys.argv[1]), 32))", data(tmp_path / "data"))
-    assert (ran.code, ran.result.status, ran.result.profile) == (0, "ended", None)
-    assert "asked for 2 batches" in ran.result.loaders[0]
-
-
 def test_who_swallows_the_end_is_told_again(tmp_path: Path) -> None:
     body = """
 loader, ends = DataLoader(Files(sys.argv[1]), 4), 0
@@ -230,16 +199,6 @@ print("still here")
 """
     ran = Ran(tmp_path, body, data(tmp_path / "data"))
     assert (ran.code, ran.result.status, ran.said) == (0, "complete", "still here\n"), ran.errors
-
-
-def test_the_script_is_the_main_module(tmp_path: Path) -> None:
-    body = """
-import __main__
-assert __name__ == "__main__" and __main__.train is train and __file__ == sys.argv[0]
-assert sys.path[0] == os.path.dirname(os.path.abspath(__file__)) and sys.argv[1:] == ["--lr", "0.1"]
-"""
-    ran = Ran(tmp_path, body, "--lr", "0.1")
-    assert ran.result.status == "ended", ran.errors
 
 
 def test_it_ends_when_the_command_is_gone(tmp_path: Path) -> None:

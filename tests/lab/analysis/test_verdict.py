@@ -163,12 +163,6 @@ def test_it_names_what_to_change_and_by_how_much(case: Case) -> None:
     assert found.sentence.endswith((".",)) and "\n" not in found.sentence
 
 
-def test_a_sample_that_is_slow_and_yet_quicker_than_a_step_is_not_to_blame() -> None:
-    hiccup = (*((0.004, 0.006) * 100)[1:], 0.03)
-    found = verdict([profile(0.1, 0.13, prepare_s=hiccup, prefetch=1, scaling=((1, 200.0), (2, 400.0)))])
-    assert found.case == "too few batches in flight"
-
-
 def test_the_gain_is_the_stall() -> None:
     assert verdict([PLANTED["storage latency"][0]]).gain == pytest.approx(0.7 / 0.8)
     assert verdict([PLANTED["step-bound"][0]]).gain == pytest.approx(0.01, abs=0.002)
@@ -199,11 +193,6 @@ def test_a_rank_whose_step_is_slow() -> None:
     assert (found.case, found.rank) == ("slow rank", 1)
     assert "2.0 times as long for a step as rank 0" in found.sentence
     assert found.gain == pytest.approx(0.5)
-
-
-def test_ranks_that_are_alike_are_not_blamed() -> None:
-    found = verdict([_rank(0, 0.1, 0.16, 0.06), _rank(1, 0.1, 0.16, 0.06)])
-    assert found.case == "too few workers"
 
 
 def test_nothing_measured_is_no_verdict() -> None:

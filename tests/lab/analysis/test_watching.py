@@ -77,23 +77,6 @@ def test_workers_note_samples_files_and_bytes(paths: list[str], book: NoteBook) 
     assert [batch.samples for batch in batches] == [2] * 4
 
 
-def test_a_file_that_stays_open_is_found(paths: list[str], book: NoteBook) -> None:
-    with Path(paths[0]).open("rb", buffering=0) as file:
-        dataset = watched(_OfOne(file), Stopwatch(book, looks=True))
-        assert dataset[10] == 10 * b"\0"
-    samples, _ = book.read()
-    assert paths[0] in samples[0].opened.files and samples[0].opened.nbytes == 10
-
-
-class _OfOne:
-    def __init__(self, file: Any) -> None:
-        self.file = file
-
-    def __getitem__(self, count: int) -> bytes:
-        data: bytes = self.file.read(count)
-        return data
-
-
 def test_attributes_are_those_of_the_data_set(paths: list[str], book: NoteBook) -> None:
     own = Files(paths)
     dataset = watched(own, Stopwatch(book, looks=False))
@@ -105,16 +88,6 @@ def test_attributes_are_those_of_the_data_set(paths: list[str], book: NoteBook) 
     assert not hasattr(dataset, "__getitems__") and not hasattr(watched([1], Stopwatch(book, looks=False)), "source")
     again = pickle.loads(pickle.dumps(dataset))
     assert again[1].equal(own[1]) and again.told == own.told
-
-
-def test_a_stream_is_watched(book: NoteBook) -> None:
-    own = Stream()
-    dataset = watched(own, Stopwatch(book, looks=False))
-    dataset.start = 4
-    assert isinstance(dataset, IterableDataset) and [int(one) for one in DataLoader(dataset, None)] == list(
-        range(4, 10)
-    )
-    assert len(book.read()[0]) == 6
 
 
 def test_an_error_is_the_samples_own(book: NoteBook) -> None:
@@ -213,15 +186,6 @@ def test_files_are_dropped_and_read_in(large: list[str], tmp_path: Path) -> None
     files.read_in([*large, str(tmp_path / "missing")], lambda: True)
     share = files.cached_share([*large, str(tmp_path / "missing")])
     assert share is not None and share > 0.9  # the kernel may have let a page go
-
-
-def test_each_level_reads_files_of_its_own(large: list[str]) -> None:
-    ticks = count()
-    levels = standalone.probe(standalone.pieces(large, 20_000), 1e9, lambda: float(next(ticks)))
-    if not levels:
-        pytest.skip("this file system is in memory")
-    assert [level.at_once for level in levels] == [1, 2, 4]  # of 40 reads there are none for 8 more
-    assert all(level.nbytes == 20_000 and level.bytes_per_s > 0 for level in levels)
 
 
 def test_rate_and_latency_are_told_apart() -> None:

@@ -136,14 +136,6 @@ def test_ranks_share_the_samples_the_storage_and_the_cores(ask: Ask) -> None:
     assert _seconds(ask, "--ranks 2", storage=slow, overlap=False) == pytest.approx(128 / 50, rel=0.15)
 
 
-def test_a_slow_rank_holds_up_all(ask: Ask) -> None:
-    """Of steps that take 50 or 150 ms, one of four ranks has a long one two times in three."""
-    steps = (0.05, 0.05, 0.05, 0.15)
-    steps_each = 32 / 8  # batches of each of four ranks
-    found = _seconds(ask, "--ranks 4", step_s=steps)
-    assert found > steps_each * 0.09 and found > 1.1 * _seconds(ask, "--ranks 1", step_s=steps) / 4
-
-
 def test_the_usual_questions_have_the_measured_point_once_and_say_what_cannot_be_run_here(ask: Ask) -> None:
     found = ask(samples=32)
     names = dict.fromkeys(row["question"] for row in found)
@@ -187,17 +179,6 @@ def test_it_is_shown_as_a_table_the_same_each_time(saved: Path) -> None:
     done = [CliRunner().invoke(main, ["whatif", str(saved), "--loader", "torch"]) for _ in range(2)]
     assert done[0].exit_code == 0, done[0].output
     assert "faster" in done[0].output and "torch" in done[0].output and done[0].output == done[1].output
-
-
-def test_one_of_several_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "ranks.json"
-    profiles = [a_profile(samples=32, rank=rank, ranks=2, step_s=(0.1 * (1 + rank),)) for rank in range(2)]
-    path.write_text(json.dumps({"profiles": [asdict(profile) for profile in profiles]}))
-    for rank, step_s in ((0, 0.1), (1, 0.2)):
-        done = CliRunner().invoke(main, ["whatif", str(path), "--rank", str(rank), "--workers", "4", "--json", "-"])
-        assert json.loads(done.stdout)["rows"][0]["epoch_s"] == pytest.approx(4 * step_s, rel=0.1)
-    done = CliRunner().invoke(main, ["whatif", str(path), "--rank", "2"])
-    assert done.exit_code == 1 and "no rank 2" in done.output
 
 
 @pytest.mark.parametrize(

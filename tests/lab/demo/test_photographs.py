@@ -53,13 +53,6 @@ def test_sizes_of_a_full_data_set_are_log_normal_within_the_limits() -> None:
     assert logs.std() == pytest.approx(photographs.SIGMA, abs=0.05)
 
 
-def test_the_same_seed_makes_the_same_files_and_another_makes_others(made: Path, tmp_path: Path) -> None:
-    photographs.make(tmp_path / "again", COUNT, seed=3)
-    assert _files(tmp_path / "again") == _files(made)
-    photographs.make(tmp_path / "other", FEW, seed=4)
-    assert not set(_files(tmp_path / "other").values()) & set(_files(made).values())
-
-
 def test_a_finished_data_set_is_used_again(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     first = photographs.make(tmp_path / "data", FEW, 0, lambda done, count: calls.append((done, count)))
@@ -104,12 +97,6 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
 def test_too_few_files_for_the_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(photographs.DataSetError, match="at least 15 files"):
         photographs.make(tmp_path / "data", 14, 0)
-
-
-def test_opencv_keeps_its_number_of_threads(tmp_path: Path) -> None:
-    before = cv2.getNumThreads()
-    photographs.make(tmp_path / "data", 15, 0)
-    assert cv2.getNumThreads() == before
 
 
 # --- the picture of a timeline ----------------------------------------------------------------------------------------
@@ -162,12 +149,6 @@ def test_lanes_keep_their_colours_and_slow_samples_are_hatched(axis: Axes) -> No
     assert [np.asarray(line.get_xdata()).tolist() for line in axis.lines] == [[3.5], []]  # a mark for slow ones
     assert (_bars(axis, "#a9c1dc"), _bars(axis, "#4c78a8")) == ([(9.0, 10.0)], [(0.0, 2.0)])
     assert _bars(axis, "#c8374a") == [(0.0, 1.0), (8.0, 10.0)] and (1.0, 8.0) in _bars(axis, "#d9d9d9")
-
-
-def test_overlapping_spans_count_once() -> None:
-    overlapping = [(0.0, 6.0, "cpu", 0, 0, 0, 1, False), (2.0, 4.0, "cpu", 0, 0, 1, 1, False)]
-    axis = picture.figure([{"spans": overlapping, "batches": [(10.0, 0, 0, 2, 0.0)]}], "title").axes[0]
-    assert _texts(axis)[0] == "60% busy"
 
 
 def test_an_empty_timeline_and_several_epochs_make_a_png(tmp_path: Path) -> None:

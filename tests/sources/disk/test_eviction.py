@@ -16,7 +16,6 @@ from minato_gpu.sources.disk.runs import RunRecord, unused_before
 from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
     BUDGET,
-    Elsewhere,
     content,
     disk_bytes,
     elsewhere,
@@ -77,17 +76,6 @@ def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
     assert disk_bytes(path) <= tier.nbytes() <= BUDGET
 
 
-def test_it_is_that_of_all_processes_together(path: Path) -> None:
-    other = Elsewhere(lambda: keep(DiskTier(path, BUDGET), *range(1000, 1200)))
-    tier = DiskTier(path, BUDGET)
-    keep(tier, *range(50))
-    assert other.succeeds()
-    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
-    assert keep(tier, *range(2000, 2100)) == 0
-    assert all(held(tier, number) == content(number) for number in (*range(50), 1000))
-    tier.close()
-
-
 # --- what makes room -------------------------------------------------------------------------------------------
 
 
@@ -103,20 +91,6 @@ def test_what_a_run_before_has_left_makes_room_after_the_first_epoch(path: Path)
     assert disk_bytes(path) <= tier.nbytes() <= BUDGET
     assert tier._account.count_all() == tier._account.look()
     tier.close()
-
-
-def test_a_data_set_larger_than_the_budget_stays_as_it_is(path: Path) -> None:
-    """Once the budget is full of it nothing is written and nothing goes, in this run and the next."""
-    order = range(200)
-    for name in ("this run", "the next"):
-        tier = DiskTier(path, BUDGET)
-        assert epoch(tier, order) == (0 if name == "this run" else ROOM)
-        full = kept(tier)
-        assert len(full) == ROOM
-        for _ in range(3):
-            assert epoch(tier, reversed(order)) == ROOM
-        assert kept(tier) == full and tier.stats()["evicted"] == 0
-        tier.close()
 
 
 def test_the_longest_unused_goes_first_and_what_is_hit_stays(path: Path) -> None:

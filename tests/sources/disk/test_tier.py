@@ -8,9 +8,7 @@ import random
 import resource
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,25 +79,6 @@ def test_a_process_sees_at_once_what_others_do(path: Path) -> None:
     tier.close()
 
 
-def test_threads_may_share_it(tier: DiskTier) -> None:
-    wrong: list[int] = []
-
-    def use(first: int) -> None:
-        for number in range(first, first + 20):
-            keep(tier, number)
-            wrong.extend(other for other in range(first, number + 1) if held(tier, other) not in (content(other), None))
-            if number % 3 == 0:
-                tier.remove([key(number)])
-
-    threads = [threading.Thread(target=use, args=(10 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [] and tier.stats()["corrupt"] == 0
-    assert tier._account.count_all() == tier._account.look()
-
-
 def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
     def child() -> None:
         assert held(tier, 1) is None and keep(tier, 2) == 0 and tier.remove([key(1)]) == 0
@@ -136,19 +115,6 @@ def test_damage_anywhere_is_a_miss_and_the_copy_goes(path: Path, tier: DiskTier)
     assert kept(tier) == {*range(50, 59)}
     assert keep(tier, *range(60)) == 60
     assert all(held(tier, number) == content(number) for number in range(60))
-
-
-@pytest.mark.parametrize("name", ["account", "runs/*/record"])
-def test_damage_to_what_is_not_a_copy_loses_none(path: Path, tier: DiskTier, name: str) -> None:
-    keep(tier, *range(60))
-    tier.begin_epoch()
-    before = tier.nbytes()
-    (file,) = path.glob(name)
-    for damaged in (b"", b"\0" * 20, os.urandom(20), os.urandom(5)):
-        file.write_bytes(damaged)
-        assert keep(tier, 60) == 1 and held(tier, 60) == content(60)
-        assert tier.remove([key(60)]) and tier.nbytes() == before
-    assert kept(tier) == {*range(60)}
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
@@ -356,22 +322,14 @@ def test_one_that_it_makes_is_the_users_alone_and_others_are_left_alone(tmp_path
     assert [file.name for file in other.iterdir()] == ["thesis.txt"]
 
 
-def test_many_processes_make_it_at_the_same_time(path: Path) -> None:
-    def open_and_keep(number: int) -> Callable[[], None]:
-        return lambda: exec_kept(path, number)
-
-    processes = [Elsewhere(open_and_keep(number)) for number in range(6)]
-    for process in processes:
-        os.close(process._go)
-    for process in processes:
-        process._child.join()
-        assert process._child.exitcode == 0
-    tier = DiskTier(path, BUDGET)
-    assert kept(tier) == {*range(6)}
-    tier.close()
-
-
-def exec_kept(path: Path, number: int) -> None:
-    tier = DiskTier(path, BUDGET)
-    assert keep(tier, number) == 1
-    tier.close()
+@pytest.mark.parametrize("name", ["account", "runs/*/record"])
+def test_damage_to_what_is_not_a_copy_loses_none(path: Path, tier: DiskTier, name: str) -> None:
+    keep(tier, *range(60))
+    tier.begin_epoch()
+    before = tier.nbytes()
+    (file,) = path.glob(name)
+    for damaged in (b"", b"\0" * 20, os.urandom(20), os.urandom(5)):
+        file.write_bytes(damaged)
+        assert keep(tier, 60) == 1 and held(tier, 60) == content(60)
+        assert tier.remove([key(60)]) and tier.nbytes() == before
+    assert kept(tier) == {*range(60)}
