@@ -7,7 +7,7 @@ machine, so both ends of every connection share its cores.
     samples_per_s   in the second half of so many seconds from the first batch on
     of_bound        that by the rate of as many sleepers that do nothing else
     main_us         CPU microseconds of the training process for each sample
-    cpu_us          the same of all processes
+    cpu_us          the same of all processes (0 where the agent is killed, whose time nobody tells then)
     ratio           the rate by that of the same number of local workers, pair by pair, with its 95 % interval
     recovery_s      longest wait for a batch after the agent was killed or stopped (SIGKILL, SIGSTOP)
 """
@@ -123,6 +123,7 @@ def run(case: Case, way: Way, seconds: float) -> Run:
             asked = time.perf_counter()
         rate = counted / (now - clock)
         main_us, cpu_us = ((1e6 * spent / counted) for spent in (time.process_time() - main_s, tree_cpu_s() - tree_s))
+        cpu_us = 0.0 if case.harm else cpu_us
         return Run(rate, rate * SLEEP_S / (way.local + way.far), main_us, cpu_us, longest)
 
 

@@ -35,7 +35,7 @@ class Toy(NamedTuple):
 TOYS = (
     Toy("arguments", "samples_per_s cpu_us at_work ratio", 15),
     Toy("caches", "hit_rate belady of_belady saved_share epoch_s", 176),
-    Toy("cluster --case '12 KB, 4' --case killed", "samples_per_s of_bound main_us cpu_us recovery_s", 3),
+    Toy("cluster --case '12 KB, 4' --case killed", "samples_per_s of_bound main_us recovery_s", 3),
     Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),

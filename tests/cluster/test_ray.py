@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch.utils.data.distributed import DistributedSampler
 
 from minato_gpu import DataLoader, RayLanes
 from minato_gpu.lanes.far.greeting import AgentError
@@ -26,7 +28,7 @@ pytestmark = [
 def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"training": 2}})
     for _ in range(2):
         cluster.add_node(num_cpus=2, resources={"preparing": 1})
     ray.init(address=cluster.address, log_to_driver=False)
@@ -79,6 +81,32 @@ def test_a_loader_of_three_nodes(nodes: Any) -> None:
     assert sorted(int(key) for batch in found for key in batch["key"]) == list(range(240))
     assert killed and len(loader.stats()["nodes"]) == 2 and loader.stats()["failures"] == []
     del loader, cluster
+    assert wait_until(lambda: agents() == [])
+
+
+def _train(config: dict[str, Any]) -> None:
+    """What a worker of Ray Train runs."""
+    from ray import train
+
+    ranks, rank = train.get_context().get_world_size(), train.get_context().get_world_rank()
+    samples: Any = list(range(64))
+    sampler: Any = DistributedSampler(samples, ranks, rank, shuffle=False)
+    cluster = RayLanes(cores=4 // ranks, resources={"preparing": 1})
+    loader: Any = DataLoader(samples, 8, sampler=sampler, num_workers=1, cluster=cluster)
+    found = sorted(int(key) for batch in loader for key in batch)
+    assert found == list(range(rank, 64, ranks)) and cluster.slots == 2
+    Path(config["folder"], f"rank {rank}").write_text(str(len(found)))
+
+
+def test_two_workers_of_ray_train(nodes: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ray.train.torch")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "training": 1})
+    run, told = RunConfig(storage_path=str(tmp_path)), {"folder": str(tmp_path)}
+    TorchTrainer(_train, train_loop_config=told, scaling_config=scaling, run_config=run).fit()
+    assert [(tmp_path / f"rank {rank}").read_text() for rank in range(2)] == ["32", "32"]
     assert wait_until(lambda: agents() == [])
 
 

@@ -21,9 +21,10 @@ _STARTS_S = 120.0
 class RayLanes(Lanes):
     """Workers on other nodes of a Ray cluster, for ``DataLoader(cluster=...)``; needs the extra ``ray``.
 
-    Ray starts one actor on each node that is needed, which runs an agent as its child and ends it with itself; a node
-    that dies is not replaced. The program has called ``ray.init``. Where MINATO_GPU_TOKEN is not set, the agents get a
-    token of their own. Each loader's process has workers of its own: give each rank its share of ``cores``.
+    Ray starts actors of as many cores as the smallest node has, so that every node has room for one; each runs an agent
+    as its child and ends it with itself. A node that dies is not replaced. The program has called ``ray.init``. Where
+    MINATO_GPU_TOKEN is not set, the agents get a token of their own. Each loader's process has workers of its own: give
+    each rank its share of ``cores``.
 
     Args:
         cores: workers on all nodes together, this one's left out. Each takes one of Ray's CPUs.
@@ -60,20 +61,18 @@ class RayLanes(Lanes):
         own = ray.get_runtime_context().get_node_id()
         nodes = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != own]
         nodes = [each for each in nodes if all(each["Resources"].get(k, 0) >= v for k, v in self._resources.items())]
-        left, starter = self._cores, ray.remote(max_restarts=0)(_Starter)
-        for node in sorted(nodes, key=lambda each: -each["Resources"].get("CPU", 0)):
-            cores = min(left, int(node["Resources"].get("CPU", 0)))
-            if cores:
-                strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                options = starter.options(num_cpus=cores, resources=self._resources, scheduling_strategy=strategy)
-                self._actors.append(options.remote(cores, os.environ[cluster_token.TOKEN]))
-                left -= cores
-        if left:
-            self._actors.clear()
+        sizes = sorted(int(each["Resources"].get("CPU", 0)) for each in nodes)
+        if sum(sizes) < self._cores:
             raise greeting.AgentError(
-                f"cores={self._cores}: {len(nodes)} other nodes of the Ray cluster have {self._cores - left} in all"
+                f"cores={self._cores}: {len(nodes)} other nodes of the Ray cluster have {sum(sizes)} in all"
                 + (f" with {self._resources}" if self._resources else "")
             )
+        size = next(each for each in sizes if each)  # of an actor: one that every node has room for
+        starter = ray.remote(max_restarts=0, scheduling_strategy="SPREAD")(_Starter)
+        elsewhere = {"ray.io/node-id": f"!{own}"}  # Ray knows which nodes have cores to spare
+        for cores in [size] * (self._cores // size) + [self._cores % size] * (self._cores % size > 0):
+            options = starter.options(num_cpus=cores, resources=self._resources, label_selector=elsewhere)
+            self._actors.append(options.remote(cores, os.environ[cluster_token.TOKEN]))
         try:
             return list(ray.get([each.address.remote() for each in self._actors], timeout=_STARTS_S))
         except Exception as error:
