@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minato_gpu.engine.deaths import Deaths
-from minato_gpu.lanes.base import Item, Piece, Reference, Task
+from minato_gpu.lanes.base import Item, Piece, StoredSample, Task
 from minato_gpu.lanes.contract import Exit, Lane
 from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.observe.telemetry import Telemetry
@@ -34,7 +34,7 @@ class Jobs:
         singly = stored is not None or self._deaths.singly(spans)
         return Task(run, chunk.number, "collate", epoch, seeds[epoch], (piece,), singly=singly)
 
-    def _stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference] | None:
+    def _stored(self, spans: tuple[TicketSpan, ...]) -> list[StoredSample] | None:
         """Returns where the samples are stored; None where none is, or a device does not give them up."""
         try:
             stored = self._assembly.stored(spans)

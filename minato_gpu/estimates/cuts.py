@@ -1,12 +1,12 @@
-"""Predicted costs of samples that can be cut: of every part on the CPU, and of every rest on the device.
+"""Predicts costs in a pipeline with split points: of every part on the CPU, and of every rest on the device.
 
 On the CPU each part between two split points has a model of its own, and a plan costs the sum of its parts. On the
 device everything from a split point on runs as one, so each split point has a model of its own for all that follows,
 with the time that bringing its input there takes. Until a split point has been measured there, its rest is guessed: it
 is to all of the sample on the device as it is on the CPU, and its input comes at a rate that many devices reach.
-One that is taken for too dear would never be measured, and never be found to be cheap: so now and then a sample is told
-that a rest costs nothing, one split point after the other. (A sample that is best prepared on the device from its
-start still is; those that the CPU keeps are the ones that matter.)
+A rest that is predicted too dear would never be measured, and never be found to be cheap: so every 256th sample is
+given a predicted rest of 0 s, at one split point after the other. (A sample that is best prepared on the device from
+its start still is; those that the CPU keeps are the ones that matter.)
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.spans import singles
 
-_USUAL_RATE = 5e9  # bytes per second to a device: samples that go there put a guess right that was too high
+_USUAL_RATE = 5e9  # bytes/s to a device; a guess too high is corrected by the samples that it attracts
 _TRY_EVERY = 256  # samples
-_KEPT = 8  # of so many that are to be handed over one may turn out impossible to send
+_UNSENDABLE = 8  # of so many samples to be handed over one may turn out impossible to send
 
 
 class _Mean:
@@ -43,15 +43,15 @@ class _Mean:
 
 
 def part_names(pipeline: Pipeline) -> tuple[str, ...]:
-    """Returns the lanes of the cost model: CPU parts and device rests, by the stage with which they begin."""
+    """Returns the cost model's keys, ``cpu:N`` and ``device:N``: N is the stage that begins the part or rest."""
     begins = (pipeline.host_prefix, *pipeline.cuts)
     return (*(f"cpu:{stage}" for stage in begins), *(f"device:{stage}" for stage in begins))
 
 
 class CutEstimator(Estimator):
-    """Predicts costs of samples of a pipeline with ``cuts``.
+    """Predicts costs of samples of a pipeline with split points (its ``cuts``).
 
-    ``model`` has the lanes ``part_names``; a sample costs the same on each of ``devices``, lanes by name.
+    ``model`` has the keys ``part_names``. ``devices``: names of device lanes, taken as equally fast.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class CutEstimator(Estimator):
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
         self._devices = dict.fromkeys(devices, Offers(frozenset()))  # but for those that have retired
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
-        self._kept = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
+        self._unsendable = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
         self._asked = 0
-        self._laying = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to lay down what is handed over
+        self._storing = {cut: _Mean(0.0) for cut in pipeline.cuts}  # seconds to store what is handed over
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """Notes what a device lane offers for samples that are cut; None: it has retired."""
+        """Notes what a device lane offers for samples that come from a split point; None: it has retired."""
         if offers is None:
             self._devices.pop(lane, None)
         elif lane in self._devices:
@@ -80,7 +80,7 @@ class CutEstimator(Estimator):
     def of_features(
         self, serials: list[TicketId], keys: list[Key], given: list[Features | None]
     ) -> tuple[list[float], list[float], Sequence[Sequence[Plan]]]:
-        """Returns predicted seconds for each lane, and for each sample the plans between."""
+        """Returns predicted seconds of each sample on the CPU and on a device, and its plans that use both."""
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         rows, names = self._rows(given), plain(keys)
         upto = np.cumsum([self.model.predict(f"cpu:{stage}", rows, names) for stage in self._begins], axis=0)
@@ -89,11 +89,11 @@ class CutEstimator(Estimator):
         plans = [
             (
                 cut,
-                upto[at] * slow + self._laying[cut].value,
+                upto[at] * slow + self._storing[cut].value,
                 self._rest(cut, upto, at, whole, rows, names) * slow_device,
             )
             for at, cut in enumerate(self._begins[1:])
-            if self._offered(cut) and self._kept[cut] * _KEPT <= self._nbytes[cut].count
+            if self._offered(cut) and self._unsendable[cut] * _UNSENDABLE <= self._nbytes[cut].count
         ]
         for number in range(_TRY_EVERY - 1 - self._asked % _TRY_EVERY, len(serials) if plans else 0, _TRY_EVERY):
             plans[(self._asked + number) // _TRY_EVERY % len(plans)][2][number] = 0.0
@@ -101,7 +101,7 @@ class CutEstimator(Estimator):
         cpu, device = upto[-1] * slow, whole * slow_device
         known = ~np.isnan(upto[-1] + whole)
         between = [
-            tuple(Plan(cut, float(c[n]), float(d[n]), self._laying[cut].value) for cut, c, d in plans)
+            tuple(Plan(cut, float(c[n]), float(d[n]), self._storing[cut].value) for cut, c, d in plans)
             if known[n]
             else ()
             for n in range(len(serials))
@@ -109,18 +109,18 @@ class CutEstimator(Estimator):
         return cpu.tolist(), device.tolist(), between
 
     def _offered(self, cut: int) -> bool:
-        """Returns whether every device that still works takes samples that are cut there."""
+        """Returns whether every device that still works takes samples that come from this split point."""
         return bool(self._devices) and all(cut in device.splits for device in self._devices.values())
 
     def _rest(self, cut: int, upto: Array, at: int, whole: Array, rows: Array, keys: Keys) -> Array:
-        """Returns the seconds on the device from the cut on."""
+        """Returns the seconds on the device from this split point on."""
         measured = self.model.predict(f"device:{cut}", rows, keys)
         share = 1 - upto[at] / np.maximum(upto[-1], 1e-9)
         guess: Array = whole * share + self._nbytes[cut].value / _USUAL_RATE
         return np.where(np.isnan(measured), guess, measured)
 
     def measured(self, lane: str, seen: Observed) -> None:
-        """Learns what samples cost on a lane. Features are kept of samples that go on elsewhere.
+        """Learns what samples cost on a lane. Keeps the features of samples that another lane continues.
 
         Samples of which no part is known were prepared before the device lane was open.
         """
@@ -145,8 +145,8 @@ class CutEstimator(Estimator):
             if nbytes >= 0:
                 cut = self._begins[at + len(each)]
                 self._nbytes[cut].add(nbytes)
-                self._laying[cut].add(after)
-            else:  # it was put in its place
+                self._storing[cut].add(after)
+            else:  # the time after its stages went into storing it
                 values[-1] += after
             for stage, value in zip(self._begins[at:], values, strict=False):
                 found.setdefault(f"{lane}:{stage}", []).append((key, row, value))
@@ -157,10 +157,10 @@ class CutEstimator(Estimator):
                 costs = self._as_predicted(name, plain(observed), given, costs)
             self.model.observe_many(name, observed, given if self.model.features else None, costs)
 
-    def cannot(self, split: int, samples: int) -> None:
-        """Stops offering a split point from which samples cannot be sent."""
-        self._kept[split] += samples
+    def could_not_send(self, split: int, samples: int) -> None:
+        """Counts samples that could not be sent from a split point; more than 1 in 8 ends its offers."""
+        self._unsendable[split] += samples
 
     def report(self) -> dict[str, JSON]:
-        """Returns how well costs are predicted. Parts count with what they took."""
+        """Returns how well costs are predicted (see ``CostModel.report``), parts weighted by their seconds."""
         return dict(self.model.report(by_cost=True))

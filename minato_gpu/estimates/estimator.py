@@ -134,7 +134,7 @@ class Estimator:
         shares: list[float] = (predicted * (sum(seconds) / total)).tolist()
         return shares
 
-    def cannot(self, split: int, samples: int) -> None:
+    def could_not_send(self, split: int, samples: int) -> None:
         """Notes that so many samples could not be handed over before stage ``split``."""
 
     def not_measured(self, spans: Iterable[TicketSpan]) -> None:

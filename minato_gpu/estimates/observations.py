@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
-from minato_gpu.lanes.base import Failure, Features, Handed, Item, Report, Source
+from minato_gpu.lanes.base import Failure, Features, Handed, HostRead, Item, Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.scheduling import messages as m
 from minato_gpu.spans import TicketSpan, singles, tickets
@@ -31,7 +31,7 @@ def observe(
     items = report.items or [None] * count
     serials = [*tickets(spans)]
     if chunk.stop >= 0 and (kept := sum(not isinstance(item, (Handed, Failure)) for item in items)):
-        to.cannot(chunk.stop, kept)
+        to.could_not_send(chunk.stop, kept)
     # a device was never given what could not be read: that cost it nothing
     ran = [at for at, item in enumerate(items) if lane.kind == m.CPU or not isinstance(item, Failure)]
     times, parts = report.times, report.parts
@@ -52,7 +52,7 @@ def observe(
 
 def inspected(spans: tuple[TicketSpan, ...], items: list[Item], estimator: Estimator, assembly: Assembly) -> Predicted:
     """Stores the fields of finished host reads, and returns the costs that their features predict."""
-    sources: list[Source] = []
+    sources: list[HostRead] = []
     features: list[tuple[float, ...] | None] = []
     for item in items:
         if isinstance(item, Features):

@@ -1,7 +1,8 @@
 """Tasks out, reports back: plain tuples of plain data. All other commands and messages of lanes are in contract.py.
 
 A lane takes ``Task``s (one per chunk that the scheduler dispatches) and answers with ``Report``s. Where a prepared
-sample lies is a *reference*: None for a row of its place's slab, or one of the small classes below.
+sample is stored, or what came of it, is an ``Item``: None for a row of its place's slab, or one of the small classes
+below.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class Piece(NamedTuple):
     ``slab`` is the offset of the place's slab in the engine's arena (-1: none) that has ``rows`` rows; the first
     ticket goes to row ``row``. ``joins``: these are all tickets of a batch whose composition is settled: the worker
     prepares those that are missing, and collates it. ``stored``: for each ticket where its prepared sample is stored
-    (None: it is missing); None where all are missing. ``occurrences`` are None when all are 0. ``sources`` are
-    references to what the host read left, for tickets that were inspected before (None: this one was not).
+    (None: it is missing); None where all are missing. ``occurrences`` are None when all are 0. ``sources``: for each
+    ticket its host read, or its fields from a split point (None: it has none).
     ``positions`` where they are not neighbours (a replayed order).
     ``marks``: the first ticket's mark, and those of the others follow (see memory/completions.py).
-    ``fetched``: for each ticket where its bytes lie that have been read ahead; None where nothing is.
+    ``fetched``: for each ticket where its bytes that were read ahead are stored; None where nothing was.
     """
 
     position: Position
@@ -48,24 +49,24 @@ class Piece(NamedTuple):
     rows: int = 0
     row: int = 0
     joins: bool = False
-    sources: list[Source | None] | None = None
+    sources: list[HostRead | None] | None = None
     positions: Sequence[Position] | None = None
     marks: int = -1
     fetched: list[tuple[Place, ...]] | None = None
-    stored: list[Reference] | None = None
+    stored: list[StoredSample] | None = None
 
     def position_of(self, at: int) -> Position:
-        """Returns the place of ticket ``at`` in the sampler's order."""
+        """Returns the position of ticket ``at`` of the piece."""
         return Position(self.position + at) if self.positions is None else self.positions[at]
 
     def only(self, offsets: Iterable[int]) -> Piece:
-        """Returns the tickets at these offsets, of which there is one at least."""
+        """Returns a piece of one or more of its tickets, by offset, with nothing but their keys and positions."""
         offsets = [*offsets]
         positions = [self.position_of(at) for at in offsets]
         return Piece(positions[0], [self.keys[at] for at in offsets], None, positions=positions)
 
     def elsewhere(self) -> Piece:
-        """Returns the piece without what this host has for it: rows and marks, host reads, bytes that were read."""
+        """Returns the piece without what is in this host's memory: rows, marks, host reads, bytes that were read."""
         return self._replace(slab=-1, rows=0, row=0, sources=None, marks=-1, fetched=None)
 
 
@@ -78,8 +79,8 @@ class Task(NamedTuple):
     ``stop``: the stage before which samples are to be handed over (-1: none).
     ``singly``: ask the data set for one sample at a time, and report each by itself; a worker died at several at once.
     ``credit``: once its samples come to so many bytes that are in no rows, a worker begins no other (0: no limit).
-    ``ended``: where there is one, by worker of the lane the last chunk that had ended when this one was dispatched:
-    what a worker has prepared beyond the credits of later ones is taken off this one's.
+    ``ended``: by worker of the lane, the last chunk known to have ended when this one was dispatched (None: no credit).
+    What the worker has prepared beyond the credit of a later chunk is taken off this one's.
     """
 
     run: int
@@ -113,11 +114,11 @@ class Task(NamedTuple):
 class Report(NamedTuple):
     """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
 
-    ``items``: None when all samples are plain rows, else one reference for each. ``times``: what each sample cost, in
+    ``items``: None when all samples are plain rows, else one for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``own_s``: that of all together (None: it is
     not known); ``seconds`` includes the waits.
-    ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where ``times`` are told and
-    somebody knows. ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
+    ``begin`` and ``end`` are times of the monotonic clock; ``ends``: of each sample, where known.
+    ``layout``, ``prepared``, ``parts``: see ``TicketOutcome``; the parts of all samples, or None.
     ``repeated``: samples that a device has run again.
     """
 
@@ -141,7 +142,7 @@ class Report(NamedTuple):
 
 
 class TicketOutcome(NamedTuple):
-    """What a worker says of one ticket that is more than where its sample lies.
+    """The report of one ticket: where its sample is stored, and what else is known of it.
 
     ``part``: of a pipeline that can be cut, the stage the sample came with and the seconds of each part from there on.
     ``layout``: of the first sample that the worker prepared without one. ``prepared``: of a batch that is
@@ -177,8 +178,8 @@ class Extra:
 class Resident(Extra):
     """A sample in its own row, some leaves of which are on the device instead.
 
-    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to; it dies after them
-    (see ``DeviceRow``).
+    ``leaves``: tensors by the number of their leaf. ``made``: the micro-batch that they belong to; it is freed
+    after them (see ``DeviceRow``).
     """
 
     leaves: Mapping[int, torch.Tensor] = field(default_factory=dict)
@@ -189,7 +190,7 @@ class Resident(Extra):
 class Blob:
     """An object in the arena of ``worker``. ``collated``: it is a finished batch, not a sample.
 
-    ``blocks``: where it lies, each an offset and a size in bytes. The first holds the pickle, the others are parts.
+    ``blocks``: where it is stored, each an offset and a size in bytes. The first holds the pickle, the others parts.
     """
 
     worker: int
@@ -223,10 +224,10 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """The next batch of a worker's own stream, and where that stands then. ``item`` is None at its end."""
+    """The next batch of a worker's own stream, and the stream's state after it; ``item`` is None at its end."""
 
     item: Stored | Failure | None
-    state: Any  # lanes.streams.StreamState, None where there is nothing to be said: that file imports this one
+    state: Any  # lanes.streams.StreamState, None: not reported; that file imports this one
 
     @property
     def nbytes(self) -> int:
@@ -236,7 +237,7 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The fields of a sample that goes on elsewhere, and where they are stored."""
+    """A sample that another lane, or a later task, continues: where its fields are stored."""
 
     fields: Stored
 
@@ -248,7 +249,7 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Features(_Fields):
-    """The host read of a sample: where its fields are stored, and its cost features (or the error it raised)."""
+    """The host read of a sample: where its fields are stored, and its cost features. A failed one is a ``Failure``."""
 
     values: tuple[float, ...]
 
@@ -284,21 +285,21 @@ class Failure:
 
 
 Stored = Blob | Local
-"""Where an object was laid down."""
+"""Where an object is stored."""
 Draws = Mapping[int, Mapping[str, Value]]
 """What was drawn for a sample, by number of the stage and by name."""
 Begun = tuple[dict[str, Value], Draws | None]
-"""What is laid down of a sample that goes on elsewhere: its fields, checked, and what was drawn for all stages that
-follow; None where nothing was (whoever goes on draws, and meets the error that there may be)."""
+"""What is stored of a sample that another lane continues: its fields, checked, and what was drawn for all stages that
+follow; None where nothing was (that lane draws, and meets the error that there may be)."""
 Item = Extra | Blob | Local | Yielded | Features | Handed | Failure | None
-"""A reference: where a prepared sample or batch lies, or what came of it. None: in its row, with nothing beside it.
+"""Where a prepared sample or batch is stored, or what came of it. None: in its row, with nothing beside it.
 
-Where there are no rows, None is nowhere: the sample is in its batch already, or it cannot be sent, and is prepared by
-whoever joins that."""
-Reference = Row | Blob | Local | None
+Where there are no rows, None is nowhere: the sample is in its batch already, or it cannot be sent, and the worker that
+joins the batch prepares it."""
+StoredSample = Row | Blob | Local | None
 """Where a prepared sample is stored, for the worker that joins it with others; None: nowhere."""
-Source = Stored | Handed | Failure
-"""What lies ready for a sample from an earlier step: its host read, or what another lane has made of that."""
+HostRead = Stored | Handed | Failure
+"""A sample's stored input from an earlier step: its host read, or the fields that another lane has made of that."""
 
 
 def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Failure:
@@ -311,10 +312,10 @@ def _loaded(error: ExceptionWrapper, kind: bytes, name: str, *rest: Any) -> Fail
 
 
 def reraise(error: ExceptionWrapper) -> NoReturn:
-    """Raises what was caught elsewhere, as PyTorch does: of the same class, with the original traceback as its text.
+    """Raises an error that a worker caught, as PyTorch does: of its class, with the original traceback as its text.
 
-    What no text makes one of (an ``ExceptionGroup``, say) becomes a RuntimeError with that text, and what does not show
-    the text gets it as a note.
+    A class that cannot be made from text (an ``ExceptionGroup``, say) becomes a RuntimeError with that text; an error
+    that hides the text gets it as a note.
     """
     try:
         error.reraise()
@@ -344,7 +345,7 @@ def failure(
     """Returns an error of a sample or a batch, made ready to be raised again in the training process.
 
     An exception of a class that cannot be pickled (one defined in a function, say), or not be loaded there, becomes a
-    RuntimeError. ``name``: the type to tell, if not that of ``error``.
+    RuntimeError. ``name``: the type name to report, if not that of ``error``.
     """
     wrapper = ExceptionWrapper((type(error), error, error.__traceback__), where)
     try:

@@ -30,7 +30,7 @@ from minato_gpu.memory.layout import Layout, Mismatch
 from minato_gpu.samples import Key, Origin, Value, sample_seed
 
 Put = Callable[[int, Value], Item]
-"""From an offset in the piece and its sample to the reference of where it was put."""
+"""Stores the sample of an offset in the piece; returns where."""
 
 
 class Placement:
@@ -116,8 +116,8 @@ class Placement:
     def join(self, progress: LeaseProgress, piece: Piece, samples: list[Value]) -> None:
         """Collates a batch whose samples are all ready; stores them singly if it was cut short.
 
-        The reference of the batch is that of its first sample. Where samples may be left out, it comes without those
-        that failed, and those that cannot be sent.
+        The batch's ``Item`` takes the place of its first sample's. Where samples may be left out, the batch comes
+        without those that failed, and those that cannot be sent.
         """
         task, items = progress.task, progress.items
         if isinstance(piece.keys[0], NoSample):

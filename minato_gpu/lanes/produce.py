@@ -188,11 +188,11 @@ class Producer:
         assert pipeline is not None
         fields = pipeline.run(source, seed, stop=pipeline.host_prefix, before_stage=self._seeding(seed))
         try:
-            reference = self._put(fields, pipeline.host_prefix, seed)
+            stored = self._put(fields, pipeline.host_prefix, seed)
         except Exception as error:
             path = str(fields["path"]) if "path" in fields else None
             raise StageError("the host read cannot be sent", Origin(stage="send", path=path)) from error
-        return Features(reference, pipeline.features(fields))
+        return Features(stored, pipeline.features(fields))
 
     def _put(self, fields: Value, cut: int, seed: int) -> Stored:
         """Stores what the stages from ``cut`` on need, drawn parameters included: a device's thread has no time to

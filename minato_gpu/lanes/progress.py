@@ -16,7 +16,7 @@ COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
 
 class LeaseProgress:
-    """The samples of one task that are ready: their references and the seconds that each took.
+    """The samples of one task that are ready: their ``Item``s and the seconds that each took.
 
     ``delay``: seconds that this thread has waited for a core so far (see cpu_time.py).
     """
@@ -56,7 +56,7 @@ class LeaseProgress:
         self.delayed, self._before, self._ran = True, self._delay(), thread_time()
 
     def add(self, item: Item) -> None:
-        """Adds a sample that is ready; ``item`` is its reference."""
+        """Adds a sample that is ready, and where it is stored."""
         now = perf_counter()
         took = now - self.now
         if self.delayed:
@@ -79,7 +79,7 @@ class LeaseProgress:
             self._before, self._ran = self._delay(), thread_time()
 
     def rewind(self) -> list[Item]:
-        """Forgets what is not reported; returns its references."""
+        """Forgets what is not reported; returns its ``Item``s."""
         items = self.items.copy()
         self.nbytes -= sum(item.nbytes for item in items if item is not None)
         self.items.clear()

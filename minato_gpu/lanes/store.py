@@ -11,7 +11,7 @@ import pickle
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.lanes.base import Blob, Item, Local, Reference, Row
+from minato_gpu.lanes.base import Blob, Item, Local, Row, StoredSample
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory import blobs
 from minato_gpu.memory.arena import Arena
@@ -91,10 +91,10 @@ class Store:
             for offset, _ in item.blocks:
                 self.handover.free(offset)
 
-    def get(self, item: Reference, *, lasting: bool = False) -> Value:
-        """Returns the object that a reference names.
+    def get(self, item: StoredSample, *, lasting: bool = False) -> Value:
+        """Returns a stored object.
 
-        Its arrays are views of shared memory, which is used again once the reference has been given back; with
+        Its arrays are views of shared memory, which is used again once its blocks have been given back; with
         ``lasting`` they have memory of their own, for callers that may keep them.
         """
         if isinstance(item, Local):

@@ -15,8 +15,8 @@ from minato_gpu.lanes.base import (
     Local,
     NoSample,
     Piece,
-    Reference,
     Stored,
+    StoredSample,
     reraise,
 )
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -174,14 +174,14 @@ class Assembly:
         """Returns the tickets of a composed batch."""
         return self._batches[order].spans
 
-    def stored(self, spans: tuple[TicketSpan, ...]) -> list[Reference]:
+    def stored(self, spans: tuple[TicketSpan, ...]) -> list[StoredSample]:
         """Returns where each sample of a batch is stored, for the job that joins them.
 
         Raises what keeps a device from giving them up.
         """
         if self.loading is not None:
             self.samples.bring_to_host(self.window.parts(spans))
-        return [self.samples.reference(serial) for serial in tickets(spans)]
+        return [self.samples.stored_sample(serial) for serial in tickets(spans)]
 
     def joined(self, order: OutputBatch, items: Sequence[Item]) -> None:
         """Takes in the result of a batch's job."""

@@ -36,7 +36,7 @@ class HostMemoryAccount:
         self.peak = max(self.peak, self.bytes)
 
     def release(self, item: Item) -> None:
-        """Returns the memory of a reference to the worker that owns it."""
+        """Returns the memory of an item to the worker that owns it."""
         item = item.item if isinstance(item, Yielded) else stored_part(item)
         if isinstance(item, Blob):
             self._loans.give_back(item.places)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.device.loads import Load
-from minato_gpu.lanes.base import Failure, Item, Piece, Resident, Source
+from minato_gpu.lanes.base import Failure, HostRead, Item, Piece, Resident
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
 from minato_gpu.spans import BySerial, TicketSpan, count, serials, tickets
 
@@ -29,8 +29,8 @@ class Record:
     slab: int = -1  # where its rows begin, in ``memory``
     memory: NDArray[np.uint8] | None = None  # free when nobody refers to it
     marks: int = -1  # see memory/completions.py
-    items: dict[TicketId, Item] = field(default_factory=dict)  # a reference for each sample that is not a plain row
-    sources: dict[TicketId, Source] = field(default_factory=dict)  # what the host read left
+    items: dict[TicketId, Item] = field(default_factory=dict)  # of each sample that is not a plain row
+    sources: dict[TicketId, HostRead] = field(default_factory=dict)  # their stored inputs
     end: TicketId = field(init=False)
     rows: int = field(init=False)  # of the slab
     place_rows: int = field(init=False)  # of the whole place, where this is a piece of one

@@ -1,6 +1,6 @@
-"""Samples of the tickets in the window: rows of slabs, or references to what lanes have made of them and read for them.
+"""Samples of the tickets in the window: rows of slabs, or where else lanes have stored them, and their host reads.
 
-Rows are samples that ``default_collate`` would stack, and lie in their batch's memory from the start. Each place of the
+Rows are samples that ``default_collate`` would stack, and are in their batch's memory from the start. Each place of the
 sampler's order gets a slab, once the samples' layout is known, and workers write their rows into it; a batch that has
 the sampler's composition *is* its slab and is handed over without a copy. A batch composed out of order is gathered
 from the rows of several slabs.
@@ -25,12 +25,12 @@ from minato_gpu.lanes.base import (
     Extra,
     Failure,
     Handed,
+    HostRead,
     Item,
     Local,
-    Reference,
     Resident,
     Row,
-    Source,
+    StoredSample,
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -130,12 +130,12 @@ class Samples:
         fields, _ = self._store.get(source)
         return str(fields["path"]) if "path" in fields else None
 
-    def inspected(self, serial: TicketId, item: Source) -> None:
-        """Stores what the host read of a ticket has left: a reference to its fields, or a Failure."""
+    def inspected(self, serial: TicketId, item: HostRead) -> None:
+        """Notes the host read of a ticket: where its fields are stored, or a Failure."""
         self._inspects = True
         self._window.at(serial).sources[serial] = item
 
-    def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[Source]) -> None:
+    def inspected_all(self, spans: Iterable[TicketSpan], items: Sequence[HostRead]) -> None:
         """Stores what the host reads of these tickets have left."""
         self._inspects, rest = True, iter(items)
         for record, lo, hi in self._window.parts(spans):
@@ -150,7 +150,7 @@ class Samples:
             if source is not None:
                 self._holdings.release(source)
 
-    # --- where they lie ----------------------------------------------------------------------------------------
+    # --- where they are stored ---------------------------------------------------------------------------------
 
     def nbytes(self, spans: Iterable[TicketSpan]) -> int:
         """Returns the bytes of these samples."""
@@ -159,7 +159,7 @@ class Samples:
             self.row_bytes if item is None or isinstance(item, Extra) else getattr(item, "nbytes", 0) for item in items
         )
 
-    def reference(self, serial: TicketId) -> Reference:
+    def stored_sample(self, serial: TicketId) -> StoredSample:
         """Returns where a sample is stored."""
         record = self._window.at(serial)
         item = record.items.get(serial)
