@@ -127,7 +127,7 @@ class Builder:
         reader = readers.borrow(loader.pipeline, settings, functools.partial(open_reader, start, share))
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
-        look_ahead = LookAhead(loader, twice=reader.settings.memory_bytes > 0) if follows else None
+        look_ahead = LookAhead(loader, uses_repeats=reader.settings.memory_bytes > 0) if follows else None
         return ReadAhead(reader, source_of, look_ahead, self.records.facts)
 
     def _fingerprint(self) -> str:

@@ -44,8 +44,11 @@ class EpochCount(NamedTuple):
 
 
 def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> EpochCount:
-    """Returns the mapping that fits the epoch given to ``set_epoch`` last (None: there is none) and the mapping
-    ``before``."""
+    """Returns how the epochs for ``set_epoch`` follow from the loader's own count, at its epoch ``epoch``.
+
+    ``given``: the epoch that ``set_epoch`` was called with last (None: the sampler has none); ``before``: the mapping
+    of the epoch before, if known.
+    """
     if given is None:
         return EpochCount(0, 1)
     stride = 1
@@ -55,48 +58,50 @@ def _count_of(given: int | None, epoch: int, before: EpochCount | None) -> Epoch
 
 
 class LookAhead:
-    """Says what the reader process needs to know of each epoch that begins.
+    """Describes each epoch that begins to the reader process.
 
-    Of a sampler that yields each key once in an epoch, or any fixed number of times, nothing is told: whatever is kept
-    is hit every time, so that no order is better than another. Nor is of orders in which keys may come ``twice``,
-    unless those are of use.
+    No orders are sent of a sampler that yields each key once in an epoch, or any fixed number of times: whatever is
+    kept is hit every time, so that knowing the order gains nothing. Nor are orders in which keys may repeat, unless
+    the cache ``uses_repeats``.
     """
 
-    def __init__(self, loader: Arguments, *, twice: bool = True) -> None:
-        self._twice = twice
+    def __init__(self, loader: Arguments, *, uses_repeats: bool = True) -> None:
+        self._uses_repeats = uses_repeats
         self._sampling = Sampling(loader)
         self._keys = length_of(loader.dataset) or 0
         # the generator that every epoch's seed is drawn from
         self._seeds = None if loader.persistent_workers else loader.generator or torch.default_generator
         self._before: EpochCount | None = None
-        self._repeats: tuple[Value, bool] | None = None  # whether these indices have one twice
+        self._repeats: tuple[Value, bool] | None = None  # indices, and whether one repeats
 
     def __call__(self, epoch: EpochBatches, *, early: bool = False) -> Begun:
         """Describes an epoch of which nothing has been drawn by this run; ``early``: it is drawn before it begins."""
         sampling, sampler = self._sampling, self._sampling.inner
         self._before = count = _count_of(sampling.sampler_epoch, epoch.number, self._before)
         begun = Begun(epoch.number, None, 1, skipped=epoch.position)
-        if self._twice and (told := orders_of(sampler)) is not None:
-            return self._drawn(begun, SamplerOrders(told, count.first, count.stride))
+        if self._uses_repeats and (pickled := orders_of(sampler)) is not None:
+            return self._with_orders(begun, SamplerOrders(pickled, count.first, count.stride))
         if sampling.batched and sampling.size is None:
             return begun  # batches are made in ways that nobody knows
         if _is_distributed(sampler):
             return begun._replace(orders=_distributed(sampler, count), shards=sampler.num_replicas)
-        if type(sampler) in _DRAWN and self._pays(sampler) and (self._twice or self._once(sampler)):
-            return self._drawn(begun, self._from_generator(sampler, epoch, early), once=self._once(sampler))
-        if self._twice and type(sampler) in (list, tuple) and self._pays(sampler) and _are_keys(sampler):
-            return self._drawn(begun, FixedOrder(tuple(sampler)))
+        if type(sampler) in _DRAWN and self._is_useful(sampler) and (self._uses_repeats or self._unique_keys(sampler)):
+            return self._with_orders(
+                begun, self._from_generator(sampler, epoch, early), once=self._unique_keys(sampler)
+            )
+        if self._uses_repeats and type(sampler) in (list, tuple) and self._is_useful(sampler) and _are_keys(sampler):
+            return self._with_orders(begun, FixedOrder(tuple(sampler)))
         return begun
 
-    def _drawn(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
+    def _with_orders(self, begun: Begun, orders: Orders, *, once: bool = False) -> Begun:
         reads = length_of(self._sampling.inner) or self._keys
         if self._sampling.batched and self._sampling.size is None:
             reads = self._keys  # its length is one in batches
         shards = max(self._keys, 1) / max(reads, 1)
         return begun if reads > _MOST else begun._replace(orders=orders, shards=shards, once=once)
 
-    def _pays(self, sampler: Value) -> bool:
-        """Returns whether orders differ in use: an epoch leaves keys out, or has some more often than others."""
+    def _is_useful(self, sampler: Value) -> bool:
+        """Returns whether knowing orders helps: an epoch leaves keys out, or has some more often than others."""
         if type(sampler) is RandomSampler:
             return bool(sampler.replacement or sampler.num_samples % len(sampler.data_source))
         if type(sampler) is WeightedRandomSampler:
@@ -106,7 +111,7 @@ class LookAhead:
             self._repeats = indices, length_of(indices) is not None and len(set(indices)) < len(indices)
         return self._repeats[1]
 
-    def _once(self, sampler: Value) -> bool:
+    def _unique_keys(self, sampler: Value) -> bool:
         """Returns whether no key comes twice in an epoch."""
         return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
 
@@ -150,7 +155,7 @@ def _distributed(sampler: Value, count: EpochCount) -> DistributedOrders:
 class DistributedOrders:
     """The orders of a ``DistributedSampler`` over ``keys`` indices: those that ``rank`` reads.
 
-    The epoch that the sampler is told (``set_epoch``) is ``first`` plus ``stride`` times the loader's own count.
+    The epoch that the sampler gets by ``set_epoch`` is ``first`` plus ``stride`` times the loader's own count.
     """
 
     keys: int
@@ -183,15 +188,15 @@ class FixedOrder:
 
 @dataclass(frozen=True)
 class SamplerOrders:
-    """The orders that a sampler of the user's tells itself (its attribute ``orders``)."""
+    """Orders given by a user's sampler, in its attribute ``orders``."""
 
-    told: bytes  # the sampler's ``orders``, pickled
+    pickled: bytes  # the sampler's ``orders``
     first: int  # see EpochCount
     stride: int
 
     @cached_property
     def _orders(self) -> Any:
-        return pickle.loads(self.told)
+        return pickle.loads(self.pickled)
 
     def order(self, epoch: int) -> Integers | None:
         """Returns the epoch's keys; None, logged once, if the user's code raises or returns no keys."""
@@ -256,17 +261,17 @@ class DrawnOrders:
         return order
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DrawnOrders) or self._told != other._told:
+        if not isinstance(other, DrawnOrders) or self._identity != other._identity:
             return False
         early, late = (self, other) if self.first <= other.first else (other, self)
         foretold = early._states.get(late.first)
         return foretold is not None and torch.equal(foretold, late._states[late.first])
 
     def __hash__(self) -> int:
-        return hash(self._told)
+        return hash(self._identity)
 
     @property
-    def _told(self) -> tuple[bytes, bool, bool]:
+    def _identity(self) -> tuple[bytes, bool, bool]:
         return self._bare, self._seeds, self._owns
 
 
