@@ -33,12 +33,12 @@ class PreparedLoader(DataLoaderShard):
     """
 
     iteration: int
-    _ahead = 0  # batches that have been read of the loader, and not been handed on
-    _counts = False  # the last batch has been handed on, and the epoch is no part of ``iteration`` yet
+    _ahead = 0  # batches that were read from the loader, and not handed on
+    _epoch_uncounted = False  # the last batch was handed on, but ``iteration`` does not count the epoch yet
 
     @classmethod
     def around(cls, shard: Any, loader: DataLoader[Any]) -> PreparedLoader:
-        """Returns a copy of what Accelerate has made, with another loader in it."""
+        """Returns a copy of ``shard``, which Accelerate has made, around ``loader``."""
         prepared = cls.__new__(cls)
         prepared.__dict__.update(shard.__dict__)
         # saved with the model it would be one file for all ranks, where each has a state of its own
@@ -46,15 +46,15 @@ class PreparedLoader(DataLoaderShard):
         return prepared
 
     def _update_state_dict(self) -> None:
-        """Does nothing: Accelerate calls it after each batch, but here a state is made only when it is asked for."""
+        """Records whether a batch was read ahead. Accelerate calls it after each batch, and would make a state here."""
         self._ahead = 0 if self.end_of_dataloader else 1
-        self._counts = self.end_of_dataloader
+        self._epoch_uncounted = self.end_of_dataloader
 
     def __iter__(self) -> Iterator[Value]:
         try:
             yield from super().__iter__()
         finally:  # counted by now, or left at its last batch and not to be
-            self._counts = False
+            self._epoch_uncounted = False
 
     def state_dict(self) -> dict[str, Value]:
         """Returns where this rank stands (see ``DataLoader.state_dict``). Save it for each rank."""
@@ -63,19 +63,19 @@ class PreparedLoader(DataLoaderShard):
         if self._ahead and loader.num_workers > 0 and state.get("global"):
             # training has used all batches but the one that is read ahead, and has drawn for them
             state["global"] = global_generator.plain()
-        return {**state, "iteration": self.iteration + self._counts}
+        return {**state, "iteration": self.iteration + self._epoch_uncounted}
 
     def load_state_dict(self, state_dict: dict[str, Value]) -> None:
         """Lets the next epoch go on from a state of this rank (see ``DataLoader.load_state_dict``)."""
         # Accelerate's own count of epochs, by which it shuffles: one that is left early is not counted
         iteration = number(state_dict, "iteration") if "iteration" in state_dict else None
         self.base_dataloader.load_state_dict(state_dict)
-        self._ahead, self._counts = 0, False
+        self._ahead, self._epoch_uncounted = 0, False
         self.iteration = state_dict.get("epoch", self.iteration) if iteration is None else iteration
 
 
 def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
-    """The loader as ``accelerator.prepare`` would return it, with batches that still come from this one.
+    """Returns what ``accelerator.prepare`` would, around a new loader of the same class and arguments.
 
     Pipeline, lanes, lateness, device and all other arguments are kept. May be given to ``accelerator.prepare`` with
     model and optimizer afterwards, which leaves it as it is. ``stats()`` counts what this rank has read. To go on in
@@ -103,7 +103,7 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 
 
 def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[Any]:
-    """Returns a loader with the arguments of ``loader``, over another one's data set and batches."""
+    """Returns a loader with the arguments of ``loader``, over the data set and batches of ``other``."""
     if isinstance(other.dataset, IterableDataset):
         cutting: dict[str, Value] = {"batch_size": other.batch_size, "drop_last": other.drop_last}
     elif other.batch_sampler is not None:

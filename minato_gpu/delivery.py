@@ -164,7 +164,7 @@ class EpochIterator(_BaseDataLoaderIter):
         batches = self._batches
         data = batches.next(self._number, self._failures.take, self._cursor.asked)
         assert batches.delivered is not None
-        good = None if data is NOTHING else batches.good
+        good = None if data is NOTHING else batches.last_good
         good = None if good is None or isinstance(good.index, NoSample) else good
         return TakenBatch(data, batches.delivered, self._failures.count, good)
 

@@ -157,7 +157,7 @@ class SamplesHere(Batches):
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """Returns the next batch without samples that are left out (see ``Batches``)."""
         begin = perf_counter()
-        self.delivered, self._bad, self.good = None, [], None
+        self.delivered, self._bad, self.last_good = None, [], None
         drawn = self._epoch.draw()
         if drawn is None:
             self.log.ended(perf_counter())
@@ -217,7 +217,7 @@ class SamplesHere(Batches):
                 self._raise(piece, at, error, len(samples))
         self._bad = bad
         if samples and self._job.skips:
-            self.good = _ticket(self._task, piece, last)
+            self.last_good = _ticket(self._task, piece, last)
         return samples
 
     def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:

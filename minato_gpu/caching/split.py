@@ -1,12 +1,12 @@
 """How a cache is shared out between raw bytes, which were read, and kept fields, which were made of them.
 
-Raw bytes of a sample save its read. Kept fields (what its preparation makes before anything is drawn) save that and a
+Raw bytes of a sample save its read. Kept fields (what its preparation makes before random draws) save that and a
 part of its preparation, and are larger. Reading and preparing overlap, so an epoch takes as long as the longer of both:
 
     seconds a sample = max(read_s (1 - fields - raw), prepare_s - saved_s fields)
 
-with ``fields`` and ``raw`` the shares of all samples that are kept as such, in as many bytes as there are. Raw bytes of
-as many others as there is room for are best for any ``fields``, so that is the one unknown. The seconds are straight
+with ``fields`` and ``raw`` the shares of all samples that are kept as such, within the cache's bytes. Raw bytes of as
+many others as there is room for are best for any ``fields``, so that is the one unknown. The seconds are straight
 lines in it, and least where they bend: all of these places are tried.
 """
 
@@ -18,7 +18,7 @@ from typing import NamedTuple
 class Means(NamedTuple):
     """Mean costs and sizes of a sample."""
 
-    read_s: float  # of the storage
+    read_s: float  # seconds to read it
     prepare_s: float  # of all workers together: a worker's seconds over the number of workers
     saved_s: float  # of these, that kept fields save
     raw_bytes: float  # of what is read
@@ -41,7 +41,7 @@ def split(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
     """Returns the shares that make an epoch shortest; ``budget``: bytes for each sample of the set.
 
     Of several such shares, those that leave the least work, then those of the fewest bytes. ``keeps_raw``: whether raw
-    bytes are of use.
+    bytes may be kept.
     """
     read_s, prepare_s, saved_s, raw_bytes, field_bytes = means
     spared_s = read_s / raw_bytes if keeps_raw else 0.0  # by a byte that is kept raw

@@ -1,8 +1,8 @@
 """torch's global generator, from which a loader draws where it is given no ``generator``.
 
-It yields the seed of every epoch, and the order of samplers without a generator of their own. It is the user's all the
-same: a state records where it stands, and only who resumes has it set to there, unless it has moved since
-``load_state_dict``. Python's and NumPy's are in no state.
+It yields the seed of every epoch, and the order of samplers without a generator of their own. It belongs to the user: a
+state records where it stands, and only resuming sets it back, unless it has moved since ``load_state_dict``. States
+hold neither Python's nor NumPy's.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class GlobalGenerator:
     def put_again(self, *, drew: bool = False) -> None:
         """Undoes ``rewind``. ``drew``: a stream has drawn from the generator while it was read again.
 
-        Raises ValueError if it then stands elsewhere than at the save: others had drawn between the stream's batches,
-        so what was dropped need not be what was delivered.
+        Raises ValueError if rereading left the generator elsewhere than at the save: others had drawn between the
+        stream's batches, so what was dropped need not be what was delivered.
         """
         there = now()
         _set(self._own if self._saved is None else self._saved)

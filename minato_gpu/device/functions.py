@@ -76,7 +76,7 @@ class FunctionSegment(Segment):
         return importlib.import_module("numpy" if self._device == "cpu" else "cupy")
 
     def _uploaded(self, fields: Mapping[str, Value]) -> dict[str, Value]:
-        """Returns the input arrays of torch stages on the GPU. CuPy stages its inputs itself."""
+        """Uploads the input arrays of torch stages; returns them by field name. CuPy functions upload their own."""
         if self._device == "cpu" or isinstance(self._members[0].device, CupyFunction):
             return {}
         names = [name for name in self._reads if isinstance(fields.get(name), (np.ndarray, np.generic))]
@@ -87,8 +87,8 @@ class FunctionSegment(Segment):
         return dict(zip(names, self._upload.bring([np.asarray(fields[name]) for name in names]), strict=True))
 
     def _adopt(self, name: str, value: Value) -> Value:
-        """Returns an input field in the library's own type. Fields that the host read are copied: a function may work
-        in place and be tried again."""
+        """Returns an input field in the library's own type. Fields that no device stage has made are copied: a
+        function may work in place and be tried again."""
         must_stay = name not in self._made
         if isinstance(self._members[0].device, CupyFunction):
             return _as_cupy(self._xp(), value, must_stay)

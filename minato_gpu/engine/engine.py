@@ -169,7 +169,7 @@ class Engine(Batches):
                 self._pump()
                 self._settle()
                 self._attention()
-        self.good = batch.good
+        self.last_good = batch.good
         try:
             value = self._handover(self.log, epoch, batch, positions, judge, started)
         finally:

@@ -2,8 +2,8 @@
 
 Places, serials and orders (see ``scheduling.messages``) rise through a run, over all of its epochs.
 
-Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. What
-one raises then has nothing to do with that batch: the consumer gets it, and the error when it asks again.
+Samplers are only ever advanced on the consumer's thread, because the window moves only when a batch is delivered. A
+sampler's error does not concern that batch: the consumer gets the batch, and the error on its next call.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.spans import Span, TicketSpan, shifted
 from minato_gpu.window.records import Batch, Record
 
-_CHEAP_S = 200e-6  # of a sample that is delivered by itself, to prepare and to use: more than handing it over costs
-_WIDE_BYTES = 1 << 20  # of a place of such
+_CHEAP_S = 200e-6  # seconds of a sample delivered alone, to prepare or to use; cheaper ones are drawn together
+_WIDE_BYTES = 1 << 20  # most bytes of such a group
 
 
 class Epoch:
@@ -57,20 +57,20 @@ class Epochs:
         self._pump = pump
         self._parts, self._settings = parts, parts.settings
         self._reads = parts.reads
-        self._item_s = _CHEAP_S  # what a sample takes that is delivered by itself
-        # batches of the sampler in a place, where each is one sample; the window is as many times as long
+        self._item_s = _CHEAP_S  # typical seconds of a sample that is delivered alone
+        # where each batch is one sample: batches drawn together as one place; the window is as many times as long
         self._together = 1
         self._forget()
 
     def _forget(self) -> None:
         self._epochs: dict[int, Epoch] = {}
         self._drawing: deque[Epoch] = deque()
-        self._due: deque[Callable[[float], m.Event]] = deque()  # what the scheduler has not been told yet, by its time
-        self.raised = DeferredError()  # what a sampler raised while a batch lay at hand
+        self._due: deque[Callable[[float], m.Event]] = deque()  # not sent to the scheduler yet
+        self.raised = DeferredError()  # what a sampler raised while a batch was ready
         self.order = OutputBatch(0)  # of the batch to deliver next
         self._serial, self._place, self._drawn = TicketId(0), SourceBatch(0), SourceBatch(0)
-        # places that have not entered the window, each with what an earlier run has left of it; where an epoch ends;
-        # and what a sampler has raised
+        # drawn but not admitted: a batch (with the spans that an earlier run left of it; None: all), the end of an
+        # epoch, or a sampler's exception
         self._ahead: deque[tuple[Record | Epoch | Exception, tuple[tuple[int, int], ...] | None]] = deque()
 
     def __getitem__(self, number: int) -> Epoch:
@@ -89,8 +89,8 @@ class Epochs:
         return not self._drawing and self._drawn - self.order < window + self._parts.read_ahead
 
     def stats(self) -> dict[str, int]:
-        """Returns the window's present length in batches, the longest that it was and may be, and the bytes up to
-        which it grows."""
+        """Returns the window's length in batches, its longest so far, its maximum, and the bytes up to which it
+        grows."""
         window, least = self._pump.run.scheduler.window, self._settings.window * self._together
         lengths = {"batches": least + window.extra, "longest": least + window.longest, "most": least + window.most}
         return {**lengths, "limit_bytes": window.limit}
@@ -102,7 +102,7 @@ class Epochs:
 
     @property
     def due(self) -> bool:
-        """True if the scheduler has not been told everything."""
+        """True if events have not been sent to the scheduler yet."""
         return bool(self._due)
 
     def start(self, source: EpochBatches) -> None:
@@ -147,7 +147,7 @@ class Epochs:
             self._pump.run.handle(m.Resumed(perf_counter(), self.order))
 
     def draw(self) -> None:
-        """Draws batches until the window is full, and as far beyond it as bytes are read ahead.
+        """Draws batches until the window, and ``read_ahead`` batches beyond it, are full.
 
         An error of a sampler is raised once the window, had it not grown, would have come to where it occurred.
         """
@@ -222,7 +222,8 @@ class Epochs:
             self.raised.keep(error)
 
     def draw_ahead(self) -> None:
-        """Draws for a prefetched epoch. A sampler that raises is not drawn from again before the epoch begins."""
+        """Draws for a prefetched epoch. A sampler that raises is not drawn from again before the epoch begins;
+        its error is raised."""
         try:
             self.draw()
             if self._ends_in_error:
@@ -232,17 +233,16 @@ class Epochs:
             raise
 
     def delivered(self, step_s: float, batch: Batch) -> None:
-        """Notes that the consumer has the next batch, after ``step_s`` seconds away."""
+        """Notes that the consumer has ``batch``, for which it asked ``step_s`` seconds after it got the last one."""
         self._due.append(partial(self._delivered, self.order, step_s))
         self.order = OutputBatch(self.order + batch.orders)
         if batch.items:
             self._widen(max(step_s, self._pump.run.typical_s), batch.nbytes // batch.orders)
 
     def _widen(self, seconds: float, nbytes: int) -> None:
-        """Puts more samples into a place, and more places into the window, while samples cost next to nothing; else
-        fewer.
+        """Doubles the samples drawn together, and so the window in batches, while samples are cheap; else halves them.
 
-        The last samples delivered one by one took ``seconds`` each, to prepare or to use, and ``nbytes``.
+        ``seconds``, to prepare or to use, and ``nbytes``: of each sample of the last batch.
         """
         typical = self._item_s * (1.1 if seconds > self._item_s else 0.9)  # near the median: a busy machine's vary
         self._item_s = max(typical, _CHEAP_S / 2)
@@ -253,7 +253,7 @@ class Epochs:
         return m.Delivered(now, order, step_s, self._parts.assembly.holdings.bytes, self._together)
 
     def settle(self) -> None:
-        """Tells the scheduler what it has not been told."""
+        """Sends the scheduler all events that it has not got yet."""
         while self._due:
             self._pump.run.handle(self._due.popleft()(perf_counter()))
 

@@ -29,7 +29,7 @@ from minato_gpu.sampling.delivered_positions import DeliveredPositions
 RAISE: Final = "raise"
 SKIP: Final = "skip"
 RETRY: Final = "retry"
-_KEPT = 100  # failures that stats() tells of, the latest
+_KEPT = 100  # failures in stats(), the latest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class BadSample:
         epoch: in which it failed.
         position: its place in the sampler's order of that epoch.
         index: the key that the sampler yielded.
-        stage: of the pipeline, or what failed else ("send").
+        stage: a stage of the pipeline, or another step ("send").
         lane: where it was prepared.
         path: of its file.
         error: the name of the exception's type.
@@ -78,7 +78,7 @@ OnError = Literal["raise", "retry", "skip"] | Callable[[BadSample], str]
 class FailurePolicy:
     """Applies ``on_error`` and ``max_failures`` (a count, or a share of the samples; None: no limit) in one epoch.
 
-    ``expected``: samples of the epoch, None where the sampler does not tell; ``log`` counts those delivered and left
+    ``expected``: samples of the epoch, None if the sampler has no length; ``log`` counts those delivered and left
     out in this run, ``before`` says what an earlier run had delivered and left out.
     """
 
@@ -102,8 +102,8 @@ class FailurePolicy:
     def take(self, failures: Sequence[Failure], delivered: int) -> None:
         """Leaves these samples of a batch out, and counts them; or raises what one of them raised.
 
-        ``delivered`` other samples of the batch are then lost with them. Raises TooManyFailures beyond the budget, and
-        ValueError for an answer of ``on_error`` that means nothing.
+        If it raises, the ``delivered`` other samples of the batch are lost too. Raises TooManyFailures beyond the
+        budget, and ValueError for an answer of ``on_error`` that means nothing.
         """
         self._log.lost(len(failures), 0)
         try:

@@ -119,7 +119,7 @@ def _least(columns: Sequence[Column]) -> int:
 
 
 def table(columns: Sequence[Column], width: int) -> Table:
-    """A table no wider than that: columns have their least widths, and those on the left what is left over."""
+    """Returns a table at most ``width`` wide. Columns get their least width, the leftmost ones the spare."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

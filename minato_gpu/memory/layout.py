@@ -29,7 +29,7 @@ _SCALARS: dict[type, np.dtype[np.generic]] = {
     int: np.dtype(np.int64),
     float: np.dtype(np.float64),
 }
-_TORCH_OF_NUMPY = {
+_STACKABLE = {
     np.dtype(kind) for kind in ("?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16")
 }
 # as PyTorch fills it, before anybody registers functions of their own
@@ -245,7 +245,7 @@ class Layout:
 
     @cached_property
     def by_name(self) -> dict[Value, int]:
-        """The number of the leaf of each field of a flat mapping; empty for samples of another structure."""
+        """The leaf numbers of a mapping's direct fields, by name; empty for other samples."""
         flat = not isinstance(self.tree, int) and self.tree[0] is dict
         return {key: tree for key, tree in self.tree[1] if isinstance(tree, int)} if flat else {}
 
@@ -300,11 +300,11 @@ def _leaf(value: Value, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
         return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
-    if isinstance(value, np.ndarray) and value.dtype in _TORCH_OF_NUMPY and value.ndim and not _backwards(value):
+    if isinstance(value, np.ndarray) and value.dtype in _STACKABLE and value.ndim and not _backwards(value):
         return Leaf("array", kind, value.shape, value.dtype, torch_dtype(value.dtype))
     if kind in _SCALARS:
         return Leaf("scalar", kind, (), _SCALARS[kind], torch_dtype(_SCALARS[kind]))
-    if isinstance(value, np.generic) and value.dtype in _TORCH_OF_NUMPY and value.dtype != np.uint64:
+    if isinstance(value, np.generic) and value.dtype in _STACKABLE and value.dtype != np.uint64:
         return Leaf("scalar", kind, (), value.dtype, torch_dtype(value.dtype))
     if kind in (str, bytes):
         return Leaf("object", kind, (), np.dtype(np.uint8), None, in_sequence)
@@ -333,8 +333,8 @@ def _plain(value: torch.Tensor) -> bool:
 def _fitting(value: torch.Tensor, leaf: Leaf) -> NDArray[Value]:
     """Returns the tensor's elements as an array. Raises Mismatch if the tensor does not fit the leaf.
 
-    Every question to a tensor is one to torch's library, of which a costly sample leaves little in the processor's
-    caches. So where NumPy has the dtype only one is asked: ``numpy`` refuses what is not plain.
+    Each call on a tensor runs torch's code, which a costly sample evicts from the processor's caches. So where NumPy
+    has the dtype only ``numpy`` is called: it refuses what is not plain.
     """
     try:
         array = value.numpy() if leaf.is_numpy else None

@@ -11,7 +11,7 @@ from minato_gpu.scheduling.replay import header, line
 
 
 class EventLog:
-    """Appends JSON lines to ``path`` (see ``scheduling/replay.py``); each run begins with its policy."""
+    """Overwrites ``path`` with JSON lines (see ``scheduling/replay.py``); each run begins with its policy."""
 
     def __init__(self, path: Path, policy: Policy) -> None:
         self._file = path.open("w", encoding="utf-8")
@@ -28,5 +28,5 @@ class EventLog:
             self._file.write(line(event, instructions) + "\n")
 
     def close(self) -> None:
-        """Writes out what is buffered. Idempotent."""
+        """Closes the file. Idempotent."""
         self._file.close()

@@ -24,7 +24,7 @@ class LoaderSnapshot(NamedTuple):
 
     epoch: int  # number of the current or last epoch
     stats: dict[str, JSON]  # of that epoch
-    ended: Counts  # counted in the epochs before it, where Prometheus wants that
+    ended: Counts  # counted in the epochs before it, if Prometheus needs it
 
 
 class StatsProvider(Protocol):
@@ -78,7 +78,7 @@ class SocketThread:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Closes all descriptors. In a forked process, which does not have the thread, those that it inherited."""
+        """Closes all descriptors: of a thread that ends, or in a forked process, which does not have the thread."""
         os.close(self._wake)
         self._leave()
 

@@ -1,4 +1,4 @@
-"""The window's places: batches of the sampler of which a sample is not ready."""
+"""The window's places: batches of the sampler with unready samples."""
 
 from __future__ import annotations
 

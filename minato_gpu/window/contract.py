@@ -11,7 +11,7 @@ from minato_gpu.samples import Ticket, Value
 from minato_gpu.spans import Span
 
 Judge = Callable[[Sequence[Failure], int], None]
-"""Told of the samples that a batch is to come without, and how many others it has; raises where it must not."""
+"""Called with the samples that a batch is to come without, and how many others it has; raises if it must not come."""
 
 NOTHING = object()
 """What comes in place of a batch of which every sample was left out."""
@@ -26,12 +26,12 @@ class Batches(Protocol):
 
     log: Telemetry  # counts what is delivered and left out
     delivered: Sequence[Span] | None = None  # positions (of a stream: ticket) of the last batch, also if it raised
-    good: Ticket | None = None  # the last sample of that batch, where some may be left out
+    last_good: Ticket | None = None  # the last sample of that batch that did not fail, where some may be left out
 
     def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
         """Returns the next batch of epoch ``number``, or NOTHING if it has lost all its samples.
 
-        ``judge`` is asked about samples that are to be left out; ``asked`` is called before anything is fetched for the
-        batch alone, and after its keys were drawn. Raises EndOfEpoch at the end, whatever preparing the batch raised,
-        and what a sampler raised when it was drawn from last.
+        ``judge`` is called with samples that are to be left out. ``asked`` is called before the batch is taken, or
+        prepared here after its keys were drawn: then a state's torch generator is recorded. Raises EndOfEpoch at the
+        end, else the error of preparing the batch or of the last draw.
         """

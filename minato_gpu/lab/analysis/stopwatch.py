@@ -42,7 +42,7 @@ class Seen:
     stages: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float, cpu_s: float, opened: MeasuredReads) -> None:
-        """A stage of the pipeline has been run on it."""
+        """Adds the times and reads of a stage of the pipeline that ran on it."""
         self.seconds += seconds
         self.cpu_s += cpu_s
         self.stages[name] = self.stages.get(name, 0.0) + seconds
@@ -55,7 +55,7 @@ class Seen:
 
 
 class Collated(NamedTuple):
-    """One batch was put together of so many samples."""
+    """The collation of one batch: when it ended, its seconds, those on a core, and its number of samples."""
 
     at: float
     seconds: float
@@ -76,12 +76,12 @@ _FILES = _Files()
 
 @dataclass(frozen=True)
 class NoteBook:
-    """Where the lines of one phase go. Workers get it pickled."""
+    """Writes and reads the lines of one phase, in files in ``folder``. Workers get it pickled."""
 
     folder: str
     phase: str
 
-    def leave(self, kind: str, *values: JSON) -> None:
+    def write(self, kind: str, *values: JSON) -> None:
         """Writes one line, at once."""
         line = json.dumps([kind, *values]).encode() + b"\n"
         os.write(self._file(), line)
@@ -106,7 +106,7 @@ class NoteBook:
 
 
 def plain_key(key: Key) -> JSON:
-    """A key as a line of JSON can hold it: numbers and texts as they are, of all else what it looks like."""
+    """Returns a key as JSON can hold it: numbers and texts as they are, of all else its ``repr``."""
     if isinstance(key, (int, str)):
         return key
     try:
@@ -116,14 +116,14 @@ def plain_key(key: Key) -> JSON:
 
 
 def _lines(path: Path) -> Iterator[list[JSON]]:
-    """All whole lines: the last may have been cut off with its worker."""
+    """Yields all whole lines. The last one is incomplete if its worker was killed."""
     for line in path.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield json.loads(line)
 
 
 def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[Collated]) -> None:
-    """A thread works on one sample after the other: stages belong to the last one that it began."""
+    """Parses a thread's lines: a stage belongs to the last sample before it."""
     last: Seen | None = None
     for kind, at, *values in lines:
         if kind == "items":
@@ -161,7 +161,7 @@ def _delay() -> RunQueueDelay:
 
 
 class Stopwatch:
-    """Times calls, and notes what they open where it ``looks``. Picklable."""
+    """Times calls, and with ``looks`` notes the files that they open. Picklable."""
 
     def __init__(self, book: NoteBook, *, looks: bool) -> None:
         self.book, self.looks = book, looks
@@ -185,28 +185,28 @@ class Stopwatch:
         return value, end, max(end - begin - (delay() - waited), cpu_s), cpu_s, opened
 
     def items(self, keys: Sequence[Key], call: Callable[[], Value]) -> Value:
-        """A call that returns the samples of these keys."""
+        """Times ``call``, which returns the samples of these keys, and returns its result."""
         value, end, seconds, cpu_s, opened = self.timed(call)
-        self.book.leave("items", end, [plain_key(key) for key in keys], seconds, cpu_s, opened)
+        self.book.write("items", end, [plain_key(key) for key in keys], seconds, cpu_s, opened)
         return value
 
     def collating(self, within: Callable[[Value], Value]) -> Callable[[Value], Value]:
-        """A collate function that is timed."""
+        """Returns the collate function ``within``, timed."""
         return partial(self._collated, within)
 
     def _collated(self, within: Callable[[Value], Value], samples: Value) -> Value:
         value, end, seconds, cpu_s, _ = self.timed(lambda: within(samples))
-        self.book.leave("collate", end, seconds, cpu_s, len(samples) if isinstance(samples, list) else 1)
+        self.book.write("collate", end, seconds, cpu_s, len(samples) if isinstance(samples, list) else 1)
         return value
 
     def staged(self, stage: Stage) -> Stage:
-        """A stage whose CPU implementation is timed."""
+        """Returns the stage with its CPU implementation timed."""
         return replace(stage, cpu=partial(self._staged, stage.name, stage.cpu))
 
     def _staged(self, name: str, within: Callable[[Fields, Params], Fields], fields: Fields, params: Params) -> Fields:
         written: Fields
         written, end, seconds, cpu_s, opened = self.timed(lambda: within(fields, params))
-        self.book.leave("stage", end, name, seconds, cpu_s, opened)
+        self.book.write("stage", end, name, seconds, cpu_s, opened)
         return written
 
     def _look(self) -> Look | None:
@@ -246,7 +246,7 @@ class Watched(_Delegates):
 
 
 class WatchedItems(Watched):
-    """One that returns several samples at once, too."""
+    """A map-style data set with ``__getitems__`` whose samples are timed."""
 
     def __getitems__(self, keys: Sequence[Key]) -> Value:
         return self._watch.items(keys, lambda: self._within.__getitems__(keys))
@@ -265,7 +265,7 @@ class WatchedStream(_Delegates, IterableDataset[Value]):
 
 
 def watched(dataset: Value, watch: Stopwatch) -> Value:
-    """The data set with a clock before it, of the same kind."""
+    """Returns the data set with its samples timed, of the same kind."""
     if isinstance(dataset, IterableDataset):
         return WatchedStream(dataset, watch)
     kind = WatchedItems if callable(getattr(dataset, "__getitems__", None)) else Watched
@@ -273,5 +273,5 @@ def watched(dataset: Value, watch: Stopwatch) -> Value:
 
 
 def watched_pipeline(pipeline: Pipeline, watch: Stopwatch) -> Pipeline:
-    """The pipeline with a clock before each of its stages on the CPU."""
+    """Returns the pipeline with each of its stages on the CPU timed."""
     return replace(pipeline, stages=tuple(map(watch.staged, pipeline.stages)))

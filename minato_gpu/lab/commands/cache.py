@@ -30,7 +30,7 @@ def cache(out: CommandOutput, directory: Path, verify: bool, empty: bool) -> Non
     unused_bytes are those of copies that no run has used for a day, so they are probably of no use. Between newest_s
     and oldest_s seconds have passed since the copies were used or written.
 
-    With --verify every copy is read, and the exit code is 1 if one was damaged.
+    With --verify damaged copies are dropped, and the exit code is then 1.
     """
     if verify and empty:
         raise click.UsageError("what is to be emptied needs no --verify; give one of them")

@@ -18,7 +18,7 @@ _PART = 1 << 16
 
 
 class NoAnswer(Exception):
-    """A process could not be asked, or what answers is none of ours. Says so in words."""
+    """A process could not be asked, or no loader of this version answered. The message says why."""
 
 
 class LoaderState(NamedTuple):
@@ -107,7 +107,7 @@ def _read(connection: socket.socket, until: float) -> bytes:
 
 
 def _parsed(answer: bytes) -> JobState:
-    """Raises ValueError, KeyError or TypeError where it is none."""
+    """Parses an answer. Raises ValueError, KeyError or TypeError if it is not one."""
     first, *lines = map(json.loads, answer.decode().splitlines())
     if first["protocol"] != PROTOCOL:
         raise ValueError

@@ -44,10 +44,10 @@ class Account:
         self._path, self._root = path, root
 
     @contextmanager
-    def change(self, *, last: bool = False) -> Iterator[Totals]:
-        """Gives the numbers to be changed, with all other changes kept out. Not to be nested.
+    def change(self, *, durable: bool = False) -> Iterator[Totals]:
+        """Yields the totals to be changed, with all other changes locked out. Not to be nested.
 
-        ``last``: they are to survive a loss of power.
+        ``durable``: the totals are to survive a loss of power.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = OpenFile(os.open(_NAME, flags, 0o600, dir_fd=self._root))  # a lock of its own, for each thread and fork
@@ -60,13 +60,13 @@ class Account:
             finally:
                 if (after := _packed(totals)) != before:
                     os.pwrite(file.fd, after, 0)
-                if last:
+                if durable:
                     os.fdatasync(file.fd)
         finally:
             file.close()
 
     def look(self) -> Totals:
-        """Returns the numbers as they are just now."""
+        """Returns the totals as they are just now, without a lock."""
         try:
             file = OpenFile(os.open(_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._root))
             found = _unpacked(os.pread(file.fd, _NUMBERS.size + _SEAL_BYTES, 0))
@@ -75,8 +75,8 @@ class Account:
         return found or self.count_all()
 
     def remove(self, names: Iterable[str], before: float = math.inf, inode: int = 0) -> Totals:
-        """Removes copies that have not been used since ``before``; with ``inode``, if it is this file. Returns what has
-        gone."""
+        """Removes copies whose mtime is below ``before`` (s), and with ``inode`` only that file. Returns what was
+        removed."""
         gone, rest = Totals(), iter(names)
         while chunk := list(islice(rest, AT_A_TIME)):
             with self.change() as totals:
@@ -93,7 +93,7 @@ class Account:
         return gone
 
     def count_each(self, totals: Totals) -> Iterator[CacheEntry]:
-        """Yields every copy, and sets ``totals`` to what copies and unfinished files take; while nothing changes."""
+        """Yields every copy, and sets ``totals`` to what copies and unfinished files take. Takes no lock."""
         totals.nbytes, totals.copies = reserved(self._root), 0
         for entry in scan(self._path):
             totals.nbytes += entry.nbytes
@@ -101,7 +101,7 @@ class Account:
             yield entry
 
     def count_all(self) -> Totals:
-        """Returns what they take, counted anew."""
+        """Returns the totals, counted anew."""
         totals = Totals()
         for _ in self.count_each(totals):
             pass

@@ -206,7 +206,7 @@ class DiskTier:
             return
         run, self._run = self._run, None
         if run is not None:
-            with suppress(OSError), self._account.change(last=True):
+            with suppress(OSError), self._account.change(durable=True):
                 run.close(remove=True)
         self._off = _CLOSED
         self._directory.close()
