@@ -57,7 +57,8 @@ def test_workers_hear_which_of_their_leases_have_ended(monkeypatch: pytest.Monke
         send(lane, task, worker)
 
     monkeypatch.setattr(ThreadLane, "send", noted)
-    loader: Any = DataLoader(range(400), 4, num_workers=1, worker_kind="thread", host_memory_budget=1 << 20)
+    numbers: Any = range(400)
+    loader: Any = DataLoader(numbers, 4, num_workers=1, worker_kind="thread", host_memory_budget=1 << 20)
     assert sum(len(batch) for batch in loader) == 400
     assert ended[0] == {} and ended[-1] and ended[-1][0] > 0
 
