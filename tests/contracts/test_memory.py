@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
+from minato_gpu.lanes.base import Task
+from minato_gpu.lanes.thread_lane import ThreadLane
 from tests.contracts.checks import NOTHING, differences
 from tests.contracts.datasets import Made
 from tests.contracts.modes import EVERY, MINATO, Mode
@@ -22,6 +24,7 @@ from tests.support.waiting import wait_until
 _FORK = multiprocessing.get_context("fork")
 _WIDTH = 1000
 _SMALL, _LARGE, _HUGE = 100, 100_000, 1_000_000  # float32 numbers of a sample
+_BUDGET = 6 * _LARGE  # bytes: one and a half large samples
 
 
 def _row(index: int) -> torch.Tensor:
@@ -42,6 +45,22 @@ def test_samples_that_become_larger_do_not_add_up_beyond_the_budget(kind: str, i
     assert sum(len(samples) for samples in loader) == 600
     beyond = (workers + 1) * large * (batch if in_order else 1)
     assert loader.stats()["bytes_in_flight_peak"] <= 1.01 * (budget + beyond)
+
+
+def test_workers_hear_which_of_their_leases_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a worker has prepared beyond its credit is taken off its next one, until it is known here."""
+    ended: list[dict[int, int]] = []
+    send = ThreadLane.send
+
+    def noted(lane: ThreadLane, task: Task, worker: int = 0) -> None:
+        ended.append(dict(task.ended or {}))
+        send(lane, task, worker)
+
+    monkeypatch.setattr(ThreadLane, "send", noted)
+    numbers: Any = range(400)
+    loader: Any = DataLoader(numbers, 4, num_workers=1, worker_kind="thread", host_memory_budget=1 << 20)
+    assert sum(len(batch) for batch in loader) == 400
+    assert ended[0] == {} and ended[-1] and ended[-1][0] > 0
 
 
 @pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
@@ -67,6 +86,24 @@ def _reaches(begun: Any, samples: int) -> bool:
     return bool(begun.value == samples)
 
 
+def _size(index: int) -> int:
+    return _HUGE if index == 17 else _LARGE if index % 10 == 3 else _SMALL
+
+
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_sizes_that_vary_ten_thousand_times(mode: Mode) -> None:
+    """One sample is larger than the whole budget: it passes. Else the budget and a sample per slot are the most."""
+    data = Made(60, lambda index: torch.full((_size(index),), float(index)))
+    loader = mode.loader(data, None, num_workers=2, host_memory_budget=_BUDGET)
+    received = []
+    for sample in loader:
+        assert bool((sample == sample[0]).all())
+        received.append((int(sample[0]), len(sample)))
+    assert differences([(index, _size(index)) for index in range(60)], received) == NOTHING
+    assert loader.stats()["bytes_in_flight_peak"] <= 1.05 * (_BUDGET + 4 * (_HUGE + _LARGE))
+    assert loader.stats()["bytes_in_flight"] == 0
+
+
 def _values(view: Any) -> Any:
     """A view's numbers as an array that shares its memory."""
     return view.numpy() if isinstance(view, torch.Tensor) else np.asarray(view)
@@ -88,6 +125,21 @@ def test_old_batches_stay_as_they_were(mode: Mode) -> None:
     gc.collect()
     assert len(kept) == 10
     assert all(np.array_equal(_values(view), copy) for view, copy in kept)
+
+
+def _index_of(row: torch.Tensor) -> int:
+    assert bool((row == row[0]).all()), "the row was torn or overwritten"
+    return int(row[0])
+
+
+@pytest.mark.parametrize("mode", EVERY, ids=lambda mode: mode.name)
+def test_changing_a_batch_changes_no_other(mode: Mode) -> None:
+    loader = mode.loader(Made(40, _row), 4, num_workers=2)
+    received = []
+    for batch in loader:
+        received += [_index_of(row) for row in batch]
+        batch.fill_(-1.0)
+    assert differences(range(40), received) == NOTHING
 
 
 @pytest.mark.parametrize("mode", EVERY, ids=lambda mode: mode.name)
