@@ -12,7 +12,7 @@ from typing import Any
 from minato_gpu.extras import from_extra
 from minato_gpu.sizes import nbytes
 
-_LIMIT = 256 << 20  # two million samples that are told of one by one
+_LIMIT = 256 << 20  # two million samples that are recorded one by one
 _LEAST = 4000  # some batches, beside what every trace begins with
 
 

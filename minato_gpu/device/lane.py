@@ -322,7 +322,7 @@ class DeviceLane(Lane):
         os.eventfd_write(self._arrived, 1)
 
     def offers(self, split: int) -> bool:
-        """Returns True when samples that were cut at ``split`` would find their graph built."""
+        """Returns True when samples that come from split point ``split`` would find their graph built."""
         return self._executors[split].built and not self.retired
 
     def _retire_without_memory(self, error: Exception) -> None:

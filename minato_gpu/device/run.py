@@ -62,7 +62,7 @@ class DeviceRun:
 
     def report(self, begin: float, end: float, layout: bytes | None, *, tells_parts: bool) -> Report:
         """Returns the final report. ``begin`` and ``end`` are times of the monotonic clock; ``tells_parts``: whether
-        the pipeline can be cut, so that costs are reported by split point."""
+        the pipeline has split points, so that costs are reported by split point."""
         usual = self.typical and not self.repeated
         pairs = zip(self.splits, self.times, strict=True)
         return Report(

@@ -257,7 +257,7 @@ class Engine(Batches):
         until = min(t for t in (wake, end, hangs, now + self._longest_sleep_s) if t is not None)
         if self._links.board.words[ATTENTION] != CONSUMER:
             self._listen()
-            return  # to look at what was told before workers could see that
+            return  # to look at what was reported before workers could see that
         if not self.pump.faults:
             if self.pump.listen():
                 return

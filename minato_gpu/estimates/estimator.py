@@ -21,7 +21,7 @@ _COSTLY_S = 100e-6
 Features = tuple[float, ...]
 
 Predicted = tuple[list[float], list[float] | None, Sequence[Sequence[Plan]] | None]
-"""Of each sample: seconds on the CPU and on a device, and the plans between where it can be cut."""
+"""Of each sample: seconds on the CPU and on a device, and the plans between if it has split points."""
 
 
 class Observed(NamedTuple):
@@ -31,7 +31,7 @@ class Observed(NamedTuple):
     serials: list[TicketId]
     seconds: list[float]  # of each, in a slot that has its core to itself
     took: float  # seconds that were spent on all of them
-    parts: list[Part | None] | None = None  # of samples that can be cut, where they are known (see ``Report``)
+    parts: list[Part | None] | None = None  # of samples with split points, where they are known (see ``Report``)
     handed: list[int] | None = None  # bytes of those that go on elsewhere, -1 for the others
 
 
@@ -61,7 +61,7 @@ class Estimator:
         self.model.reset_report()
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """Notes what a device lane offers for samples that are cut; None: it has retired."""
+        """Notes what a device lane offers for samples that come from a split point; None: it has retired."""
 
     def of_keys(self, keys: list[Key]) -> list[float] | None:
         """Returns predicted seconds per key on the CPU; None if nothing is known, or a device may prepare samples
@@ -74,7 +74,7 @@ class Estimator:
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
         """Returns predicted seconds from cost features (and history) for each lane; nan where nothing is known.
 
-        And the plans between the lanes, for each sample that can be cut (here none can).
+        And the plans between the lanes, for each sample with split points (here none has).
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         out: list[list[float]] = []

@@ -144,9 +144,9 @@ class Report(NamedTuple):
 class TicketOutcome(NamedTuple):
     """The report of one ticket: where its sample is stored, and what else is known of it.
 
-    ``part``: of a pipeline that can be cut, the stage the sample came with and the seconds of each part from there on.
-    ``layout``: of the first sample that the worker prepared without one. ``prepared``: of a batch that is
-    composed, samples that the worker that joins it has prepared.
+    ``part``: of a pipeline with split points, the stage the sample came with and the seconds of each part from there
+    on. ``layout``: of the first sample that the worker prepared without one. ``prepared``: of a batch that is composed,
+    samples that the worker that joins it has prepared.
     """
 
     item: Item

@@ -10,10 +10,10 @@ What a lane promises:
   its worker (``Exit``). Reports of a task follow each other without a gap, and each sample is reported once.
 - After ``KeptSamples(keep)`` no sample of the task from ``keep`` on is started. It comes before the task's final
   report, or not at all: then the revocation came too late, or the lane cannot take samples back.
-- An ``Exit`` comes after all that the worker had told. Its slot is gone until a replacement has ``Opened`` it.
+- An ``Exit`` comes after all reports of the worker. Its slot is gone until a replacement has ``Opened`` it.
 - Samples are reported of tasks of runs that were given up too: whoever receives them sorts them by ``run``.
 - Times are those of this host's monotonic clock: a lane elsewhere puts right what its workers say.
-- A lane of which ``Opened`` has not been told takes tasks, but may do nothing with them for long.
+- A lane that has not sent ``Opened`` takes tasks, but may do nothing with them for long.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """Says at which ``splits`` samples that were cut find everything built. Sent when it changes."""
+    """Says at which ``splits`` (split points) samples find everything built. Sent when it changes."""
 
     splits: frozenset[int]
 

@@ -112,7 +112,7 @@ class Leases:
         self._read = deque(block for block in self._read if block[0] != worker)
 
     def give_back(self, worker: int, offset: int) -> None:
-        """Tells the worker that what it stored there has been read, now or when it has room to be told."""
+        """Tells the worker that what it stored there has been read, now or when the board has room."""
         self._read.append((worker, offset))
         while self._read and self._links.board.give_back(*self._read[0]):
             self._read.popleft()

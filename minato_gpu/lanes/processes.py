@@ -143,7 +143,7 @@ def _end_with(parent: int, end: socket.socket) -> None:
 
 def _end_when_closed(fd: int) -> None:
     poll = select.poll()
-    poll.register(fd, 0)  # told of nothing else
+    poll.register(fd, 0)  # reports nothing else
     poll.poll()
     os._exit(1)
 

@@ -350,6 +350,6 @@ def _twice(produce: Callable[[int], Value]) -> Callable[[int], Value]:
         except Exception as error:
             if isinstance(error, KnownFailure):
                 raise
-        return produce(at)  # out here: what it raises is not told as raised while the other was handled
+        return produce(at)  # out here: what it raises is not reported as raised while the other was handled
 
     return attempt

@@ -1,4 +1,4 @@
-"""How far a worker has come with its task, and what of it is not told yet."""
+"""How far a worker has come with its task, and what of it is not reported yet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from time import perf_counter, thread_time
 from minato_gpu.lanes.base import Item, Part, Task
 from minato_gpu.memory.completions import End
 
-TELL_S = 300e-6  # what is finished is told after so long: costly samples at once, cheap ones together
+TELL_S = 300e-6  # what is finished is reported after so long: costly samples at once, cheap ones together
 TELL_ROWS_S = 0.1  # the same, of samples in rows of a batch that waits for all of them
-_WORTH_S = 1e-4  # waiting that is told apart in a larger chunk
+_WORTH_S = 1e-4  # waiting that is counted apart in a larger chunk
 _FEW = 16  # a larger chunk is one of cheap samples, where asking the kernel would cost as much
 COSTLY_S = 100e-6  # the time of each sample is reported where one took longer
 
@@ -28,9 +28,9 @@ class LeaseProgress:
         self.reported = 0
         self.items: list[Item] = []
         self.times: list[float] = []  # an item counts once its time is there
-        self.parts: list[Part | None] | None = None  # of pipelines that can be cut
+        self.parts: list[Part | None] | None = None  # of pipelines with split points
         self.layout: bytes | None = None
-        self.has_described = False  # the layout, which is told once
+        self.has_described = False  # the layout, which is reported once
         self.nbytes = 0  # of what is not in its row, counted where the task has a credit
         self.returned = False  # what is not begun, as the credit is used up
         self.prepared = 0  # samples of a batch that is composed
@@ -39,7 +39,7 @@ class LeaseProgress:
         self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
-        self.delayed = self.size <= _FEW  # whether time spent waiting for a core is told apart, for each sample
+        self.delayed = self.size <= _FEW  # whether time spent waiting for a core is counted apart, for each sample
         self.share = 0.0  # seconds of each sample that were spent before, on all of its piece together
         self._delay = delay
         self._before, self._ran = delay(), thread_time() if self.delayed else 0.0

@@ -10,7 +10,7 @@ with every few only. What came since is then read again (as in torchdata's loade
 When a state is loaded is torchdata's rule: a data set's before ``iter()``, that of what ``iter()`` returned after it. A
 data set that returns *itself* is such an iterator: its ``iter()`` may begin anew, or make what its state goes into.
 
-A data set may count its epochs. So its state is told at the end of a stream too, and the next epoch begins from it
+A data set may count its epochs. So its state is reported at the end of a stream too, and the next epoch begins from it
 where the same data set would go on: in this process, or in a worker that stays. A state of an epoch's end may make the
 next pass one that yields nothing: see ``_Passes``.
 """
@@ -92,7 +92,7 @@ class StreamState(NamedTuple):
 
 
 LARGE = 1 << 14
-"""Bytes of a state, pickled, that is not told with every batch while nobody saves: copying it takes too long."""
+"""Bytes of a state, pickled, that is not reported with every batch while nobody saves: copying it takes too long."""
 EVERY = 16
 """Batches between two such, and batches without a save after which nobody is taken to."""
 
@@ -183,7 +183,7 @@ class Stream:
         self.size = 0  # samples that the last batch took, with one that raised
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
-        self._since: int | None = None  # batches since a large state was told, the last one
+        self._since: int | None = None  # batches since a large state was reported, the last one
         self._raised = False  # by the last batch
         stood = _global_states() if start is not None and start.state is None and start.batches else {}
         before = None

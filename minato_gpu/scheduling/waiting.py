@@ -59,7 +59,7 @@ class Entry:
         self.sums: Sequence[float] = ()  # cumulated CPU seconds of a run; empty: all cost the same
         self.between: Sequence[Plan] = ()  # divided plans
         self.steps: tuple[Step, ...] | None = None  # between the plans worth having
-        self.max_threshold = FASTER  # upper limit of the threshold for cuts; 1.0: urgent, take the fastest plan
+        self.max_threshold = FASTER  # upper limit of the threshold for split points; 1.0: urgent, take the fastest plan
         self.queued_s: float | None = None  # seconds counted for it where it waits
         # cpu / device: the larger, the more the device gains
         self.ratio = 0.0 if cpu is None or device is None else cpu / device if device > 0 else FASTER
@@ -109,7 +109,7 @@ class Entry:
         If the last step leaves a part to the CPU, the ratio is 0 and the entry waits on the CPU's side; ``cut`` says
         where it is handed over. Example: steps of ratios 3 and 2, the second of which leaves everything to the device.
         At a threshold of 4 the CPU does all of it, at 2.5 the CPU begins and the device ends it, at 1 the device does
-        all. A single step that leaves everything to the device is no cut: the entry waits like any other.
+        all. A single step that leaves everything to the device splits nothing: the entry waits like any other.
         """
         assert self.cpu is not None
         self.between = between

@@ -39,7 +39,7 @@ class Copy(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The beginning of an epoch, as a tier is told of it."""
+    """The beginning of an epoch, as it is announced to a tier."""
 
     epoch: int
     orders: Orders | None  # what is known of epochs to come, in samples
@@ -66,7 +66,7 @@ class MemoryTier:
         self._items: dict[Key, int] = {}  # of the copies: samples may have a source in common
         self._fields = 0  # of the copies, those of fields
         self._policy: CachePolicy = Minio(budget)
-        self._begun: Begun | None = None  # and not told the policy
+        self._begun: Begun | None = None  # and not announced to the policy
         self._at = 0  # position of the next access
         self._since = 0  # the policy counts from this one on
         self._sizes: dict[int, tuple[int, float]] = {}  # memory and costs of some items, to tell whether all are alike
@@ -274,7 +274,7 @@ class ReadCosts:
 
     Policies weigh what they keep by this. A single read's own time would be mostly noise: of two equal files the one
     whose request was slow by chance would stay. And they compare what was read today with what was read an hour ago,
-    when storage may have been twice as fast: so a cost is told in reads of mean size, each at the time's own speed.
+    when storage may have been twice as fast: so a cost is counted in reads of mean size, each at the time's own speed.
     """
 
     def __init__(self) -> None:

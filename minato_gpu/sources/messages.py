@@ -1,8 +1,8 @@
 """Messages between the training process and its reader process, through a socket that keeps them apart.
 
 A message is taken whole or not at all, and nobody waits for the other side. The kernel says how large one may be (some
-200 KB, unless told otherwise). What is larger goes along as a file in memory, which has no name, and is gone once it
-has been read.
+200 KB, unless configured otherwise). What is larger goes along as a file in memory, which has no name, and is gone once
+it has been read.
 
 Rejected: ``multiprocessing.connection``. Its ``send_bytes`` waits until all is written: a reader process that stopped
 would stop the training loop, and two sides that both have much to say would wait for each other.

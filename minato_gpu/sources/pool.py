@@ -1,4 +1,4 @@
-"""The reader pool: reads what it is told in that order, as many at once as pay, and does not wait for the slowest.
+"""The reader pool: reads what it is given in that order, as many at once as pay, and does not wait for the slowest.
 
 Files of this machine are read by threads (files.py), URLs by fsspec (remote.py). All of this runs in the event loop of
 the reader process.
@@ -220,7 +220,7 @@ class _Lane:
 
 
 class Concurrency:
-    """Decides how many reads are under way at once. It is told the time. ``limit``: reads that may be under way.
+    """Decides how many reads are under way at once. The time is an argument. ``limit``: reads that may be under way.
 
     Little's law says how many must be for a rate and a latency: rate x latency. Neither is known before, and both
     change, so the limit is doubled while that pays: where too little is there, and reads wait although as many are

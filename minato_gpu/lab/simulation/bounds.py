@@ -53,8 +53,8 @@ def _as_told(work: Work) -> Work:
 
 
 def _plans(work: Work) -> tuple[Array, Array]:
-    """Seconds of every plan on the CPU and on the device, each of shape (plans, serials): all on the CPU, each cut, and
-    all on the device."""
+    """Seconds of every plan on the CPU and on the device, each of shape (plans, serials): all on the CPU, each split
+    point, and all on the device."""
     nothing, cuts = np.zeros(len(work.cpu)), work.cuts
     device = _device(work)
     if device is None:
@@ -71,8 +71,8 @@ def _alone(work: Work) -> Array:
 
 
 def _steps(work: Work, told_cpu: Array, told_device: Array) -> tuple[Array, Array]:
-    """What each step between the plans worth having truly saves and costs, in the order of the ratio that they are told
-    to have; with two plans these are the samples."""
+    """What each step between the plans worth having truly saves and costs, in the order of their predicted
+    ratios; with two plans these are the samples."""
     cpu, device = _plans(work)
     if not work.cuts:
         order = np.argsort(-told_cpu[0] / told_device[-1], kind="stable")

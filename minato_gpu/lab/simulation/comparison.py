@@ -168,5 +168,5 @@ def _blind(simulate: Simulate) -> Simulate:
 
 
 def _uncut(simulate: Simulate) -> Simulate:
-    """Returns a simulation with all of a sample on one lane; bounds stay those of samples that can be cut."""
+    """Returns a simulation with all of a sample on one lane; bounds stay those of samples with split points."""
     return lambda work, period: simulate(replace(work, cuts=()), period)

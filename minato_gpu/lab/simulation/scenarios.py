@@ -85,7 +85,7 @@ class Scenario:
         return replace(work, device=whole.device, predicted_device=whole.predicted_device, cuts=tuple(cuts))
 
     def _drawn(self, rng: np.random.Generator, samples: int) -> tuple[Array, Array | None, Array]:
-        """Draws costs as ``Parts`` does; samples that cannot be cut have one part."""
+        """Draws costs as ``Parts`` does; samples without split points have one part."""
         if self.parts is not None:
             return self.parts(rng, samples)
         cpu, device = self.costs(rng, samples)

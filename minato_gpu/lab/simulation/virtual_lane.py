@@ -13,8 +13,8 @@ from minato_gpu.scheduling import messages as m
 class SampleProgress:
     """The true costs of the samples, and the split point that each has come to (none: it has not begun).
 
-    For example, with a cut at stage 2 that takes 3 of a sample's 8 seconds on the CPU, ``seconds`` of the sample is 8,
-    or 3 as far as that cut; once it ``came_to`` the cut it is 5, or what the cut's rest takes on a device.
+    For example, with a split point at stage 2, before which the CPU takes 3 of a sample's 8 seconds, ``seconds`` of the
+    sample is 8, or 3 as far as that split point; once it ``came_to`` it, 5, or what the rest takes on a device.
     """
 
     def __init__(self, work: Work) -> None:
@@ -72,7 +72,7 @@ class ChunkRun:
         return sum(end <= now for end in self.ends)
 
     def newly(self, done: int) -> tuple[list[int], float]:
-        """The samples that are told with this report, and the seconds that they took."""
+        """Returns the samples that are new in this report, and the seconds that they took."""
         since = self.ends[self.told - 1] if self.told else self.begin
         serials, seconds = self.serials()[self.told : done], self.ends[done - 1] - since
         self.told = done
@@ -83,7 +83,7 @@ class ChunkRun:
         return self._serials[: len(self.ends)]
 
     def ends_within(self, first: int, stop: int) -> list[float]:
-        """When those of its samples become ready that lie there and were not told."""
+        """Returns when those of its samples in this range become ready that were not reported."""
         if all(hi <= first or lo >= stop for lo, hi in self.chunk.spans):
             return []
         untold = zip(self._serials[self.told :], self.ends[self.told :], strict=False)
@@ -92,7 +92,7 @@ class ChunkRun:
 
 class VirtualLane:
     """Slots of one kind, which do chunks in the order in which these were sent. It takes the commands of a lane
-    (lanes/contract.py), and is told the time with each; what it answers are events for the scheduler.
+    (lanes/contract.py), each with the time; what it answers are events for the scheduler.
 
     ``running``: chunks on a slot, by number. ``ends`` is called with the time at which one of them will end, which is
     true as long as its ``version`` stays.

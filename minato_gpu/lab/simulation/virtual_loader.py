@@ -31,9 +31,9 @@ class VirtualLoader:
     ``period``: seconds that the consumer takes for a batch (0: it asks again at once); ``steps``: of each batch, all
     epochs in a row, instead. ``overlap``: whether the next epoch's samples are admitted before the last one's batches
     are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
-    samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is told as soon as
-    it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in production.
-    ``cores``: that workers share with the consumer (None: there are enough).
+    samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is reported as
+    soon as it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in
+    production. ``cores``: that workers share with the consumer (None: there are enough).
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class VirtualLoader:
         self._tell(m.Tick(now))
 
     def _listen(self) -> None:
-        """Have it told when the batch that the consumer waits for will be complete, by what runs now."""
+        """Schedules a report for when what runs now completes the batch that the consumer waits for."""
         awaited = self.scheduler.awaited if self._precise and self._asked else None
         if awaited is None:
             return
