@@ -206,7 +206,9 @@ class SamplesHere(Batches):
         produce, last = self._producer.of(self._task, piece, False), -1
         samples: list[Value] = []
         bad: list[Failure] = []
-        for at in range(len(piece.keys)):  # in a generator, what raised StopIteration would be told without its index
+        for at in range(
+            len(piece.keys)
+        ):  # in a generator, what raised StopIteration would be reported without its index
             try:
                 samples.append(produce(at))
                 last = at

@@ -396,7 +396,7 @@ class DataLoader(TorchDataLoader[T]):
     def scalars(self) -> dict[str, float]:
         """``stats()`` as flat scalars: every finite number under its path, such as "lanes/cpu/busy_share".
 
-        For ``SummaryWriter.add_scalar`` of each, or ``wandb.log`` of all. What is None, no number, or told of single
+        For ``SummaryWriter.add_scalar`` of each, or ``wandb.log`` of all. What is None, no number, or about single
         samples (``failures``) is left out. Raises RuntimeError before the first ``iter()``.
         """
         return scalars(self._session.stats())

@@ -87,7 +87,7 @@ class Cursor:
     def state(self, ahead: int) -> s.State:
         """Returns the state of the epoch as it was ``ahead`` batches ago, to any thread.
 
-        Raises ValueError if it cannot be told.
+        Raises ValueError if it is not known.
         """
         epoch = self.epoch
         with epoch.lock:

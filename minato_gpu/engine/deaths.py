@@ -2,9 +2,9 @@
 
 The sample that it was at is taken to be the cause once two workers have died at it (``MOST``): from then on it is a bad
 sample, and ``on_error`` decides. So is a batch that two workers have died joining. A worker that hung and was killed
-counts as dead. What ended the second one is told: the exception that it raised, that it hung, or ``KilledWorkers``. Of
-``__getitems__``, and of a report of several samples, it is not known which one killed: those it was about come one by
-one the next time. A job that prepares its samples itself blames the one that it was at.
+counts as dead. What ended the second one is reported: the exception that it raised, that it hung, or ``KilledWorkers``.
+Of ``__getitems__``, and of a report of several samples, it is not known which one killed: those it was about come one
+by one the next time. A job that prepares its samples itself blames the one that it was at.
 
 Nobody is blamed where the worker was at nothing; but where ``STARTS`` workers in a row end before they have taken any
 work, each in the place of the one before, or ``LOOPS`` with the same task before they have begun a sample of it, every

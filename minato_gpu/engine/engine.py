@@ -3,7 +3,7 @@
 Whoever holds the lock *pumps*: reads the lanes' reports, tells the scheduler, does what it says. A consumer that
 waits for its batch, or fetches batch after batch, pumps by itself. While it trains, a thread does: woken by workers
 through an event descriptor where their reports need an answer (the board asks for attention only then), and by the
-consumer when it leaves with a batch that lay ready. What follows from a delivery is then off the training loop's way,
+consumer when it leaves with a batch that was ready. What follows from a delivery is then off the training loop's way,
 and a loop that only fetches never fights a background thread for the interpreter lock.
 """
 
@@ -377,7 +377,7 @@ class Engine(Batches):
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
         if self.pump.reads is not None:
             self.pump.reads.close()
-            self._links.board.read_directly()  # to be told of once the board is closed, too
+            self._links.board.read_directly()  # to be reported once the board is closed, too
         try:
             if self.assembly.loading is not None:
                 self.assembly.loading.close()

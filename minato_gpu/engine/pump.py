@@ -33,7 +33,7 @@ class Pump:
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
         self.faults: deque[tuple[Lane, c.Exit]] = deque()  # which others deal with, see ``lost``
-        self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as told since it was last asked for
+        self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as reported since it was last asked for
         self.reads = parts.reads
         self._parts, self._settings = parts, parts.settings
         self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost

@@ -1,7 +1,8 @@
 """Which samples' bytes have arrived: between the sampler's order, the reader process and the scheduler.
 
-A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then the scheduler is
-told as the place is admitted; of the rest, whenever it comes. A sample's bytes are released once it is prepared.
+A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then is
+announced to the scheduler as the place is admitted; the rest, whenever it comes. A sample's bytes are released once it
+is prepared.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class ReadAhead:
         self._outbox = Outbox()
         self._admitted = 0  # serials below this one have been admitted,
         self._missing = 0  # and so many of these are waited for
-        self._is_wrong = False  # what ``source`` said was no use, which has been told
+        self._is_wrong = False  # what ``source`` returned was of no use, which was logged
 
     def new_run(self) -> None:
         """Cancels all that was wanted."""

@@ -79,7 +79,7 @@ class Watchdog:
         if len(hung) < len(overdue):
             self._due = now + _TWICE_S
         elif hung:
-            self._due = now + self._limit  # they are killed; a thread cannot be, and is told of again
+            self._due = now + self._limit  # they are killed; a thread cannot be, and is reported again
         else:
             ends = [since + self._limit for since in starts if since + self._limit > now]
             self._due = min([now + self._pause, *ends])

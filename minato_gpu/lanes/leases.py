@@ -20,7 +20,7 @@ from minato_gpu.memory.completions import BATCH, BLOB, LOCAL, PICKLED, READ, REA
 _PLAIN = TicketOutcome(None)
 
 
-def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Location:
+def store_outcome(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChannels) -> Location:
     """Stores what is to be said of a finished ticket, in the worker; returns where the parent finds it.
 
     Raises what pickling it raises.
@@ -31,10 +31,10 @@ def lay_down(outcome: TicketOutcome, mark: int, store: Store, links: WorkerChann
         return LOCAL, 0, 0
     if isinstance(item, Blob) and len(item.blocks) == 1 and outcome[1:] == _PLAIN[1:]:
         return BATCH if item.collated else BLOB, *item.blocks[0]
-    return PICKLED, *store.lay_down(ForkingPickler.dumps(tuple(outcome)))
+    return PICKLED, *store.put_bytes(ForkingPickler.dumps(tuple(outcome)))
 
 
-def lay_down_reads(items: list[Item], store: Store) -> list[Location] | None:
+def store_reads(items: list[Item], store: Store) -> list[Location] | None:
     """Stores these host reads in one block, in the worker, which costs it a tenth of a pickle for each.
 
     None if something else is among them, or they cannot be stored together.
@@ -45,7 +45,7 @@ def lay_down_reads(items: list[Item], store: Store) -> list[Location] | None:
             return None
         reads.append((item.fields.blocks, item.values))
     try:
-        offset, nbytes = store.lay_down(pickle.dumps(reads, 5))
+        offset, nbytes = store.put_bytes(pickle.dumps(reads, 5))
     except Exception:  # each by itself: it is found which one cannot be
         return None
     return [(READS, offset, nbytes), *[(READ, 0, 0)] * (len(items) - 1)]
@@ -180,8 +180,8 @@ class Leases:
         first, worker, times, ends, seconds = lease.reported, lease.worker, list[float](), list[float](), 0.0
         others: dict[int, TicketOutcome] = {}  # by offset, of what is no plain row
         for begin, stop in lease.between(first, done):
-            took, elapsed, ended, worker, lying = self._completions.take(begin, stop)
-            for at, (kind, offset, nbytes) in enumerate(lying or ()):
+            took, elapsed, ended, worker, locations = self._completions.take(begin, stop)
+            for at, (kind, offset, nbytes) in enumerate(locations or ()):
                 if kind == RETURNED:
                     done = lease.size = first + len(times) + at
                 elif kind == READS:
@@ -207,7 +207,7 @@ class Leases:
         return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
     def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:
-        """Returns what ``lay_down`` has stored."""
+        """Returns what ``store_outcome`` has stored."""
         if kind in (BLOB, BATCH):
             return TicketOutcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
         if kind == LOCAL:
@@ -216,7 +216,7 @@ class Leases:
         return TicketOutcome(*self._loaded(worker, offset, nbytes))
 
     def _reads(self, worker: int, offset: int, nbytes: int) -> Iterator[TicketOutcome]:
-        """Yields what ``lay_down_reads`` has stored."""
+        """Yields what ``store_reads`` has stored."""
         reads = self._loaded(worker, offset, nbytes)
         return (TicketOutcome(Features(Blob(worker, blocks), values)) for blocks, values in reads)
 

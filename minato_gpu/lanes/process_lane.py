@@ -42,7 +42,7 @@ class ProcessLane(WorkerLane):
         super().__init__(links)
         context, method = start_method(context)
         self._waiting: dict[int, deque[bytes]] = {n: deque() for n in range(len(links.task_senders))}
-        self._large: dict[Number, int] = {}  # where tasks lie that are too large for a message
+        self._large: dict[Number, int] = {}  # where tasks are stored that are too large for a message
         pool = Workers(context, links, job, links.workers, forks=method == "fork", replaceable=replaceable)
         self._pool: Workers | None = pool
         self.pids = pool.pids

@@ -50,7 +50,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 Blocks = Sequence[tuple[int, int]]
-"""Offset and bytes of what lies in a worker's arena."""
+"""Offset and bytes of what is stored in a worker's arena."""
 Process = BaseProcess | Adopted
 
 

@@ -4,8 +4,8 @@
 data set sees it, from that and the stage's number before each stage of a pipeline, and from the place of the batch
 before a ``collate_fn`` of the user's joins one; that costs about 7 microseconds. A chunk of cheap samples goes without
 while none of them draws: a second set of generators, in step with the global ones, shows at the chunk's end whether
-one of those has moved; of torch's, a few words of its state are compared where they lie. If one has, the chunk is
-prepared again, seeded, and every later sample is seeded too.
+one of those has moved; of torch's, a few words of its state are compared where they are stored. If one has, the chunk
+is prepared again, seeded, and every later sample is seeded too.
 
 Decision: a costly sample is looked at by itself, after a sleep or much other work, when nothing of torch is in the
 processor's caches. A draw from each of two torch generators then takes 35 microseconds (warm 7), seeding all three
@@ -140,7 +140,7 @@ def state_words(generator: torch.Generator) -> Any:
     address = getattr(probe, "_cdata", None)
     if not isinstance(address, int):
         return None
-    numbers = probe.get_state()[24:56].view(torch.int64).tolist()  # 64 bits each there, 32 where they lie
+    numbers = probe.get_state()[24:56].view(torch.int64).tolist()  # 64 bits each there, 32 where they are stored
     head = ctypes.string_at(address, _HEAD)
     found = head.find(_SEEDED.pack(_PROBE, 1))
     begin = found + _BESIDE

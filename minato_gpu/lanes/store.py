@@ -70,7 +70,7 @@ class Store:
         blobs.write(handover.arena.buffer[offset : offset + dumped.nbytes], dumped)
         return Blob(self._worker, ((offset, dumped.nbytes), *parts), collated)
 
-    def lay_down(self, data: bytes | memoryview) -> tuple[int, int]:
+    def put_bytes(self, data: bytes | memoryview) -> tuple[int, int]:
         """Stores bytes in the worker's arena, until the parent gives them back; returns offset and bytes."""
         assert self.handover is not None
         self.reclaim()

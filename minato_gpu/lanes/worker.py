@@ -5,7 +5,7 @@ board which sample it is at, so that a slow one is noticed while it runs and wha
 others. All that it reports are marks (see memory/completions.py): of costly samples at once, of cheap ones together,
 and of those of a batch that waits for all of them together as well, every tenth of a second and at its end: marking
 takes some 200 µs where a sample has emptied the processor's caches. What is more than a row or one block of memory is
-a ``TicketOutcome`` beside the mark. A batch that is joined here lies at its first sample's mark.
+a ``TicketOutcome`` beside the mark. A batch that is joined here is stored at its first sample's mark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from time import perf_counter
 from minato_gpu.lanes.base import Failure, Handed, Item, NoSample, Piece, Stored, Task, TicketOutcome, Yielded
 from minato_gpu.lanes.cpu_time import RunQueueDelay
 from minato_gpu.lanes.field_keeper import FieldKeeper
-from minato_gpu.lanes.leases import lay_down, lay_down_reads
+from minato_gpu.lanes.leases import store_outcome, store_reads
 from minato_gpu.lanes.placement import Placement, Put
 from minato_gpu.lanes.produce import Job, Produce, Producer
 from minato_gpu.lanes.progress import TELL_ROWS_S, LeaseProgress
@@ -363,18 +363,18 @@ class Worker:
     def _mark(self, progress: LeaseProgress) -> None:
         """Marks what is finished."""
         items, first, layout = progress.items, progress.reported + progress.shift, progress.layout
-        lying: list[Location] | None = None
+        locations: list[Location] | None = None
         if progress.parts is not None or layout is not None or items.count(None) < len(items):
             self._show_stage(REPORTING - 1)
             if progress.task.kind == "inspect" and self._store.handover is not None:
-                lying = lay_down_reads(items, self._store)
-            if lying is None:
-                lying = [
-                    IN_ROW if each is None else self._lay_down(progress, each, first + at)
+                locations = store_reads(items, self._store)
+            if locations is None:
+                locations = [
+                    IN_ROW if each is None else self._store_outcome(progress, each, first + at)
                     for at, each in enumerate(self._outcomes(progress))
                 ]
             self._show_stage(-1)
-        self._bell.publish(first, *progress.told(), self._number, lying)
+        self._bell.publish(first, *progress.told(), self._number, locations)
         if layout is not None:
             self._bell.ring()  # the next tasks should know it
 
@@ -390,14 +390,14 @@ class Worker:
             progress.layout, progress.prepared = None, 0
         return found
 
-    def _lay_down(self, progress: LeaseProgress, outcome: TicketOutcome, mark: int) -> Location:
+    def _store_outcome(self, progress: LeaseProgress, outcome: TicketOutcome, mark: int) -> Location:
         """Stores an outcome and returns where; if it cannot be sent, that is the outcome."""
         try:
-            return lay_down(outcome, mark, self._store, self._links)
+            return store_outcome(outcome, mark, self._store, self._links)
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold what was to be sent, perhaps most of the memory
             failed = self._placement.unsent(progress.task, mark - progress.shift, outcome, error)
-        return lay_down(failed, mark, self._store, self._links)
+        return store_outcome(failed, mark, self._store, self._links)
 
     def _end(self, progress: LeaseProgress) -> None:
         """Ends the task."""

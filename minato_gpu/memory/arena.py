@@ -2,7 +2,7 @@
 
 It is a memfd, so it needs no name, no room in /dev/shm, and vanishes with its last mapping however the processes
 end (promise P7). It is sparse: the mapping is as large as the arena may ever grow, memory is taken when a page is
-first written, and given back when much of it lies free.
+first written, and given back when much of it is free.
 
 Decision: one big mapping made before the workers start, instead of one memory object per batch passed around by
 file descriptor: no descriptor travels, and recycled pages are already mapped on both sides (a fresh page costs
@@ -10,7 +10,7 @@ a fault in the worker and another in the consumer, and the kernel clears it firs
 
 Decision: the lowest free extent that is large enough (first fit by address), neighbours joined when freed. Lists of
 free blocks by size are faster to search, but a block of one size serves no other: where sizes vary from batch to batch,
-as those of padded ones do, memory lies free while fresh pages are taken and cleared.
+as those of padded ones do, memory stays free while fresh pages are taken and cleared.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Any Python object in shared memory: pickled, with its arrays and tensors laid beside it and not copied again.
+"""Any Python object in shared memory: pickled, with its arrays and tensors stored beside it and not copied again.
 
 Protocol 5 pickles hand out the bytes of large objects as buffers (PEP 574). A blob is the pickle followed by those
-buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself. Buffers that lie
+buffers, each on a 64-byte boundary; loading makes arrays and tensors over the shared memory itself. Buffers that are
 in shared memory already (*parts*) stay where they are.
 
 Plain CPU tensors travel the same way as arrays; everything else travels as ``torch.multiprocessing`` would send it.
-Both keep the order in which their elements lie in memory: a sum depends on it in its last bits, and the speed of a
-model on channels last.
+Both keep the order in which their elements are stored in memory: a sum depends on it in its last bits, and the speed of
+a model on channels last.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Every place of the sampler's order has a block of *marks*, one for each of its tickets; so has a job, for its batch. A
 ticket has one writer at a time, the worker whose lease it is in. That worker writes, in this order: the sample into its
-row; the record (when it was ready, what it took, who made it, and where it lies if not in its row); a fence; the byte;
-a fence. Then it looks whether somebody waits for this batch, counts its bytes, and rings if they are all there. The
-parent writes what it waits for, a fence, then counts them too: of the two at least one sees all bytes, so both may ring
-but never neither.
+row; the record (when it was ready, what it took, who made it, and where it is stored if not in its row); a fence; the
+byte; a fence. Then it looks whether somebody waits for this batch, counts its bytes, and rings if they are all there.
+The parent writes what it waits for, a fence, then counts them too: of the two at least one sees all bytes, so both may
+ring but never neither.
 
 Why a worker may be killed at any moment: a byte that is set says that all that was written before it is whole, because
 both sides pass a fence between the two. One that is not set says nothing: the ticket is prepared again, by another
@@ -50,7 +50,10 @@ _RECORD = np.dtype(
         ("offset", np.int64),
         ("nbytes", np.int64),
         ("took", np.float32),  # seconds on a core
-        ("elapsed", np.float32),  # seconds of all that were told together, in the last one's record; 0 in the others
+        (
+            "elapsed",
+            np.float32,
+        ),  # seconds of all that were reported together, in the last one's record; 0 in the others
         ("worker", np.int32),
         ("kind", np.int32),
     ]
@@ -70,7 +73,7 @@ Location = tuple[int, int, int]
 IN_ROW: Location = ROW, 0, 0
 
 End = float | Sequence[float]
-"""When tickets that are told together were finished: a time for all, or one for each."""
+"""When tickets that are reported together were finished: a time for all, or one for each."""
 
 
 class Taken(NamedTuple):
@@ -80,7 +83,7 @@ class Taken(NamedTuple):
     elapsed: float  # seconds of all together
     ends: list[float]  # when each was finished
     worker: int
-    lying: list[Location] | None  # what each is, and where it is stored; None if all are in their rows
+    locations: list[Location] | None  # what each is, and where it is stored; None if all are in their rows
 
 
 class Completions:
@@ -143,14 +146,14 @@ class Completions:
 
     def take(self, begin: int, end: int) -> Taken:
         """Takes in these finished tickets."""
-        lying = None
+        locations = None
         if _ELSEWHERE in bytes(self._status[begin:end]):
             columns = [self._columns[name][begin:end].tolist() for name in ("kind", "offset", "nbytes")]
-            lying = list(zip(*columns, strict=True))
+            locations = list(zip(*columns, strict=True))
         self._status[begin:end] = _TAKEN * (end - begin)
         elapsed = sum(self._elapsed[begin:end].tolist())
         took, ends = self._took[begin:end].tolist(), self._end[begin:end].tolist()
-        return Taken(took, elapsed, ends, int(self._columns["worker"][end - 1]), lying)
+        return Taken(took, elapsed, ends, int(self._columns["worker"][end - 1]), locations)
 
     def clear(self, begin: int, end: int) -> None:
         """Opens these tickets again, which nobody is at any more and which are to be prepared again."""
@@ -161,14 +164,20 @@ class Completions:
     # --- worker -------------------------------------------------------------------------------------------
 
     def record(
-        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Location] | None
+        self,
+        begin: int,
+        took: Sequence[float],
+        end: End,
+        elapsed: float,
+        worker: int,
+        locations: Sequence[Location] | None,
     ) -> None:
         """Records finished tickets from ``begin`` on, before they are ``set_ready``.
 
-        ``lying`` is None if all are in their rows.
+        ``locations`` is None if all are in their rows.
         """
         if len(took) == 1:
-            kind, offset, nbytes = IN_ROW if lying is None else lying[0]
+            kind, offset, nbytes = IN_ROW if locations is None else locations[0]
             _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
             return
         stop, columns = begin + len(took), self._columns
@@ -177,10 +186,10 @@ class Completions:
         columns["elapsed"][begin:stop] = 0.0
         columns["elapsed"][stop - 1] = elapsed
         columns["worker"][begin:stop] = worker
-        if lying is None:
+        if locations is None:
             columns["kind"][begin:stop] = ROW
         else:
-            for name, values in zip(("kind", "offset", "nbytes"), zip(*lying, strict=True), strict=True):
+            for name, values in zip(("kind", "offset", "nbytes"), zip(*locations, strict=True), strict=True):
                 columns[name][begin:stop] = values
 
     def set_ready(self, begin: int, end: int, *, in_rows: bool) -> None:
@@ -235,15 +244,21 @@ class Bell:
             os.eventfd_write(self._consumer, 1)
 
     def publish(
-        self, begin: int, took: Sequence[float], end: End, elapsed: float, worker: int, lying: Sequence[Location] | None
+        self,
+        begin: int,
+        took: Sequence[float],
+        end: End,
+        elapsed: float,
+        worker: int,
+        locations: Sequence[Location] | None,
     ) -> None:
         """Reports tickets from ``begin`` on as finished (see ``Completions.record``), and wakes the consumer if it
         waits for them."""
         stop, words, completions = begin + len(took), self._words, self._completions
-        completions.record(begin, took, end, elapsed, worker, lying)
+        completions.record(begin, took, end, elapsed, worker, locations)
         self._fence()
         self._unfence()
-        completions.set_ready(begin, stop, in_rows=lying is None)
+        completions.set_ready(begin, stop, in_rows=locations is None)
         self._fence()
         self._unfence()
         need = words[AWAITED_NEED]

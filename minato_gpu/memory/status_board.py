@@ -35,7 +35,7 @@ samples were begun of the last task that a limit has ended. DIRECT and DIRECT_NS
 has read from storage itself, although the loader reads ahead. BYTES: what its task has come to so far, where that has a
 credit."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
-"""In STAGE: collating a batch, in __getitems__, laying down outcomes; else a pipeline's stage plus 1, or 0."""
+"""In STAGE: collating a batch, in __getitems__, storing outcomes; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14

@@ -1,9 +1,9 @@
 """Memory that leaves a worker without a copy: ``shared_empty``.
 
-What a worker returns is copied into shared memory, unless it lies there already. A collate function that makes large
-tensors, padded ones say, makes them with ``shared_empty`` and saves the copy, and the kernel's clearing of fresh pages:
-the memory of batches that the consumer has dropped is used again. PyTorch's ``default_collate`` does the same in its
-workers, by a private function that makes a new file for each tensor.
+What a worker returns is copied into shared memory, unless it is stored there already. A collate function that makes
+large tensors, padded ones say, makes them with ``shared_empty`` and saves the copy, and the kernel's clearing of fresh
+pages: the memory of batches that the consumer has dropped is used again. PyTorch's ``default_collate`` does the same in
+its workers, by a private function that makes a new file for each tensor.
 """
 
 from __future__ import annotations

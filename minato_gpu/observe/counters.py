@@ -28,7 +28,7 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """Where a metric is found in ``stats()``, and what Prometheus is told about it."""
+    """Where a metric is found in ``stats()``, and how it is described to Prometheus."""
 
     kind: Kind
     path: str  # in stats(), with a star for each label, and a bar between alternatives; "" where it is derived

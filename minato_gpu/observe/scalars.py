@@ -9,7 +9,7 @@ from numbers import Real
 from minato_gpu.samples import JSON, Value
 
 _NO_FIGURES = frozenset({"failures", "longest_waits"})
-"""What is told of single samples: their positions are no figures of the run."""
+"""Reports about single samples: their positions are no figures of the run."""
 
 
 def scalars(stats: Mapping[str, JSON]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
 with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready
 beyond each batch. An arrow leads from the work to the step with the batch that its samples came in. What was before the
-work is told with it: how long ago the sampler yielded the sample, its bytes were there, it was given to the lane.
+work is shown with it: how long ago the sampler yielded the sample, its bytes were there, it was given to the lane.
 """
 
 from __future__ import annotations

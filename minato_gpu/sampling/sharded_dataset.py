@@ -52,7 +52,7 @@ class SplitsStates(Protocol):
 
 
 class Shards(Protocol[T_co]):
-    """Data that lies in shards (files, say), each of which can be read by itself. See ``ShardedDataset``."""
+    """Data that is stored in shards (files, say), each of which can be read by itself. See ``ShardedDataset``."""
 
     def shards(self) -> Sequence[JSON]:
         """Name all shards, by plain values such as paths or numbers. Called as each epoch begins or goes on, in every

@@ -1,4 +1,4 @@
-"""Decides when to send a slow request a second time, and when to try a failed one again. It is told the time.
+"""Decides when to send a slow request a second time, and when to try a failed one again. The time is an argument.
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
 mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,

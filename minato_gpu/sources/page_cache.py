@@ -1,7 +1,7 @@
 """Reads ahead into the page cache: the kernel brings a file's bytes into memory and keeps them there.
 
-A worker then reads the file as if nothing had been done for it, without waiting for the disk. Its bytes lie in memory
-once and are copied once; by way of shared memory they would lie there twice. So files of a local disk are read unless
+A worker then reads the file as if nothing had been done for it, without waiting for the disk. Its bytes are in memory
+once and are copied once; by way of shared memory they would be there twice. So files of a local disk are read unless
 something is to be kept of them (``FilePlacement``). Where the kernel lets go of them too early, shared memory it is
 (``PageCache``).
 

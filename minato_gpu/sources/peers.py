@@ -314,7 +314,7 @@ class PeerServer:
             self._service.release([number])
 
     async def _bytes(self, key: Key, places: tuple[Place, ...]) -> Any:
-        """The bytes that lie there; None where they could not be read."""
+        """Returns the bytes that are stored there; None if they could not be read."""
         if not places:
             return None
         block, nbytes = places[0][:2]

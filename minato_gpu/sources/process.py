@@ -1,9 +1,9 @@
 """The reader process: one for each loader, apart from its workers, so that no worker ever waits for storage. (One that
 loaders share is host_reader.py.)
 
-It is told by a socket what is wanted and what is released, and answers there where bytes lie (``service.py``). It ends
-when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is told by
-one message, and wakes the loader once (``Notifier``).
+It receives by a socket what is wanted and what is released, and answers there where bytes are stored (``service.py``).
+It ends when the loader's end of the socket closes, or the loader's process does. What is done at about the same time is
+reported by one message, and wakes the loader once (``Notifier``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _STATS_S = 0.5
 PLENTY = 128  # samples: the loader knows so many that nobody waits for more
 SOON_S, LATER_S = 3e-3, 100e-3
-_SHARE = 4  # what is not told is a part of what is known, so that a fast loader does not come to the end of that
+_SHARE = 4  # what is not announced is a part of what is known, so that a fast loader does not come to the end of that
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Link:
 
     @property
     def _there(self) -> int:
-        """Returns how many tickets the loader has been told of, or will be soon, and has not released."""
+        """Returns how many tickets were announced to the loader, or will be soon, and are not released."""
         return self._service.there
 
     def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
@@ -317,11 +317,11 @@ def _is_message(found: object) -> bool:
 
 
 class Notifier:
-    """Collects tickets whose bytes have arrived until it is time to tell the loader. It is told what is there.
+    """Collects tickets whose bytes have arrived until it is time to announce them to the loader.
 
-    A wake-up of the loader costs more than a hundred samples told by it. So samples are told together: quickly where
-    somebody may be waiting, which is where the loader has few left that it knows of, or where one comes late, after
-    those that will be needed after it.
+    A wake-up of the loader costs more than a hundred samples announced by it. So samples are announced together:
+    quickly where somebody may be waiting, which is where the loader has few left that it knows of, or where one comes
+    late, after those that will be needed after it.
     """
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ class Notifier:
         self._soon = False
 
     def add(self, ready: Ready, there: int) -> float | None:
-        """Adds a ticket, one of ``there``; returns in how many seconds to tell, None if that is known already."""
+        """Adds a ticket, one of ``there``; returns in how many seconds to announce, None if that is known already."""
         ticket = ready[0]
         self._ready.append(ready)
         late = ticket < self._furthest - PLENTY
@@ -347,6 +347,6 @@ class Notifier:
         return SOON_S
 
     def take(self) -> list[Ready]:
-        """Returns all tickets, to be told now."""
+        """Returns all tickets, to be announced now."""
         ready, self._ready, self._soon = self._ready, [], False
         return ready

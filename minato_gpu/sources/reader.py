@@ -120,8 +120,8 @@ class Reader:
     def _hold(self, end: socket.socket, arena: Arena, settings: ReaderSettings, *, stays: bool) -> None:
         """Keeps this side's socket, and the memory that holds the bytes."""
         self.end, self.arena, self.settings, self._stays = end, arena, settings, stays
-        self.counts: dict[str, Any] = {}  # its work for these workers, as it was told last
-        self.run = 0  # of the tickets: what is told of an earlier one is of no use
+        self.counts: dict[str, Any] = {}  # its work for these workers, as it was reported last
+        self.run = 0  # of the tickets: reports of an earlier one are of no use
         self.lent = True
         self._owner = os.getpid()
         self._messages = MessageSocket(end)
@@ -137,7 +137,7 @@ class Reader:
         """True if the reader process still runs."""
         return self.process is not None and children.exit_code(self.process, self.process.sentinel) is None
 
-    # --- what it is told -------------------------------------------------------------------------------------
+    # --- what is sent to it -----------------------------------------------------------------------------------
 
     def new_run(self) -> None:
         """Cancels all that was wanted: the next message makes the process forget it."""

@@ -1,9 +1,9 @@
 """How a data set reads a sample's bytes: from what has been read ahead for it, or from storage itself.
 
-The loader's reader process lays bytes down in shared memory (blocks.py) before it lets a worker have the sample, and
-the worker puts at hand where they lie. ``read_bytes`` copies them from there, about 10 microseconds for 100 KB: the
-array is the caller's own, so that a stage that works in place spoils nothing, and the memory is free for the next. What
-is not at hand is read from storage, with the same result, and counted.
+The loader's reader process stores bytes in shared memory (blocks.py) before it lets a worker have the sample, and
+the worker puts at hand where they are stored. ``read_bytes`` copies them from there, about 10 microseconds for 100 KB:
+the array is the caller's own, so that a stage that works in place spoils nothing, and the memory is free for the next.
+What is not at hand is read from storage, with the same result, and counted.
 
 Rejected: views of the shared memory. A data set that keeps one would see it change.
 """
@@ -25,8 +25,8 @@ from minato_gpu.sources.remote import check_length, read_here
 from minato_gpu.sources.source import FIELDS, PREPARED, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
-"""Where the bytes of a source lie: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are; the
-block's stamp; and the source's key. A plain tuple, flat: quick to pickle."""
+"""Where the bytes of a source are stored: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are;
+the block's stamp; and the source's key. A plain tuple, flat: quick to pickle."""
 
 
 class AtHand(threading.local):

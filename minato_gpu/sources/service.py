@@ -2,7 +2,7 @@
 they are released.
 
 A *ticket* stands for a sample; each has one source or several. Those of a *place* belong to one batch of the sampler's.
-Reads are started in the order of tickets while what lies ready or is under way stays below a limit in bytes;
+Reads are started in the order of tickets while what is ready or under way stays below a limit in bytes;
 what the oldest place misses is always read, or nothing would go on. Tickets that want the same source share one copy.
 
 Where there are *tiers* (memory_tier.py, disk_pool.py), bytes stay for later epochs: what the tier in memory keeps is
@@ -154,7 +154,7 @@ class Service:
             ticket.missing += 1
 
     def _find(self, each: SourceBytes) -> bool:
-        """Whether the bytes lie in memory already."""
+        """Returns whether the bytes are in memory already."""
         if self._memory is None or each.item == NO_ITEM:
             return False
         each.at, copy = self._memory.access(each.item, each.key)

@@ -1,4 +1,4 @@
-"""Reads that several loaders share: a source that more than one wants is read once, and lies in memory once.
+"""Reads that several loaders share: a source that more than one wants is read once, and stored in memory once.
 
 Each loader has a service (service.py) that asks and is answered as if it were alone; these stand between the services
 and one pool. A block that several use is freed with the last of them. Loaders are read for in turn, whoever has asked

@@ -1,4 +1,4 @@
-"""A source: where the bytes of a sample lie, as a data set declares it.
+"""A source: where the bytes of a sample are stored, as a data set declares it.
 
 A data set with a method ``source(key)`` lets the loader read ahead: it returns a ``Source`` for a key, or several. It
 is called in the training process, for keys that the sampler has drawn: it must be cheap and read nothing. A worker's
@@ -82,10 +82,10 @@ class Source:
         path = str(self.path)
         if path[:1] != "/" and not self.is_remote:
             path = os.path.join(os.getcwd(), self.file.removeprefix("./"))  # noqa: PTH109, PTH118  # Path takes 10 µs
-        lies = path, int(self.offset), None if self.length is None else int(self.length)
+        place = path, int(self.offset), None if self.length is None else int(self.length)
         if self.version:
-            return (*lies, str(self.version))
-        return lies
+            return (*place, str(self.version))
+        return place
 
     @staticmethod
     def of(key: Key) -> Source:

@@ -1,6 +1,6 @@
 """Makes batches of ready samples.
 
-Samples that can be stacked lie in rows (``samples``), and so do their batches. Whatever ``default_collate`` would not
+Samples that can be stacked are rows (``samples``), and so are their batches. Whatever ``default_collate`` would not
 simply stack, and every custom ``collate_fn``, is joined by a worker (a *job*), on views of shared memory.
 """
 
@@ -298,7 +298,7 @@ class Assembly:
         return marks, memory
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
-        """Handles the death of a worker: nobody is left to be told which blocks come back.
+        """Handles the death of a worker: nobody is left to report to which blocks come back.
 
         Returns its blocks (offset, bytes) in use.
         """

@@ -186,7 +186,7 @@ def _unwrap_on_device(xp: Any, fields: Any, params: Any) -> Any:
 def test_what_cannot_leave_its_process_is_prepared_there_and_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Content does not depend on where a sample was to be cut; and the cut is not asked for in vain for ever."""
     told: list[int] = []
-    monkeypatch.setattr(CutEstimator, "cannot", lambda self, split, samples: told.append(split))
+    monkeypatch.setattr(CutEstimator, "could_not_send", lambda self, split, samples: told.append(split))
     plan_for(monkeypatch, 1.0, 1.0, Plan(2, 1e-3, 1e-3))
     cut = Pipeline(
         (

@@ -12,7 +12,7 @@ import pytest
 
 from minato_gpu.lanes.base import Extra, Features, Item, TicketOutcome
 from minato_gpu.lanes.contract import KeptSamples, Opened
-from minato_gpu.lanes.leases import Leases, lay_down, lay_down_reads
+from minato_gpu.lanes.leases import Leases, store_outcome, store_reads
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.wire import LARGE
@@ -206,17 +206,17 @@ def test_what_a_worker_that_died_had_laid_down_is_not_given_back_to_its_successo
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark = sent.pieces[0].marks
-    lying = [lay_down(TicketOutcome(Extra(["text"])), at, store, links) for at in (mark, mark + 1)]
+    locations = [store_outcome(TicketOutcome(Extra(["text"])), at, store, links) for at in (mark, mark + 1)]
     while links.board.give_back(0, 0):
         pass  # it takes nothing back any more: what else is to be given back must wait
-    links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, lying)
+    links.bell.publish(mark, [1e-3] * 2, 0.0, 2e-3, 0, locations)
     assert leases.reports(unfinished=True)[0].final
     leases.bury(0)
     links.board.forget(0)
     other = marked(links, task(piece([3]), chunk=2))
     leases.add(other)
     successor = Store(1, links, links.arenas[1])
-    one = lay_down(TicketOutcome(Extra(["text"])), other.pieces[0].marks, successor, links)
+    one = store_outcome(TicketOutcome(Extra(["text"])), other.pieces[0].marks, successor, links)
     links.bell.publish(other.pieces[0].marks, [1e-3], 0.0, 1e-3, 1, [one])
     assert leases.reports(unfinished=True)[0].final
     assert links.board.returned(0) == [] and links.board.returned(1) == [one[1]]
@@ -272,12 +272,12 @@ def test_host_reads_of_a_piece_come_in_one_block(links: WorkerChannels) -> None:
     sent = marked(links, task(piece([1, 2]), kind="inspect"))
     leases.add(sent)
     reads: list[Item] = [Features(store.put({"path": str(key)}), (float(key),)) for key in (1, 2)]
-    assert lay_down_reads([reads[0], None], store) is None
-    lying = lay_down_reads(reads, store)
-    assert lying is not None
-    links.bell.publish(sent.pieces[0].marks, [1e-3] * 2, 0.0, 2e-3, 0, lying)
+    assert store_reads([reads[0], None], store) is None
+    locations = store_reads(reads, store)
+    assert locations is not None
+    links.bell.publish(sent.pieces[0].marks, [1e-3] * 2, 0.0, 2e-3, 0, locations)
     (report,) = leases.reports(unfinished=True)
-    assert report.items == reads and links.board.returned(0) == [lying[0][1]]
+    assert report.items == reads and links.board.returned(0) == [locations[0][1]]
 
 
 def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(links: WorkerChannels) -> None:
@@ -285,7 +285,7 @@ def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(li
     sent = marked(links, task(piece([1, 2])))
     leases.add(sent)
     mark, store = sent.pieces[0].marks, Store(0, links)
-    lay_down(TicketOutcome(Extra(["text"])), mark + 1, store, links)
+    store_outcome(TicketOutcome(Extra(["text"])), mark + 1, store, links)
     assert list(links.completions.local) == [mark + 1]
     leases.drop(*sent[:2])
     assert not links.completions.local

@@ -160,20 +160,20 @@ def test_whoever_has_what_it_waits_for_need_not_be_woken(bell: NotedBell, attent
     assert bell.await_tickets(0, 4, 2)
 
 
-@pytest.mark.parametrize("lying", [None, [IN_ROW, (BLOB, 4096, 77), IN_ROW]])
+@pytest.mark.parametrize("locations", [None, [IN_ROW, (BLOB, 4096, 77), IN_ROW]])
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_is_taken_is_what_was_recorded(
-    completions: Completions, count: int, lying: Sequence[tuple[int, int, int]] | None
+    completions: Completions, count: int, locations: Sequence[tuple[int, int, int]] | None
 ) -> None:
     took = [0.5, 0.25, 2.0][:count]
-    lying = None if lying is None else lying[3 - count :][:count]
-    completions.record(8, took, 100.5, sum(took), 3, lying)
+    locations = None if locations is None else locations[3 - count :][:count]
+    completions.record(8, took, 100.5, sum(took), 3, locations)
     assert completions.ready(0, 64) == 0, "a record says nothing before its status does"
-    completions.set_ready(8, 8 + count, in_rows=lying is None)
+    completions.set_ready(8, 8 + count, in_rows=locations is None)
     assert completions.ready(0, 64) == completions.leading(8, 64) == count
     taken = completions.take(8, 8 + count)
     assert (taken.took, taken.elapsed, taken.ends, taken.worker) == (took, sum(took), [100.5] * count, 3)
-    assert taken.lying == lying
+    assert taken.locations == locations
     assert completions.ready(0, 64) == 0 and completions.status[8] not in READY, "it is taken once"
 
 

@@ -41,7 +41,7 @@ FAULTS = (
     Fault(
         "a copy of another version of a URL is used from memory",
         "sources/source.py",
-        "        if self.version:\n            return (*lies, str(self.version))\n",
+        "        if self.version:\n            return (*place, str(self.version))\n",
         "",
         ("sources/test_reading.py",),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutations.fault import Fault
 
 _FENCE = "        self._fence()\n        self._unfence()\n"
-_RECORD = "        completions.record(begin, took, end, elapsed, worker, lying)\n"
-_STATUS = "        completions.set_ready(begin, stop, in_rows=lying is None)\n"
+_RECORD = "        completions.record(begin, took, end, elapsed, worker, locations)\n"
+_STATUS = "        completions.set_ready(begin, stop, in_rows=locations is None)\n"
 _STORES = "        for at in range(end - 1, begin - 1, -1):\n            status[at] = mark\n"
 _SPLITS = (
     "            self.words[self.row(worker) + SPLITS] = sum(1 << split for split in set(splits) if split < _BITS)\n"

@@ -248,7 +248,7 @@ def _other(row: Row) -> dict[str, str]:
 
 
 def _interval(row: Row) -> str:
-    """The predicted seconds of an epoch, and between which they lie."""
+    """The predicted seconds of an epoch, and their bounds."""
     return f"{number(row['epoch_s'])} ({number(row['low_s'])} to {number(row['high_s'])})"
 
 

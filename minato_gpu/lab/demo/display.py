@@ -31,7 +31,7 @@ def making(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def training(console: Console, epochs: int) -> Iterator[Watch]:
-    """A bar for each epoch of the training; yields what is to be told of it."""
+    """Shows a bar for each epoch of the training; yields the function that updates it."""
     columns = (
         TextColumn("epoch {task.fields[epoch]}"),
         BarColumn(bar_width=None),

@@ -1,6 +1,6 @@
 """Makes the demonstration's data set: JPEG files of very different sizes, from real photographs.
 
-The photographs lie inside the scikit-image package, so nothing is downloaded. Each file is a view of one of
+The photographs are inside the scikit-image package, so nothing is downloaded. Each file is a view of one of
 them: a crop, perhaps mirrored, with its own exposure and grain, resized to its own number of pixels. The sizes
 are log-normal, as sizes of photographs on the web roughly are, so that decoding the largest costs far more than
 fifty times as much as decoding the smallest; that spread is what the loader is shown on. Grain is added because

@@ -70,7 +70,7 @@ class Tally:
 
 
 Watch = Callable[[Tally, DataLoader[Any], bool], None]
-"""Told of every batch, and when an epoch is over."""
+"""Called with every batch, and when an epoch is over."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from minato_gpu.spans import TicketSpan
 
 
 class Arrival(NamedTuple):
-    """The loader is told that the bytes of these samples are there, and when."""
+    """An announcement to the loader: the bytes of these samples are there, and when."""
 
     at: float
     serials: Sequence[int]
@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
 class Reading(Protocol):
     """A simulated storage that brings samples' bytes to the scheduler (analysis/virtual_storage.py).
 
-    Told the time with every call. ``ahead``: batches beyond the window that are drawn, and wanted, early."""
+    Every call carries the time. ``ahead``: batches beyond the window that are drawn, and wanted, early."""
 
     ahead: int
 
@@ -41,7 +41,7 @@ class Reading(Protocol):
         """When something happens next; infinite where nothing will."""
 
     def advance(self, until: float) -> Arrival | None:
-        """Lets time pass until the loader is told of something, or until then: None."""
+        """Lets time pass until something is announced to the loader, or until then: None."""
 
 
 class VirtualIntake:
@@ -103,8 +103,8 @@ class VirtualIntake:
         )
 
     def came(self, serials: Sequence[int]) -> list[TicketSpan]:
-        """Bytes have come; returns what the scheduler is to be told of: of samples in the window. Of the others it is
-        told as they enter."""
+        """Bytes have come; returns what is to be announced to the scheduler: samples in the window. The others are
+        announced as they enter."""
         admitted = int(self._work.firsts[self._admitted])
         self._here.update(serial for serial in serials if serial >= admitted)
         return _spans(serial for serial in serials if serial < admitted)

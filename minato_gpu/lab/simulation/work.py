@@ -32,7 +32,7 @@ class Cut:
 class Work:
     """One run of a simulated loader. Costs are seconds on one slot, one value per serial.
 
-    ``device`` is None without a device lane. ``predicted_*`` are what the scheduler is told. ``epoch_samples`` is the
+    ``device`` is None without a device lane. ``predicted_*`` are sent to the scheduler. ``epoch_samples`` is the
     number of samples of each epoch. ``stagger_s``: how much later than the one before each worker is ready, the first
     at once. ``device_run_s``: what each micro-batch costs on top of its samples; ``harm``: seconds that the
     consumer's step takes longer for each second of device work since the batch before. ``cuts``: split points, rising.

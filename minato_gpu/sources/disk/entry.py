@@ -72,7 +72,7 @@ def scan(root: Path) -> Iterator[CacheEntry]:
     """Yields every copy in the directory; of those that come or go meanwhile, some."""
     for folder in [*_listed(root)]:
         if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
-            for file in sorted(_listed(folder), key=os.DirEntry.inode):  # as they lie on disk
+            for file in sorted(_listed(folder), key=os.DirEntry.inode):  # as they are stored on disk
                 if len(file.name) != 2 * KEY_BYTES - 2:
                     continue
                 try:

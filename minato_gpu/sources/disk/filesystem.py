@@ -49,7 +49,7 @@ class OpenFile:
 
 
 def remote_kind(path: str | os.PathLike[str]) -> str | None:
-    """The name of the network file system that ``path`` lies on; None for a local one."""
+    """The name of the network file system that ``path`` is on; None for a local one."""
     answer = (ctypes.c_long * 32)()  # larger than struct statfs; its first field is the type
     if _LIBC.statfs(os.fsencode(path), ctypes.byref(answer)):
         number = ctypes.get_errno()
@@ -97,8 +97,11 @@ class _Cachestat(ctypes.Structure):
 
 
 def cached_bytes(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    """How many of ``length`` bytes from ``offset`` on (0: to the end) the page cache has, in whole pages; None where
-    that is not told (cachestat(2), Linux 6.5). No substitute: mincore tells it of files that one may write to only."""
+    """Returns how many of ``length`` bytes from ``offset`` on (0: to the end) the page cache has, in whole pages.
+
+    None where the kernel cannot report it (cachestat(2), Linux 6.5). No substitute: mincore reports it of files that
+    one may write to only.
+    """
     wanted, found = _Range(offset, length), _Cachestat()
     if _LIBC.syscall(_CACHESTAT, fd, ctypes.byref(wanted), ctypes.byref(found), 0):
         return None
