@@ -143,6 +143,7 @@ def test_the_reader_is_killed(files: Path, caplog: pytest.LogCaptureFixture) -> 
     got = [[next(iterator)] for iterator in iterators]
     killed = pid_of(loaders[0])
     os.kill(killed, signal.SIGKILL)
+    assert wait_until(lambda: gone(killed))
     for loader, first, iterator in zip(loaders, got, iterators, strict=True):
         assert whole([*first, *iterator]) == sums(files)
         assert loader.stats()["reads"]["process"] == "lost"
