@@ -31,9 +31,8 @@ class WorkerStreams:
         self.starts: Sequence[StreamState] = ()  # where each is to begin, if not at its beginning
         self.left: list[StreamState] = []  # of streams that had ended when they were saved: where the next epoch begins
         self.turn = turn  # whose turn it is, or of workers whose streams have ended the next one's
-        self.on_saves: Callable[[bool], None] = lambda come: (
-            None
-        )  # called with whether states are asked for every few batches
+        # called with whether states are asked for every few batches
+        self.on_saves: Callable[[bool], None] = lambda come: None
         self._saved = batches  # when one was last asked for, or might have been
         self._at = [_NOTHING] * workers  # by worker, as of what was delivered
         self._ends: dict[int, StreamState] = {}  # by worker, the state reported at the end of its stream

@@ -298,7 +298,7 @@ class Assembly:
         return marks, memory
 
     def settle_with(self, owner: int) -> list[tuple[int, int]]:
-        """Handles the death of a worker: nobody is left to report to which blocks come back.
+        """Handles the death of a worker: its returned blocks need not be reported any more.
 
         Returns its blocks (offset, bytes) in use.
         """

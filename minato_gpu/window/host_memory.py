@@ -61,7 +61,7 @@ class HostMemoryAccount:
                 loans.give_back([(owner, offset)])
 
     def bury(self, owner: int) -> list[tuple[int, int]]:
-        """Handles the death of a worker: nobody is left to report to which blocks come back.
+        """Handles the death of a worker: its returned blocks need not be reported any more.
 
         Returns its loaned blocks (offset, bytes).
         """

@@ -102,7 +102,7 @@ FAULTS = (
     Fault(
         "what a far lane is sent before its node answers is lost",
         "lanes/far/lane.py",
-        "            for task, _ in self._tasks.values():\n                self._say(*_parcel(task))\n",
+        "            for task, _ in self._tasks.values():\n                self._send_frame(*_parcel(task))\n",
         "",
         FAR,
     ),

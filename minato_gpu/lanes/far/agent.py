@@ -48,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Shipment(NamedTuple):
-    """What goes to an agent once. ``job``: pickled; ``paths``: where its modules lie; ``main``: the program's own file,
+    """What goes to an agent once. ``job``: pickled; ``paths``: where its modules are; ``main``: the program's own file,
     by ``init_main_from_path`` or ``init_main_from_name``, where the job needs it (see multiprocessing.spawn)."""
 
     job: bytes
@@ -203,7 +203,7 @@ class AgentSession:
     def _do_replace(self, worker: int) -> None:
         if worker in self._dead:  # else it is asked for by who has lost an earlier session
             self._dead.discard(worker)
-            self._lane.replace(worker, ())  # what the dead one had laid down is sent, or lost
+            self._lane.replace(worker, ())  # what the dead one had stored is sent, or lost
 
     def _do_kill(self, worker: int, hung: str) -> None:
         self._lane.kill(worker, hung)
@@ -280,11 +280,11 @@ class AgentSession:
 
 
 def blob_of(item: Item) -> Blob | None:
-    """What lies in an arena for a sample, a batch, or a part of a sample."""
-    lies = item.fields if isinstance(item, Handed) else item
-    return lies if isinstance(lies, Blob) else None
+    """Returns what is stored in an arena for a sample, a batch, or a part of a sample."""
+    stored = item.fields if isinstance(item, Handed) else item
+    return stored if isinstance(stored, Blob) else None
 
 
 def in_rows(report: Report) -> bool:
-    """Whether rows of the samples are sent: where any may lie there. Those of others are sent along."""
+    """Whether rows of the samples are sent: where any may be stored there. Those of others are sent along."""
     return report.items is None or any(blob_of(item) is None for item in report.items)

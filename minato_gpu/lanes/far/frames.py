@@ -1,8 +1,9 @@
-"""Frames through a socket that never blocks: a pickled head, and a body that is received where it is to lie.
+"""Frames through a socket that never blocks: a pickled head, and a body that is received where it is to be stored.
 
 A frame is two lengths, a pickled tuple, and bytes. Both ends refuse lengths beyond a bound. A body of any size is sent
-from where it lies and received into the memory that ``place`` names, without a copy between; only what comes with other
-small frames is copied once. Nothing is unpickled before both ends have proven that they know the token (greeting.py).
+from where it is stored and received into the memory that ``place`` names, without a copy between; only what comes with
+other small frames is copied once. Nothing is unpickled before both ends have proven that they know the token
+(greeting.py).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class FrameSocket:
     # --- receiving -----------------------------------------------------------------------------------------
 
     def receive(self) -> Iterator[tuple[Any, ...]]:
-        """The frames that have come, each once its body lies in its place."""
+        """Yields the frames that have come, each once its body is stored in its place."""
         while self.open:
             try:
                 head = next(self._frames)

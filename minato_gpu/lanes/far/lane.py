@@ -4,7 +4,7 @@ One thread receives what all agents of the loader send (receiver.py). It puts sa
 of their place or in the engine's arena, and marks them (memory/completions.py): reports, and waking whoever waits, are
 then what they are for workers of this host.
 
-A node that says nothing for a second, or whose connection breaks, is lost: the thread gives back its tasks and takes
+A node that sends nothing for a second, or whose connection breaks, is lost: the thread gives back its tasks and takes
 its slots away. Others prepare those samples with the same draws; no sample is blamed. It is tried again every second,
 and has slots again once it answers. What is received for a task that has ended is dropped.
 
@@ -53,17 +53,17 @@ from minato_gpu.notices import LOGGER
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.threads import OwnThread
 
-SILENT_S = 1.0
+SILENT_S = 1.0  # silence after which a node is lost
 AGAIN_S = 1.0  # between two tries to reach a node
-_STARTS_S = 60.0  # the same of one that still starts its workers
-_BEAT_S = 5.0
-_DESCRIBE_S = 15.0
+_STARTS_S = 60.0  # silence allowed while its workers start
+_BEAT_S = 5.0  # between two heartbeats
+_DESCRIBE_S = 15.0  # longest wait for an agent's stacks
 _FRAMES = 16  # of one node before the next one's turn
-_CREEP = 1e-4  # of the time that passes: clocks differ by less
+_CREEP = 1e-4  # most clock drift, seconds per second
 
 
 class FarLane(Lane):
-    """Workers of an agent. ``address``: resolved; ``shipment``: what it is to be sent once."""
+    """Workers of an agent. ``address``: resolved; ``shipment``: sent first on each connection."""
 
     kind = CPU
     on_host = False
@@ -79,99 +79,102 @@ class FarLane(Lane):
         self._links, self._store, self._receiver = links, Store(-1, links), receiver
         self._address, self._shipment = address, shipment
         self._lock = threading.Lock()  # over what follows: commands come from one thread, what is received from another
-        self._tasks: dict[Number, tuple[Task, int]] = {}  # those that have not ended, and how far they are
+        self._tasks: dict[Number, tuple[Task, int]] = {}  # that have not ended, each with its finished samples
         self._lost = False  # tasks are given back at once
-        self._open = 0  # slots that were told
-        self._answers: deque[Message | tuple[Number, int]] = deque()  # also tasks that end early: after which sample
+        self._open = 0  # worker slots announced by ``Opened``
+        self._answers: deque[Message | tuple[Number, int]] = deque()  # also tasks that end early: number, samples done
         self._exits: deque[Exit | Progress] = deque()  # come after what was reported
         self._ring_from = 0
-        self._is_told = self._looks = False
-        self._clock_s, self._clock_at = float("inf"), perf_counter()  # from theirs to ours; since then
+        self._is_signalled = self._looks = False
+        self._clock_s, self._clock_at = float("inf"), perf_counter()  # to add to theirs; when it was updated
         self._described: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._numbers = count()
-        self._told, self._counts = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), {"lost": 0, "received_bytes": 0}
+        self._signal, self._counts = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), {"lost": 0, "received_bytes": 0}
         self._closed, self.left = threading.Event(), threading.Event()
         self._end: socket.socket | None = None  # while it is being connected
-        self._said = ""
-        self._beaten = 0.0
+        self._last_error = ""
+        self._last_beat_s = 0.0
         self._placing: list[int] = []  # blocks of the frame that is being received
         receiver.join(self)
         self._connect_apart()
 
     # --- commands ------------------------------------------------------------------------------------------
 
-    def _say(self, *what: Any) -> None:
+    def _send_frame(self, *what: Any) -> None:
         if (wire := self.wire) is not None:
             wire.send(*what)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Sends a task to the agent, once that has answered. From a lost node the task comes back at once."""
+        """Sends a task, or keeps it until the agent is connected. From a lost node it comes back at once."""
         with self._lock:
             self.leases.add(task)
             self._tasks[task.run, task.chunk] = task, 0
             if self._lost:
                 self._give_back((task.run, task.chunk))
             else:
-                self._say(*_parcel(task))
+                self._send_frame(*_parcel(task))
 
     def recall(self) -> None:
-        """Asks for the tasks that have not begun."""
+        """Takes back the tasks that have not begun: at once if no agent is connected, else when it answers."""
         with self._lock:
-            tasks = () if self.wire is not None else tuple(self._tasks)  # a node that has not answered yet has none
+            tasks = () if self.wire is not None else tuple(self._tasks)  # an agent that is not connected has none
             for number in tasks:
                 del self._tasks[number]
         if tasks:
             self._answers.append(Recalled(tasks))
             self._notify()
-        self._say("recall")
+        self._send_frame("recall")
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """Asks the agent to start no sample of the task from ``keep`` on."""
         if (run, chunk) in self._tasks:
-            self._say("revoke", run, chunk, keep)
+            self._send_frame("revoke", run, chunk, keep)
 
     def hand_over(self, run: int, chunk: int, splits: Sequence[int]) -> None:
-        """Asks for the sample that runs, at the next of ``splits``."""
-        self._say("hand_over", run, chunk, tuple(splits))
+        """Asks the agent to hand over the running sample at the next of ``splits`` (split points)."""
+        self._send_frame("hand_over", run, chunk, tuple(splits))
 
     def look(self) -> None:
-        """Asks what is finished and what the workers are at; nothing is asked where nothing is sent."""
+        """Asks the agent what is finished and what its workers are at; answers itself if no task is there."""
         self._looks = True
         if self._tasks and self.wire is not None:
-            self._say("look")
+            self._send_frame("look")
         else:
             self._exits.append(Progress(()))
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Has the agent start another worker; what the dead one had finished lies here."""
-        self._say("replace", worker)
+        """Has the agent start another worker; what the dead one had finished is stored here."""
+        self._send_frame("replace", worker)
 
     def kill(self, worker: int, hung: str) -> None:
         """Has the agent end a worker that has hung."""
-        self._say("kill", worker, hung)
+        self._send_frame("kill", worker, hung)
 
     # --- messages ------------------------------------------------------------------------------------------
 
     def fds(self) -> list[int]:
         """Returns the descriptor that messages make readable."""
-        return [self._told]
+        return [self._signal]
 
     def sleep(self, *, every_task: bool) -> None:
-        """Notes from which chunk on a task's end is worth a wake-up."""
+        """Notes which tasks' ends wake the receiver that is about to wait: all, or those at which work runs low."""
         self._ring_from = 0 if every_task else self.leases.low(self.slots)
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """Returns what was received: reports of samples that are marked, then the ends of workers."""
+        """Returns what was received: reports of samples that are marked, then the ends of workers.
+
+        ``only``: returns no more than reports of these tasks.
+        """
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
-        if self._is_told:
+        if self._is_signalled:
             with suppress(BlockingIOError):
-                os.eventfd_read(self._told)
-            self._is_told = False
+                os.eventfd_read(self._signal)
+            self._is_signalled = False
         last = [self._exits.popleft() for _ in range(len(self._exits))]  # before marks are read
         out: list[Message] = [*self.leases.reports(unfinished=self._looks or bool(last))]
         while self._answers:
-            out += self._heard(self._answers.popleft())
+            out += self._messages_from(self._answers.popleft())
         for message in last:
             if isinstance(message, Exit):
                 self.leases.drop(message.claim.run, message.claim.chunk)
@@ -179,8 +182,8 @@ class FarLane(Lane):
                 self._looks = False
         return [*out, *last]
 
-    def _heard(self, answer: Message | tuple[Number, int]) -> list[Message]:
-        """What follows from an answer, or from a task's end before its last sample."""
+    def _messages_from(self, answer: Message | tuple[Number, int]) -> list[Message]:
+        """Returns the messages of an answer, or of a task's end before its last sample."""
         if isinstance(answer, tuple) and not isinstance(answer, Report):
             self.leases.shorten(*answer)
             report = self.leases.report(*answer[0])
@@ -195,9 +198,9 @@ class FarLane(Lane):
 
     def _notify(self) -> None:
         """Wakes whoever waits for a message."""
-        if not self._is_told:
-            self._is_told = True
-            os.eventfd_write(self._told, 1)
+        if not self._is_signalled:
+            self._is_signalled = True
+            os.eventfd_write(self._signal, 1)
         self._links.bell.ring()
 
     # --- connecting (in a thread that ends when it is done) ------------------------------------------------
@@ -217,8 +220,8 @@ class FarLane(Lane):
                 wire = FrameSocket(end, self._place)
             except (OSError, greeting.AgentError) as error:
                 end.close()
-                if str(error) != self._said and not self._closed.is_set():
-                    self._said = str(error)
+                if str(error) != self._last_error and not self._closed.is_set():
+                    self._last_error = str(error)
                     LOGGER.warning("%s cannot be reached, and is tried again every second: %s", self.name, error)
                 self._closed.wait(AGAIN_S)
                 continue
@@ -231,13 +234,13 @@ class FarLane(Lane):
     # --- in the receiving thread ---------------------------------------------------------------------------
 
     def begin(self, wire: FrameSocket) -> None:
-        """The node is connected; it answers when its workers are there."""
-        self._end, self._said, wire.heard = None, "", perf_counter()
+        """Takes up a new connection, and sends all waiting tasks on it."""
+        self._end, self._last_error, wire.heard = None, "", perf_counter()
         self._clock_s = float("inf")
         with self._lock:
             self.wire, self._lost = wire, False
             for task, _ in self._tasks.values():
-                self._say(*_parcel(task))
+                self._send_frame(*_parcel(task))
 
     def take_in(self) -> bool:
         """Takes in what has come; returns whether there may be more."""
@@ -249,7 +252,7 @@ class FarLane(Lane):
             if kind == "samples":
                 self._take(what[0])
             elif kind == "told":
-                self._hear(what[0])
+                self._on_message(what[0])
             elif kind == "described":
                 self._described.put((what[0], what[1]))
             elif kind == "error":
@@ -259,27 +262,27 @@ class FarLane(Lane):
         return False
 
     def attend(self, now: float, *, late: bool) -> bool:
-        """Whether the node is still there; it is told that this end is. ``late``: this thread had no turn."""
+        """Sends a heartbeat if one is due; returns whether the node is alive. ``late``: silence is forgiven."""
         wire = self.wire
         assert wire is not None
         if late:
             wire.heard = now
-        if now > self._beaten + _BEAT_S:
-            self._beaten = now
+        if now > self._last_beat_s + _BEAT_S:
+            self._last_beat_s = now
             wire.send("beat")
         return wire.open and now < wire.heard + (SILENT_S if self._open else _STARTS_S)
 
     def fileno(self) -> int:
-        """Of the connection."""
+        """Returns the connection's descriptor."""
         return -1 if self.wire is None else self.wire.end.fileno()
 
     @property
     def wants(self) -> int:
-        """What is to be watched of the connection."""
+        """Epoll events to wait for."""
         return select.EPOLLIN | (select.EPOLLOUT if self.wire is not None and self.wire.unsent else 0)
 
     def lose(self) -> None:
-        """The node is gone: its tasks come back, and it is tried again."""
+        """Drops the dead connection, gives its tasks back, and reconnects."""
         with self._lock:
             wire, self.wire, self._lost = self.wire, None, True
             assert wire is not None
@@ -303,13 +306,16 @@ class FarLane(Lane):
             self._connect_apart()
 
     def _clock(self, theirs: float) -> None:
-        """The quickest message of late says best what the other clock shows."""
+        """Updates the clock offset in seconds: the smallest recent (ours - theirs), of the quickest message."""
         now = perf_counter()
         self._clock_s = min(self._clock_s + _CREEP * (now - self._clock_at), now - theirs)
         self._clock_at = now
 
     def _place(self, head: tuple[Any, ...], nbytes: int) -> list[memoryview] | None:
-        """Where the body of a frame goes: rows, and blocks of the engine's arena, by which its blobs go from now on."""
+        """Returns buffers for a frame's body (None: its task has ended): rows, and new blocks of the engine's arena.
+
+        Blobs in the report are replaced by those blocks.
+        """
         report: Report = head[1]
         entry = self._tasks.get((report.run, report.chunk))
         if entry is None:
@@ -336,14 +342,14 @@ class FarLane(Lane):
         return views
 
     def _take(self, report: Report) -> None:
-        """Samples are in their places: mark them."""
+        """Marks samples that have arrived."""
         number = report.run, report.chunk
         self._placing = []
         if number not in self._tasks:
             return
         task, _ = self._tasks[number]
         self._tasks[number] = task, report.done
-        samples, lying = report.done - report.first, self._lying(task, report)
+        samples, locations = report.done - report.first, self._locations(task, report)
         times = report.times or [(report.own_s or 0.0) / samples] * samples if samples else []
         ends = [end + self._clock_s for end in report.ends or [report.end] * samples]
         elapsed, stop = report.seconds, samples
@@ -351,7 +357,7 @@ class FarLane(Lane):
             at = stop - (end - begin)  # the last first: where the first is marked, all are
             which, mark = slice(at, stop), task.pieces[piece].marks + begin
             when = ends[at] if stop == at + 1 else ends[which]
-            where = None if lying is None else lying[which]
+            where = None if locations is None else locations[which]
             self._links.bell.publish(mark, times[which], when, elapsed, report.worker, where)
             elapsed, stop = 0.0, at
         if report.final and report.done == sum(_sizes(task)):
@@ -361,8 +367,8 @@ class FarLane(Lane):
         elif report.final:
             self._give_back(number)
 
-    def _lying(self, task: Task, report: Report) -> list[Location] | None:
-        """What marks say of samples that are more than plain rows; see leases.py."""
+    def _locations(self, task: Task, report: Report) -> list[Location] | None:
+        """Returns each sample's location, to be marked (see leases.py); None: all are plain rows."""
         items, parts = report.items, report.parts
         if items is None and parts is None and report.layout is None and not report.prepared:
             return None
@@ -381,13 +387,13 @@ class FarLane(Lane):
         return found
 
     def _give_back(self, number: Number) -> None:
-        """Nobody is at the task any more; what is not marked is to be prepared by others."""
+        """Ends a task here; its unmarked samples go to other lanes."""
         _, done = self._tasks.pop(number)
         self._answers.append((number, done))
         self._notify()
 
-    def _hear(self, message: Message) -> None:
-        """Anything but samples."""
+    def _on_message(self, message: Message) -> None:
+        """Takes any message but samples."""
         if isinstance(message, Progress):
             at_work = (replace(each, since=each.since + self._clock_s) for each in message.at_work)
             self._exits.append(Progress(tuple(at_work)))
@@ -410,7 +416,7 @@ class FarLane(Lane):
         self._closed.set()
         self._notify()
 
-    # --- what is said of it, and the end -------------------------------------------------------------------
+    # --- descriptions, and the end -------------------------------------------------------------------------
 
     def who(self, worker: int) -> str:
         """Names a worker by its number and its agent."""
@@ -426,7 +432,7 @@ class FarLane(Lane):
 
     def _describe(self, *what: Any) -> str:
         number, answered, text = next(self._numbers), -1, ""
-        self._say("describe", number, *what)
+        self._send_frame("describe", number, *what)
         with suppress(queue.Empty):
             while self.wire is not None and answered != number:  # an answer may have come too late for its question
                 answered, text = self._described.get(timeout=_DESCRIBE_S)
@@ -440,7 +446,7 @@ class FarLane(Lane):
 
     def close(self, timeout: float) -> bool:
         """Leaves the node, whose workers end; returns once nothing more is received."""
-        if self._told < 0:
+        if self._signal < 0:
             return True
         self._closed.set()
         if (end := self._end) is not None:
@@ -449,8 +455,8 @@ class FarLane(Lane):
         self._receiver.post(lambda: self._receiver.leave(self))
         self.left.wait()
         self._connector.join()
-        os.close(self._told)
-        self._told = -1
+        os.close(self._signal)
+        self._signal = -1
         return True
 
 
@@ -459,5 +465,5 @@ def _sizes(task: Task) -> list[int]:
 
 
 def _parcel(task: Task) -> tuple[Any, ...]:
-    """A task as it goes to an agent."""
+    """Returns a task as it is sent to an agent."""
     return "send", task.elsewhere(), tuple(piece.slab >= 0 for piece in task.pieces)

@@ -23,7 +23,7 @@ class Connected(Protocol):
     left: threading.Event
 
     def begin(self, wire: FrameSocket) -> None:
-        """The node is connected."""
+        """Takes up a new connection."""
 
     def take_in(self) -> bool:
         """Takes in what has come; returns whether there may be more."""
@@ -32,17 +32,17 @@ class Connected(Protocol):
         """Gives the node up for good."""
 
     def attend(self, now: float, *, late: bool) -> bool:
-        """Whether the node is still there. ``late``: the thread had no turn for a while."""
+        """Returns whether the node is alive. ``late``: the thread had no turn for a while, silence is forgiven."""
 
     def fileno(self) -> int:
-        """Of the connection."""
+        """Returns the connection's descriptor."""
 
     @property
     def wants(self) -> int:
-        """What is to be watched of the connection."""
+        """Epoll events to wait for."""
 
     def lose(self) -> None:
-        """The node is gone, or nothing is to be received any more; closes the connection."""
+        """Drops the connection: the node is gone, or nothing is to be received any more."""
 
 
 class Receiver:
