@@ -7,7 +7,7 @@ import pytest
 
 from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
-from minato_gpu.lab.simulation.work import Work
+from minato_gpu.lab.simulation.work import Array, Work
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.messages import Dispatch, Event, Instruction
@@ -56,23 +56,28 @@ def test_the_estimator_learns_what_samples_cost_in_a_full_micro_batch() -> None:
     assert learned < 3 * (EACH_S + FIXED_S / MOST) < plain / 1.5
 
 
+def _work(cpu: Array, device: Array, run_s: float, header_s: float | None = None) -> Work:
+    """Batches of 128 for 14 workers and a GPU that takes ``run_s`` for each micro-batch beside its samples."""
+    return Work(
+        cpu=cpu,
+        predicted_cpu=cpu,
+        batch=128,
+        epoch_samples=(len(cpu),),
+        slots=14,
+        devices=1,
+        device_run_s=run_s,
+        device=device,
+        predicted_device=device + run_s / MOST,
+        header_s=header_s,
+    )
+
+
 @pytest.mark.parametrize("lateness", [0, 8])
 def test_beside_the_cpu_a_gpu_is_given_full_micro_batches_and_workers_several_samples(lateness: int) -> None:
     samples, rng = 64 * 128, np.random.default_rng(0)
     cpu = 5e-3 * rng.lognormal(0.0, 0.6, samples)
     device = np.full(samples, EACH_S)
-    work = Work(
-        cpu=cpu,
-        predicted_cpu=cpu,
-        batch=128,
-        epoch_samples=(samples,),
-        slots=14,
-        devices=1,
-        device_run_s=FIXED_S,
-        device=device,
-        predicted_device=device + FIXED_S / MOST,
-        stagger_s=0.0,
-    )
+    work = _work(cpu, device, run_s=FIXED_S)
     policy = Policy(
         window=28 * 128,
         fixed=lateness == 0,
@@ -105,18 +110,7 @@ def test_a_gpu_of_which_nothing_is_known_and_that_stalls_is_given_full_micro_bat
     samples, rng = 64 * 128, np.random.default_rng(0)
     cpu = 12e-3 * rng.lognormal(0.0, 0.6, samples)
     device = np.full(samples, EACH_S)
-    work = Work(
-        cpu=cpu,
-        predicted_cpu=cpu,
-        batch=128,
-        epoch_samples=(samples,),
-        slots=14,
-        devices=1,
-        device_run_s=0.3,
-        device=device,
-        predicted_device=device + 0.3 / MOST,
-        header_s=0.4e-3,
-    )
+    work = _work(cpu, device, run_s=0.3, header_s=0.4e-3)
     policy = Policy(window=28 * 128, max_lateness=8, micro_batch=MOST, device_s=0.1, device_ahead=2, inspect=True)
     loader = VirtualLoader(work, policy, trip_s=5e-4)
     outcome = loader.run()
