@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -33,6 +34,7 @@ from tests.support.agents import AgentProcess, agents
 from tests.support.waiting import wait_until
 
 AHEAD_S = 1000.0  # of the agent's clock
+_FOLDER = tempfile.TemporaryDirectory()
 
 
 class TestFar(LaneContract):
@@ -51,8 +53,12 @@ class TestFar(LaneContract):
 
 class Drawn:
     """Samples of their key and of what they draw, in rows or of a length of their own; ``fails_among``: those do that a
-    worker prepares who is one of so many. ``slow_here``: a worker that is alone takes 5 ms for each."""
+    worker prepares who is one of so many.
 
+    ``begun``: a file that agents' workers make. A worker that is alone waits for it, and takes 5 ms for each sample:
+    else all may be done before an agent's workers have begun. ``slow_here``: it takes these 5 ms without waiting."""
+
+    begun: Path | None = None
     slow_here = False
 
     def __init__(self, *, rows: bool = True, fails_among: int = 0) -> None:
@@ -64,10 +70,15 @@ class Drawn:
 
     def __getitem__(self, key: int) -> Any:
         info: Any = get_worker_info()
+        is_here = info.num_workers == 1
+        if self.begun is not None and not is_here:
+            self.begun.touch()
+        elif self.begun is not None:
+            wait_until(self.begun.exists)
+        if is_here and (self.begun is not None or self.slow_here):
+            sleep(5e-3)
         if info.num_workers == self.fails_among:
             raise ValueError("a bad sample")
-        if self.slow_here and info.num_workers == 1:
-            sleep(5e-3)
         values = torch.rand(2000 if self.rows else 1 + key % 7)
         return {"key": key, "values": values, "name": f"sample {key}"}
 
@@ -92,7 +103,7 @@ def made(*, agents: Any = (), dataset: Any = None, **more: Any) -> Any:
     if agents:
         arguments["cluster"] = minato_gpu.Lanes(*[each.address for each in agents])
     samples: Any = copy(dataset or Drawn())
-    samples.slow_here = bool(agents)  # or all is done before the workers of an agent have begun
+    samples.begun = Path(tempfile.mkdtemp(dir=_FOLDER.name), "begun") if agents else None
     return DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
 
 
@@ -167,14 +178,14 @@ HARMS: dict[str, Callable[[AgentProcess], None]] = {"killed": kill_all, "session
 def test_an_agent_that_is_lost_takes_no_sample_along(mode: str, harm: str) -> None:
     expected = [bits(batch) for batch in made(**MODES[mode])]
     with agents(2) as others:
-        loader, found, harmed = made(agents=others, **MODES[mode]), [], False
+        loader, found, harmed = made(agents=others, **MODES[mode]), [], None
         for batch in loader:
             found.append(bits(batch))
-            if not harmed and len(found) >= 8 and there(loader, others[0]) > 0:
-                harmed = True
-                HARMS[harm](others[0])
+            if harmed is None and (at_work := [each for each in others if there(loader, each) > 0]):
+                harmed = at_work[0]
+                HARMS[harm](harmed)
         assert found == expected
-        assert harmed and there(loader, others[0]) < 240
+        assert harmed is not None and there(loader, harmed) < 240
         assert loader.stats()["failures"] == [] and loader.stats()["workers"]["died"] == 0
         del loader
 
