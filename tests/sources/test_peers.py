@@ -213,7 +213,7 @@ def test_a_peer_that_answers_wrongly_changes_nothing(files: list[Source], says: 
             server = await asyncio.start_server(lambda r, w: impostor(r, w, says, knows), "127.0.0.1", 0)
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             host.peers.join(host.address, (host.address, address))
-            for source, data in zip(files[1:10], content(files[1:10]), strict=True):
+            for source, data in zip(files[1:FILES], content(files[1:FILES]), strict=True):  # half of them are its own
                 assert await host.read(source) == [data]
             assert why in host.peers.why and bool(host.peers.counts()["left_out"]) == bool(why)
             server.close()
@@ -230,7 +230,8 @@ def test_a_connection_that_the_other_side_has_closed_costs_nobody_a_place(files:
                 for session in sessions:
                     session.cancel()
                 await asyncio.wait(sessions)
-            assert made[0].peers.counts()["asked"] > 20 and not made[0].peers.counts()["failed"]
+            counts = made[0].peers.counts()
+            assert counts["asked"] > 0 == counts["failed"], counts["why"]
 
     run(work)
 
