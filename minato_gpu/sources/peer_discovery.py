@@ -28,18 +28,19 @@ def checked_peers(peers: object) -> tuple[str, ...]:
     if isinstance(peers, str) or not isinstance(peers, Sequence):
         raise TypeError(f"cache_peers must be {_HOW}; got {peers!r}")
     for each in peers:
-        _check(each)
+        check_address(each, "an address in cache_peers", "node1:7500")
     if len(set(peers)) != len(peers) or len(peers) < 2:
         raise ValueError(f"cache_peers must name two hosts or more, and each once, got {peers!r}")
     return own_address(peers), *peers
 
 
-def _check(address: object) -> None:
+def check_address(address: object, what: str, example: str) -> None:
+    """Raises TypeError or ValueError where ``address`` is no "host:port", by the name of ``what`` it is."""
     if not isinstance(address, str):
-        raise TypeError(f"an address in cache_peers must be a text such as 'node1:7500', got {address!r}")
+        raise TypeError(f"{what} must be a text such as {example!r}, got {address!r}")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"an address in cache_peers must be a host and a port, such as 'node1:7500', got {address!r}")
+        raise ValueError(f"{what} must be a host and a port, such as {example!r}, got {address!r}")
 
 
 def own_address(addresses: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from minato_gpu.lanes.far.receiver import Receiver
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.sizes import nbytes
+from minato_gpu.sources.peer_discovery import check_address, split_address
 
 _TRAVELS = ("dataset", "pipeline", "collate_fn", "worker_init_fn")
 _MAIN = b"__main__"
@@ -43,7 +44,9 @@ class Lanes:
     def __init__(self, *addresses: str, node_budget: int | str = "1GB") -> None:
         if not addresses:
             raise ValueError('Lanes needs the address of at least one agent, such as Lanes("node1:7400")')
-        self._names = [_checked(address) for address in addresses]
+        for address in addresses:
+            check_address(address, "an agent's address", "node1:7400")
+        self._names = list(addresses)
         budget = (
             nbytes("node_budget", node_budget, "leave it out for 1GB") if isinstance(node_budget, str) else node_budget
         )
@@ -91,20 +94,10 @@ class Lanes:
             yield FarLane(address, workers, shipment, links, receiver)
 
 
-def _checked(address: str) -> str:
-    if not isinstance(address, str):
-        raise TypeError(f'an agent\'s address must be a text such as "node1:7400", got {address!r}')
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f'an agent\'s address must be a host and a port, such as "node1:7400", got {address!r}')
-    return address
-
-
 def _asked(name: str) -> tuple[Address, int]:
     """Where the agent is found, and how many workers it offers."""
-    host, _, port = name.rpartition(":")
     try:
-        family, _, _, _, found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, _, _, _, found = socket.getaddrinfo(*split_address(name), type=socket.SOCK_STREAM)[0]
         with closing(socket.socket(family, socket.SOCK_STREAM)) as end:
             end.settimeout(greeting.LIMIT_S)
             end.connect(found)
