@@ -19,11 +19,11 @@ from multiprocessing import connection
 from time import perf_counter
 from typing import Any
 
-from minato_gpu import cluster_token
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.frames import FrameSocket
 from minato_gpu.lanes.far.session import AgentSession
-from minato_gpu.threads import usable_cores
+from minato_gpu.sources import cluster_token
+from minato_gpu.util.threads import usable_cores
 
 _SILENT_S = 60.0  # after which a loader is taken for gone
 _MOST_SESSIONS = 256

@@ -10,17 +10,17 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.lane import FarLane
 from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.notices import LOGGER
-from minato_gpu.sizes import nbytes
+from minato_gpu.sources import cluster_token
 from minato_gpu.sources.peer_discovery import check_address
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.numbers import nbytes
+from minato_gpu.util.threads import usable_cores
 
 _TRAVELS = ("dataset", "pipeline", "collate_fn", "worker_init_fn")
 _MAIN = b"__main__"

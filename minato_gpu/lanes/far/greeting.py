@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import minato_gpu
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
 from minato_gpu.lanes.far.frames import FrameSocket
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
 from minato_gpu.sources.peer_discovery import split_address
 
 LIMIT_S = 5.0  # for each answer

@@ -26,8 +26,8 @@ from minato_gpu.lanes.far.arrivals import Arrivals
 from minato_gpu.lanes.far.frames import FrameSocket
 from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.notices import LOGGER
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.threads import OwnThread
 
 SILENT_S = 1.0  # silence after which a node is lost
 AGAIN_S = 1.0  # between two tries to reach a node
