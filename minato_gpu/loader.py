@@ -362,7 +362,7 @@ class DataLoader(TorchDataLoader[T]):
                 ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
                 ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
             reads.peers: With ``cache_peers``, of all loaders of the host: ``hosts`` that are one cache; ``asked`` and
-                ``failed`` requests to others, those that are ``left_out`` for ten seconds, and ``why``; ``served``
+                ``failed`` requests to others, those that are ``left_out`` until they answer, and ``why``; ``served``
                 requests of others, and their ``served_bytes``.
             reads.files: Files: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
             reads.urls: URLs: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.

@@ -450,8 +450,22 @@ FAULTS = (
     Fault(
         "a host that has left is asked for ever",
         "sources/peers.py",
-        "            self._left_out[peer.address] = self._loop.time() + LEFT_OUT_S\n",
+        "        if peer.address not in self._left_out:\n",
+        "        if False:\n",
+        ("sources/test_peers.py",),
+    ),
+    Fault(
+        "a host is left out for good",
+        "sources/peers.py",
+        "                del self._left_out[peer.address]\n",
         "",
+        ("sources/test_peers.py",),
+    ),
+    Fault(
+        "a host that reads for long says nothing",
+        "sources/peers.py",
+        "                    await _send(end, ANSWER.pack(READING, 0))\n",
+        "                    pass\n",
         ("sources/test_peers.py",),
     ),
     Fault(
