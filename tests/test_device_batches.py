@@ -14,7 +14,7 @@ import torch
 
 from minato_gpu import DataLoader, Pipeline
 from minato_gpu.device.loads import Load
-from minato_gpu.pipeline import Field
+from minato_gpu.pipeline.pipeline import Field
 from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read

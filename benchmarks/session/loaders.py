@@ -28,10 +28,10 @@ from benchmarks.peers import Job
 from minato_gpu import DataLoader as MinatoDataLoader
 from minato_gpu.arguments import LaneName
 from minato_gpu.engine import builder
-from minato_gpu.extras import from_extra
-from minato_gpu.parity import whole_tolerance
+from minato_gpu.lab.parity import whole_tolerance
+from minato_gpu.pipeline.stages import Tolerance
 from minato_gpu.samples import sample_seed
-from minato_gpu.stages import Tolerance
+from minato_gpu.util.messages import from_extra
 from pipelines.headers import read_header
 from pipelines.image_classification import MEAN, STD
 from pipelines.photograph_stages import GEOMETRIC

@@ -18,8 +18,8 @@ from benchmarks.session.dali import Dali, DaliDynamic
 from benchmarks.session.loaders import Contender, Ours, SpdlGpu, TorchGpu, TorchvisionGpu
 from benchmarks.session.measure import Run, summary
 from benchmarks.session.settings import NO_TIME, Request, Row, Settings
-from minato_gpu import parity
-from minato_gpu.threads import usable_cores
+from minato_gpu.lab import parity
+from minato_gpu.util.threads import usable_cores
 
 DEVICE_BUDGET = 500_000_000
 """Bytes of the second run of ``memory``: three batches of 256 photographs; what DALI works with comes on top."""

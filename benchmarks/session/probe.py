@@ -27,7 +27,7 @@ from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import StageError
 from pipelines import image_classification
 

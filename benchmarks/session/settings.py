@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.isolate import MeasurementError, excerpt, isolated
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 Row = dict[str, Any]
 Result = TypeVar("Result")

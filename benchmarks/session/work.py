@@ -18,7 +18,7 @@ from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_s
 from benchmarks.peers import Job
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError
-from minato_gpu.stages import Tolerance
+from minato_gpu.pipeline.stages import Tolerance
 from pipelines import image_classification
 
 _CHECKED = 16  # samples whose content is compared

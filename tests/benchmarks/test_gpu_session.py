@@ -22,7 +22,7 @@ from benchmarks.session import gpu_tests, loaders, parts, price
 from benchmarks.session.dali import Dali
 from benchmarks.session.measure import Run
 from benchmarks.session.settings import NO_TIME, Request, Row, Settings
-from minato_gpu import parity
+from minato_gpu.lab import parity
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc"}, "machine": {"gpus": ["H"]}, "rows": []}
 

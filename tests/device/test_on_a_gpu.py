@@ -18,8 +18,8 @@ from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.staging import Download, Upload
 from minato_gpu.device.values import to_numpy
-from minato_gpu.parity import whole_tolerance
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.lab.parity import whole_tolerance
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import image_classification
 from tests.support.gate import held_up

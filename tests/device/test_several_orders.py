@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.delivery
+import minato_gpu.epoch.delivery
 from minato_gpu import DataLoader
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, MicroBatchOutput, rows_bytes
@@ -173,7 +173,7 @@ def test_the_last_round(
         used.append(device.index)
         return batch
 
-    monkeypatch.setattr(minato_gpu.delivery, "to_device", noted)
+    monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", noted)
     data = torch.utils.data.Subset(Plain(), range(length))
     loader = loader_on(devices, data, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0)
     for _ in range(2):

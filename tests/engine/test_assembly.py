@@ -20,7 +20,7 @@ from minato_gpu.lanes.contract import Offers
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.messages import Compose

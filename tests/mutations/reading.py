@@ -68,14 +68,14 @@ FAULTS = (
     ),
     Fault(
         "a tensor that requires grad is kept",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         ' != "cpu" or value.requires_grad:',
         ' != "cpu":',
         ("test_kept_fields.py",),
     ),
     Fault(
         "an array of a class of its own is kept as one of another",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "        if kind in (np.ndarray, np.memmap) and not",
         "        if not",
         ("test_kept_fields.py",),
@@ -89,14 +89,14 @@ FAULTS = (
     ),
     Fault(
         "a field that depends on a draw is taken for one that does not",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "name not in writer or writer[name] in self._fixed",
         "True",
         ("test_kept_fields.py",),
     ),
     Fault(
         "fields are kept that a later stage has changed in place",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         '            return np.array(value, order="A", subok=False)\n',
         "            return value\n",
         ("test_kept_fields.py",),
@@ -181,7 +181,7 @@ FAULTS = (
     ),
     Fault(
         "a fork asks its parent's reader process",
-        "session.py",
+        "epoch/session.py",
         "            self.readers = ReaderOwner()\n            self.facts",
         "            self.facts",
         ("contracts/test_cache.py",),

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from minato_gpu import DataLoader, Pipeline, parity
+from minato_gpu import DataLoader, Pipeline
+from minato_gpu.lab import parity
 from minato_gpu.lab.cli import main
 from pipelines import image_classification, image_stages
 from pipelines import photograph_stages as photographs
