@@ -30,6 +30,7 @@ from tests.support.agents import AgentProcess, agents
 
 _HARM = 0.3  # of the batches at which something happens
 _EPOCHS = 2
+_WORKERS = 2  # that are killed: three in a row before they have begun anything would end the run, as they should
 _MODES = {**MODES, "out of order": {"in_order": False, "max_lateness": 4}}
 
 
@@ -53,6 +54,8 @@ class Site:
             return
         at = self._rng.randrange(2)
         what = self._rng.choice(("session", "worker", "stop", "cut", "pause"))
+        if what == "worker" and self.counts[what] == _WORKERS:
+            return
         self.counts[what] += 1
         agent, proxy = self._agents[at], self.proxies[at]
         if what == "session":
