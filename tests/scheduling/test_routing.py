@@ -16,7 +16,7 @@ from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import threshold
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.waiting import Entry, Waiting
 from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
@@ -116,35 +116,6 @@ def test_slow_tickets_start_as_much_later_as_patience_says(patience: float, expe
     first = waiting.first(CPU, patience)
     assert first is not None
     assert first.lo == expected
-
-
-def test_a_run_is_taken_piece_by_piece_and_keeps_its_place() -> None:
-    waiting = Waiting()
-    waiting.add(entry_of(0, 10, 0, 1e-6))
-    run = waiting.first(CPU)
-    assert run is not None
-    waiting.take(run, 4)
-    rest = waiting.first(CPU)
-    assert rest is not None
-    assert (rest.lo, rest.hi, rest.place.first, rest.cpu) == (4, 10, 0, 1e-6)
-    assert rest.place.waiting == 6
-    assert waiting.seconds(CPU) == pytest.approx(6e-6)
-
-
-def test_move_puts_every_ticket_on_the_side_of_its_ratio() -> None:
-    waiting = Waiting()
-    for lo, ratio in enumerate([1.0, 8.0, 3.0, 5.0, 2.0]):
-        waiting.add(entry(lo, ratio, 1.0))
-    ranked: list[int] = []
-    waiting.move(3.0, lambda moved: ranked.append(moved.lo))
-    assert sorted(ranked) == [1, 2, 3]
-    nearest = waiting.nearest(DEVICE)
-    assert nearest is not None
-    assert nearest.lo == 2
-    assert waiting.seconds(DEVICE) == pytest.approx(3.0)
-    waiting.move(float("inf"), lambda moved: None)
-    assert waiting.nearest(DEVICE) is None
-    assert [near.lo for near in waiting.near(CPU)] == [1, 3, 2, 4, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 10)), min_size=1, max_size=300))
