@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.scheduling.routing import threshold
+from minato_gpu.scheduling.routing import Router, threshold
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.waiting import Entry, Waiting
 from tests.support.tickets import entry_of
@@ -294,3 +295,13 @@ def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_thr
     assert router.rescues(entry, 10.0, 0.080) == (4,)
     entry.stage = 4
     assert not router.may_rescue(entry) and router.rescues(entry, 10.0, 0.080) == ()
+
+
+def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
+    policy = Policy(window=64)
+    lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
+    router = Router(policy, lanes, Waiting(policy.homes))
+    router.threshold, lanes[m.DEVICE].slots = 2.0, 1
+    assert [router.prefers_device(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    lanes[m.DEVICE].slots = 0
+    assert not router.prefers_device(entry_of(0, 1, 0, 5.0, 1.0))
