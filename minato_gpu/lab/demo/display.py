@@ -1,8 +1,8 @@
-"""What the demonstration shows on the terminal: live bars while it works, a table at the end."""
+"""What the demonstration shows on the terminal while it works: live bars."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -12,9 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column as TableColumn
 
 from minato_gpu import DataLoader
-from minato_gpu.lab.console import Column
 from minato_gpu.lab.demo.training import Tally, Watch
-from minato_gpu.samples import JSON, Value
+from minato_gpu.samples import JSON
 
 # Statistics cost the consumer's time, so they are asked for a few times in a second, not with every batch.
 _EVERY_S = 0.2
@@ -64,43 +63,3 @@ def figures(tally: Tally, stats: Mapping[str, JSON]) -> str:
     shares = " ".join(f"{lane} {count / total:4.0%}" for lane, count in lanes.items())
     waiting = stats["wait_s"]["total"] / elapsed
     return f"{tally.samples / elapsed:6,.0f} samples/s  {shares}  wait {waiting:4.0%}"
-
-
-_LINES: tuple[tuple[str, str, str], ...] = (
-    ("samples expected", "samples_expected", "{:,}"),
-    ("samples delivered", "samples_delivered", "{:,}"),
-    ("  by the cpu lane", "samples_cpu_lane", "{:,}"),
-    ("  by the device lane", "samples_device_lane", "{:,}"),
-    ("seconds", "elapsed_s", "{:.1f}"),
-    ("samples/s", "samples_per_s", "{:.0f}"),
-    ("first batch, s", "first_batch_s", "{:.2f}"),
-    ("consumer's wait, s in all", "wait_total_s", "{:.2f}"),
-    ("consumer's wait, ms, p50", "wait_p50_s", "{:.1f}"),
-    ("consumer's wait, ms, p99", "wait_p99_s", "{:.1f}"),
-    ("cpu lane busy", "busy_share_cpu_lane", "{:.0%}"),
-    ("device lane busy", "busy_share_device_lane", "{:.0%}"),
-    ("error of predicted costs (sigma of the log)", "prediction_log_sigma", "{:.2f}"),
-    ("peak in flight, MB", "peak_in_flight_bytes", "{:.1f}"),
-    ("training loss", "loss", "{:.3f}"),
-    ("training accuracy", "accuracy", "{:.1%}"),
-)
-
-
-def summary_columns(rows: Sequence[Mapping[str, JSON]]) -> list[Column]:
-    """A column for each epoch, after one that names the figures."""
-    names = Column("", [name for name, _, _ in _LINES])
-    epochs = [
-        Column(f"epoch {row['epoch'] + 1}", [_said(row[key], name, form) for name, key, form in _LINES], number=True)
-        for row in rows
-    ]
-    return [names, *epochs]
-
-
-def _said(value: Value, name: str, form: str) -> str:
-    if value is None:
-        return "-"
-    if ", ms" in name:
-        value = value * 1e3
-    elif ", MB" in name:
-        value = value / 1e6
-    return form.format(value)

@@ -9,10 +9,16 @@ import torch
 from rich.console import Console
 
 from minato_gpu.lab import report
-from minato_gpu.lab.console import show_columns
+from minato_gpu.lab.console import show
 from minato_gpu.lab.demo import display, photographs, picture, summary
 from minato_gpu.lab.demo.training import TrainingSettings, train
 from minato_gpu.samples import JSON
+
+_SHOWN = (
+    *("epoch", "samples_delivered", "samples_cpu_lane", "samples_device_lane", "elapsed_s", "samples_per_s"),
+    *("first_batch_s", "wait_total_s", "wait_p99_s", "busy_share_cpu_lane", "busy_share_device_lane"),
+    *("prediction_log_sigma", "peak_in_flight_bytes", "loss", "accuracy"),
+)
 
 
 def run(
@@ -41,7 +47,7 @@ def run(
     report.write(document, out / "summary.json")
     samples = f"{document['samples_expected'] // epochs:,}"
     picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
-    show_columns(console, "What the loader did", display.summary_columns(document["rows"]))
+    show(console, "What the loader did", document["rows"], _SHOWN)
     console.print(f"left {out / 'summary.json'} and {out / 'timeline.png'}")
     return document
 
