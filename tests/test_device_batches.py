@@ -16,7 +16,7 @@ import minato_gpu.device.accelerator
 import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.loads import Load
-from minato_gpu.pipeline import Field
+from minato_gpu.pipeline.pipeline import Field
 from minato_gpu.samples import StageError
 from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.kept_fields import KeepableFields, Kept
 from minato_gpu.memory import blobs
-from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.pipeline.kept_fields import KeepableFields, Kept
+from minato_gpu.pipeline.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.pipeline.stages import Fields, Params
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
 
 ARRAY = Field(np.int64, (None,))
 ran: list[str] = []

@@ -20,10 +20,11 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import minato_gpu
 import minato_gpu.device.accelerator
-from minato_gpu import DataLoader, Pipeline, Source, Stage, cache_options
-from minato_gpu.cache_options import CacheOptions
-from minato_gpu.options import Options
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu import DataLoader, Pipeline, Source, Stage
+from minato_gpu.options import cache as cache_options
+from minato_gpu.options.cache import CacheOptions
+from minato_gpu.options.options import Options
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.sources.disk import LEAST_BUDGET as LEAST
 from minato_gpu.sources.disk.directory import CacheDirectoryError
 from tests.support.torchvision_operators import import_torchvision

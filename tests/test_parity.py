@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import parity
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage
+from minato_gpu.lab import parity
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.stages import Fields, Params
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
 from pipelines import image_classification, image_stages
 
 SIZE = 128

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
+from minato_gpu.pipeline.stages import DaliFragment, Fields, Params, Tolerance, canonical
 from minato_gpu.samples import StageError
-from minato_gpu.stages import DaliFragment, Fields, Params, Tolerance, canonical
 
 NUMBER = Field(np.float32)
 

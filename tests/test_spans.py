@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.spans import add, count, cut, joined, number_at, shifted, singles, tickets, without
+from minato_gpu.scheduling.spans import add, count, cut, joined, number_at, shifted, singles, tickets, without
 from tests.support.tickets import spans as made
 
 PIECES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=6)

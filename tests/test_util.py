@@ -17,12 +17,12 @@ import torch
 
 import minato_gpu
 from minato_gpu import DataLoader
+from minato_gpu.device.slices import LENGTH_S, Slices
 from minato_gpu.device.task_reader import TaskReader
-from minato_gpu.lazily import cached_property
+from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.samples import stream
-from minato_gpu.slices import LENGTH_S, Slices
-from minato_gpu.snapshots import Snapshot
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.cached_property import cached_property
+from minato_gpu.util.threads import OwnThread
 from tests.device.lane_bench import bench
 from tests.support.fake_device import FakeDevice
 from tests.support.waiting import wait_until

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline, Stage, TooManyFailures
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
 from tests.support.raising import error_of

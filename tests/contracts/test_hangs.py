@@ -24,7 +24,7 @@ from minato_gpu import DataLoader, Field, Pipeline, Stage
 from minato_gpu.faults.watchdog import Hung, Watchdog, WorkerHung
 from minato_gpu.lanes import stacks
 from minato_gpu.lanes.contract import AtWork
-from minato_gpu.pipeline import TorchFunction
+from minato_gpu.pipeline.pipeline import TorchFunction
 from tests.contracts.datasets import Made
 from tests.support.raising import error_of
 from tests.support.waiting import wait_until

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.sources import fields as kept_fields
 from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, read, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode

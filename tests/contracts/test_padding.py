@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, DistributedSampler, get_worker_info
 
-import minato_gpu.delivery
+import minato_gpu.epoch.delivery
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Made, draw, rows
 from tests.contracts.modes import BOUNDED_8, IN_ORDER, MINATO, Mode
@@ -227,7 +227,7 @@ def _without_padding(batches: list[Any]) -> list[Any]:
 
 
 def test_draws_are_those_of_the_keys_occurrence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(minato_gpu.delivery, "pads_batches", lambda loader, options: True)
+    monkeypatch.setattr(minato_gpu.epoch.delivery, "pads_batches", lambda loader, options: True)
     loader = _loader(IN_ORDER, 2, sampler=[1, 5, 1, 1, *sorted(_BAD)[:4]])
     batches = [rows([batch]) for batch in loader]
     assert batches[1] == [batches[0][3]]

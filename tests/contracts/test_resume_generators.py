@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler
 
 from minato_gpu import DataLoader
-from minato_gpu.packing import packed_state
+from minato_gpu.sampling.packing import packed_state
 from tests.contracts.datasets import Made, draw
 from tests.contracts.resuming import DATA, generator, loader_of, through_json, values
 from tests.contracts.samplers import Unknown

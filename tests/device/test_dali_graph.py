@@ -13,8 +13,8 @@ import pytest
 
 from minato_gpu.device.dali_errors import leaves_graph_usable, sample_of
 from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.stages import Fields, Params
 
 ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
 PIXELS = Field(np.int32, (None, None, 3))

@@ -13,7 +13,7 @@ import pytest
 from minato_gpu.device import dali_graph, nvjpeg
 from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.dali_outputs import HeldUntilRead
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
 from tests.support.fake_dali import FakeDali
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 

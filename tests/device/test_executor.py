@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Fields
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields
 from pipelines import example_photographs, image_classification
 
 GREY_LEVELS = 2 / 255 / min(image_classification.STD)

@@ -15,7 +15,7 @@ from minato_gpu.device import nvjpeg
 from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.dali_outputs import on_device
 from minato_gpu.device.executor import segments
-from minato_gpu.pipeline import DaliFragment, Pipeline
+from minato_gpu.pipeline.pipeline import DaliFragment, Pipeline
 from tests.device.test_segments import mixed
 
 MODULES = ("image_classification", "object_detection", "speech_recognition")

@@ -26,7 +26,7 @@ from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.samples import Origin, StageError
 from tests.contracts.datasets import Made
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline

@@ -16,9 +16,9 @@ from minato_gpu.device.executor import DeviceExecutor, segments
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.staging import Upload
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.stages import Fields, Params
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 ROW = Field(np.float32, (None,))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.delivery
 import minato_gpu.engine.builder
+import minato_gpu.epoch.delivery
 from minato_gpu.device import nvml
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput, Issued
@@ -79,7 +79,7 @@ def test_a_batch_that_loses_all_its_samples_keeps_its_devices_turn(
 ) -> None:
     devices = machine(2)
     if workers == 0:
-        monkeypatch.setattr(minato_gpu.delivery, "to_device", lambda batch, device: batch)
+        monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", lambda batch, device: batch)
     lanes = ["cpu"] if workers == 0 else None
     loader = loader_on(devices, Broken(), pipeline=PIPELINE, num_workers=workers, on_error="skip", lanes=lanes)
     if workers == 0:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.delivery
+import minato_gpu.epoch.delivery
 from tests.contracts.checks import NOTHING, differences
 from tests.device.several import Gated, Machine, check_content, consume, labels, loader_on, on_host
 from tests.support.device_batches import check_same
@@ -29,7 +29,7 @@ def test_the_last_round(
         used.append(device.index)
         return batch
 
-    monkeypatch.setattr(minato_gpu.delivery, "to_device", noted)
+    monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", noted)
     data = torch.utils.data.Subset(Plain(), range(length))
     loader = loader_on(devices, data, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0)
     for _ in range(2):

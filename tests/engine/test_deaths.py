@@ -22,7 +22,7 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.messages import Chunk
-from minato_gpu.spans import cut
+from minato_gpu.scheduling.spans import cut
 from tests.engine.test_assembly import Floor
 from tests.lanes.harness import open_links
 from tests.support.tickets import spans

@@ -13,7 +13,7 @@ from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator, Observed
 from minato_gpu.lanes.base import Part
 from minato_gpu.lanes.contract import Offers
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.plans import Plan

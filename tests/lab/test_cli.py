@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from minato_gpu import DataLoader, Source, parity, read_bytes
+from minato_gpu import DataLoader, Source, read_bytes
+from minato_gpu.lab import parity
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.simulation import comparison
 from tests.support import programs
@@ -104,7 +105,7 @@ def test_check_takes_a_file_and_says_which_limit_cannot_fail(tmp_path: Path, mon
 _NORMALISED = """
 import numpy as np
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.pipeline import CupyFunction, Tolerance
+from minato_gpu.pipeline.pipeline import CupyFunction, Tolerance
 
 def wrong(xp, fields, params):
     return {"x": -fields["x"] / 2}

@@ -21,7 +21,7 @@ from minato_gpu.device.lane import DeviceLane
 from minato_gpu.lanes.base import Failure, Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
 from tests.support.fake_device import LAZY_CONSUMER, FakeDevice

@@ -23,7 +23,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
-from minato_gpu import DataLoader, children
+from minato_gpu import DataLoader
 from minato_gpu.lanes import processes
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.process_lane import ProcessLane
@@ -31,6 +31,7 @@ from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import readable
 from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.util import children
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
 from tests.support.concurrency import said_by_a_child

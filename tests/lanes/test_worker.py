@@ -14,7 +14,7 @@ import torch
 from minato_gpu import Field, Pipeline, Stage
 from minato_gpu.lanes.base import Blob, Failure, Handed, Row
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.pipeline import TorchFunction
+from minato_gpu.pipeline.pipeline import TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
 from tests.memory.equality import same

@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "a cache keeps what a stage has drawn from a global generator",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "kept[number] = _DREW if drew() else",
         "kept[number] =",
         ("contracts/test_kept_fields.py",),

@@ -275,7 +275,7 @@ FAULTS = (
     ),
     Fault(
         "workers that persist prepare the next epoch, which nobody has declared",
-        "session.py",
+        "epoch/session.py",
         "self.speculates = loader.epochs is not None and",
         "self.speculates = (loader.persistent_workers or loader.epochs is not None) and",
         ("torch_semantics/test_workers.py",),

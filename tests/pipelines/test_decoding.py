@@ -152,7 +152,7 @@ def test_where_it_refuses_to_work_opencv_decodes(monkeypatch: pytest.MonkeyPatch
 
 
 _BUILT = """
-import sys, minato_gpu.pipeline, pipelines.image_classification
+import sys, minato_gpu.pipeline.pipeline, pipelines.image_classification
 bad = [name for name in sys.modules if name.split(".")[0] in ("nvidia", "cupy")]
 assert not bad, f"importing pulls in {bad}"
 import torch

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.memory import blobs
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.kept_fields import KeepableFields
+from minato_gpu.pipeline.pipeline import Pipeline
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 from pipelines.example_volumes import volume
 from pipelines.speech_recognition import Steps

@@ -13,7 +13,7 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.parity import check
+from minato_gpu.lab.parity import check
 from minato_gpu.samples import StageError
 from pipelines import detection_stages, object_detection
 from pipelines.coco import CocoDetection

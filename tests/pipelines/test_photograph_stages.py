@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu import DataLoader, Pipeline, parity
+from minato_gpu import DataLoader, Pipeline
+from minato_gpu.lab import parity
 from pipelines import image_classification, image_stages
 from pipelines import photograph_stages as photographs
 

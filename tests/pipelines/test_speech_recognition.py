@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader, parity
+from minato_gpu import DataLoader
+from minato_gpu.lab import parity
 from minato_gpu.samples import StageError
 from pipelines import example_voices, speech_recognition
 from pipelines.librispeech import LibriSpeech

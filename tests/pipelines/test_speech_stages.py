@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import scipy
 
-from minato_gpu import parity
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.lab import parity
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
 from minato_gpu.samples import stream
 from pipelines import speech_recognition, speech_resampling, speech_stages, speech_steps
 from pipelines.speech_steps import Steps

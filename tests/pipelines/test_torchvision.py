@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 import minato_gpu
 from minato_gpu import DataLoader, Field, Pipeline
 from minato_gpu.lab.cli import main
-from minato_gpu.parity import check
+from minato_gpu.lab.parity import check
 from minato_gpu.samples import sample_seed
 from pipelines import example_photographs
 from pipelines.decoding import decode_whole

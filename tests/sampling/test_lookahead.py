@@ -24,8 +24,8 @@ from torch.utils.data import (
 
 from minato_gpu import DataLoader
 from minato_gpu.caching.orders import Orders
-from minato_gpu.packing import packed_state
 from minato_gpu.sampling.lookahead import LookAhead, SamplerOrders, orders_of
+from minato_gpu.sampling.packing import packed_state
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9

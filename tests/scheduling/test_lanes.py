@@ -13,7 +13,7 @@ from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.spans import tickets
+from minato_gpu.scheduling.spans import tickets
 
 EVEN = m.LaneCosts(1000, 0.01, 0.0)
 SIZE = 8

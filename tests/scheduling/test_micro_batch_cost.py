@@ -13,7 +13,7 @@ from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.messages import Dispatch, Event, Instruction
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.spans import count
+from minato_gpu.scheduling.spans import count
 
 FIXED_S, EACH_S, MOST = 15e-3, 0.1e-3, 128
 

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from minato_gpu.notices import say_once
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
@@ -25,6 +24,7 @@ from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, sc
 from minato_gpu.sources.disk.eviction import Eviction
 from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
 from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
+from minato_gpu.util.messages import say_once
 
 T = TypeVar("T")
 
