@@ -57,7 +57,7 @@ def coordl_rows(*, quick: bool, repetitions: int) -> Iterator[dict[str, Any]]:
     for row in shared(quick=quick, repetitions=repetitions, cases=READING, samples=600):
         paper_times = 1.0 if "share" in row["loader"] else 7.0
         yield _row("eight jobs: times the set is read", row["loader"], paper_times) | _found(row, "times_read")
-    for row in prepared(steps=4 if quick else 20, repetitions=repetitions, cases=PREPARING):
+    for row in prepared(steps=4 if quick else 60, repetitions=repetitions, cases=PREPARING):
         yield _row("eight jobs: times it is prepared", row["loader"]) | _found(row, "prepared_share")
         yield _row("eight jobs: CPU, ms a sample", row["loader"]) | _found(row, "cpu_s")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from minato_gpu.lab import report
 from minato_gpu.lab.console import show
-from minato_gpu.lab.demo import display, photographs, picture, summary
+from minato_gpu.lab.demo import photographs, picture, summary
 from minato_gpu.lab.demo.training import TrainingSettings, train
 from minato_gpu.samples import JSON
 
@@ -40,8 +40,8 @@ def run(
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = TrainingSettings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
-    with display.training(console, epochs) as watch:
-        outcome = train(settings, watch)
+    with console.status("training"):
+        outcome = train(settings)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
@@ -54,8 +54,8 @@ def run(
 
 def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with display.making(console) as progress:
-        manifest = photographs.make(folder, count, seed, progress)
+    with console.status("making photographs"):
+        manifest = photographs.make(folder, count, seed)
     smallest, largest = manifest["smallest_pixels"] / 1e6, manifest["largest_pixels"] / 1e6
     console.print(
         f"{manifest['files']} photographs of {smallest:.2f} to {largest:.1f} megapixels, "

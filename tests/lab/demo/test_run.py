@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.demo import display, summary
+from minato_gpu.lab.demo import summary
 from minato_gpu.lab.demo.training import Tally, TrainingOutcome
 
 COUNT, EPOCHS = 24, 2
@@ -135,12 +135,6 @@ def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples
 ) -> None:
     outcome = TrainingOutcome(torch.tensor([2, 2]), [_tally(0, [1, 1, 0, 0]), _tally(1, labels)])
     assert outcome.complete is complete
-
-
-def test_the_live_line_fits_a_terminal() -> None:
-    assert display.figures(_tally(0, [0, 0, 1, 1]), _stats(3, 1)) == (
-        "     2 samples/s  cpu  75% device  25%  wait  25%"
-    )
 
 
 def test_what_is_not_known_of_an_epoch_is_none() -> None:
