@@ -67,17 +67,6 @@ def test_every_split_gives_the_cpus_sample(pipeline: Pipeline, photographs: list
         assert np.abs(result["image"] - reference["image"]).max() <= GREY_LEVELS
 
 
-def test_what_was_drawn_before_is_not_drawn_again(
-    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeded = items(pipeline, photographs, 2)
-    drawn = [(fields, executor.draws((fields, seed))) for fields, seed in seeded]
-    wanted = executor.run(seeded)
-    monkeypatch.setattr(Pipeline, "draw", None)
-    for result, reference in zip(executor.run(drawn), wanted, strict=True):
-        assert np.array_equal(image(result), image(reference))
-
-
 def test_a_sample_does_not_depend_on_its_micro_batch(
     pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
 ) -> None:

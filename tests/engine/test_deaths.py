@@ -69,14 +69,6 @@ def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
     assert verdict.settled == (2, 3) and verdict.items[0].origin.stage == "send"
 
 
-def test_what_was_taken_back_is_not_to_blame(floor: Floor) -> None:
-    """A worker shows the sample that it was to begin next, and then sees that it must not."""
-    deaths = Deaths()
-    for _ in range(2):
-        verdict = judge(deaths, floor, 3, REPORTING, done=1, stop=2)
-    assert verdict.settled == (1, 2)
-
-
 @pytest.mark.parametrize("started", [0, 2])
 def test_a_task_that_kills_before_it_is_begun_ends_the_loader(floor: Floor, started: int) -> None:
     deaths = Deaths()

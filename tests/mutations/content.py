@@ -88,7 +88,7 @@ FAULTS = (
         "lanes/produce.py",
         'isinstance(returned, (str, bytes)) or hasattr(kind, "keys") else',
         "isinstance(returned, (str, bytes)) else",
-        ("lanes/test_worker.py", "torch_semantics/test_map_style.py"),
+        ("lanes/test_worker.py", "torch_semantics/test_iteration.py"),
         "ebb0b4c",
     ),
     Fault(

@@ -128,7 +128,7 @@ FAULTS = (
         "lanes/forking.py",
         "    signal.signal(signal.SIGTERM, _leave_to_parent)\n",
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n",
-        ("lanes/test_forking.py", "lanes/test_processes.py", "contracts/test_ends.py"),
+        ("lanes/test_processes.py", "contracts/test_ends.py"),
     ),
     Fault(
         "without workers an error of a stream takes samples along uncounted",

@@ -98,12 +98,6 @@ def _opened(name: str, slots: int, kind: str = m.CPU) -> m.LaneOpened:
     return m.LaneOpened(0.0, name, slots, kind, EVEN)
 
 
-def test_slots_end_together_whether_they_are_of_one_lane_or_of_four() -> None:
-    costs = np.random.default_rng(0).gamma(4.0, 0.0025, 64)
-    for lanes in ({"cpu": Lane(4)}, {"cpu": Lane(1), "b": Lane(1), "c": Lane(1), "d": Lane(1)}):
-        assert Simulation(lanes, costs, window=64, costs_known=True).of_bound > 0.97
-
-
 def test_the_threshold_counts_the_slots_of_all_lanes() -> None:
     """A device gets what all the CPU's slots together would be slower at."""
     found = []
