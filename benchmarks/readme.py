@@ -31,7 +31,8 @@ PAGES: Mapping[str, Sequence[str]] = {
     "README.md": ("swap", "workloads"),
     "benchmarks/MEASUREMENTS.md": (
         *("compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large", "cost_model"),
-        *("simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "kept_fields", "hits", "cold_files"),
+        *("simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "coordl", "seneca", "kept_fields"),
+        *("hits", "cold_files"),
         *("peer_hits", "cluster", "worker_count", "node", "node_share", "node_prepared", "trace_cost"),
     ),
 }
