@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import report
 from benchmarks.isolate import MeasurementError
 from benchmarks.peers import Chosen, choose, installed
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 with from_extra("bench"):
     import scipy

@@ -25,12 +25,12 @@ from benchmarks.peers.spdl import SpdlPool
 from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
+from minato_gpu.lab.parity import whole_tolerance
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.worker_blocks import WorkerBlocks
-from minato_gpu.parity import whole_tolerance
-from minato_gpu.stages import Tolerance
-from minato_gpu.threads import usable_cores
+from minato_gpu.pipeline.stages import Tolerance
+from minato_gpu.util.threads import usable_cores
 
 
 @dataclass(frozen=True)

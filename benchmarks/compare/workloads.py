@@ -22,8 +22,8 @@ from benchmarks.data.published import Array
 from benchmarks.peers import Job
 from benchmarks.work import ContentError
 from minato_gpu import Pipeline
+from minato_gpu.pipeline.stages import Field, Tolerance
 from minato_gpu.samples import sample_seed
-from minato_gpu.stages import Field, Tolerance
 from pipelines import object_detection, speech_recognition
 
 INDEX = "index"

@@ -15,7 +15,6 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.children import closed_at_exit
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import DeviceLane
@@ -31,17 +30,15 @@ from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.lazily import cached_property
-from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
+from minato_gpu.pipeline.kept_fields import KeepableFields
 from minato_gpu.samples import Key
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
@@ -55,7 +52,10 @@ from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.sources.shared_reader import open_reader
 from minato_gpu.sources.source import Source, SourceOf, source_of
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.cached_property import cached_property
+from minato_gpu.util.children import closed_at_exit
+from minato_gpu.util.messages import say_once
+from minato_gpu.util.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 

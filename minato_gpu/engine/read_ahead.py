@@ -15,16 +15,16 @@ from typing import Any, cast
 
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
-from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
+from minato_gpu.scheduling.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source, prepared_key
-from minato_gpu.spans import TicketSpan, joined, singles, tickets
+from minato_gpu.util.messages import LOGGER
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")

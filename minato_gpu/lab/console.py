@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.numbers import number, shared_digits
-from minato_gpu.lazily import cached_property
 from minato_gpu.samples import JSON, Value
+from minato_gpu.util.cached_property import cached_property
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,7 @@ from benchmarks.whatif import POLICIES, QUESTIONS, Around, points, summary
 from benchmarks.whatif_run import Way, budget
 from minato_gpu.samples import sample_seed
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 # --- tails ------------------------------------------------------------------------------------------------------------
 

@@ -86,14 +86,6 @@ def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> N
         _check(first + rest, max(3, ranks) if in_order else 3 + ranks - 1)
 
 
-def test_the_same_ranks_go_on_as_they_were() -> None:
-    reference = [[rows([batch]) for batch in loader] for loader in _loaders(2)]
-    first, state = _some(_loaders(2), 3)
-    rest = _rest(_loaders(2), state)
-    assert first[:3] + rest[:5] == reference[0]
-    assert first[3:] + rest[5:] == reference[1]
-
-
 def test_ranks_that_seeded_differently() -> None:
     """As many ranks each go on as they were; another number would give samples other draws."""
 

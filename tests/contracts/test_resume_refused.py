@@ -141,17 +141,6 @@ def test_a_million_gaps() -> None:
     assert json.dumps(loader.state_dict())
 
 
-def test_a_sampler_that_cannot_be_stored() -> None:
-    class Objects(Unknown):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([object() for _ in range(8)])
-
-    loader = DataLoader(Made(8, lambda key: 1), 2, sampler=Objects(), num_workers=1)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="is a object, and only numbers, strings, bytes, tuples and lists can be"):
-        loader.state_dict()
-
-
 class _Untold(Sampler[int]):
     def __len__(self) -> int:
         return 8

@@ -206,20 +206,6 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
             assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_fewer_keys_than_told_by_one_of_which_nothing_is_known(workers: int) -> None:
-    """The last batch may be short wherever the keys that are left are stored."""
-
-    def make() -> Any:
-        return IN_ORDER_THREADS.loader(DATA[:20], 4, sampler=Unstated(7, told=10), num_workers=workers)
-
-    whole = _keys(make())
-    for step in range(3):
-        resumed = make()
-        resumed.load_state_dict(after(make(), step))
-        assert _keys(resumed) == whole[step:]
-
-
 @pytest.mark.parametrize("sampler", [Counting, Unstated])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (0, 0), (2, 2)])
 def test_another_number_of_workers(before: int, after: int, sampler: type[Counting]) -> None:

@@ -11,8 +11,8 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.engine import engine
 from minato_gpu.lanes.base import Task
-from minato_gpu.lanes.contract import Exit, Opened, Progress
-from minato_gpu.memory.status_board import ATTENTION, NOBODY, Claim
+from minato_gpu.lanes.contract import Exit
+from minato_gpu.memory.status_board import Claim
 from tests.support.lane_beside import LaneBeside, beside
 from tests.support.waiting import wait_until
 
@@ -50,15 +50,6 @@ def keys_of(batch: Any) -> list[int]:
     """The keys of a batch of rows, all of whose elements are checked."""
     assert bool((batch == batch[:, :1]).all())
     return [int(key) for key in batch[:, 0]]
-
-
-def test_a_lane_of_the_list_takes_part() -> None:
-    one, two = LaneBeside(row, name="one"), LaneBeside(row, name="two", slots=2)
-    loader = with_lanes(one, two)
-    assert [key for batch in loader for key in keys_of(batch)] == list(range(64))
-    lanes = loader.stats()["lanes"]
-    assert one.all_tasks and two.all_tasks and sum(lane["samples"] for lane in lanes.values()) == 64
-    assert (lanes["cpu"]["slots"], lanes["one"]["slots"], lanes["two"]["slots"]) == (1, 1, 2)
 
 
 def test_what_only_this_host_can_do_goes_to_its_lanes() -> None:
@@ -163,15 +154,3 @@ def test_a_lane_wakes_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(keys_of(next(batches))) == 4
     finally:
         samples.gate.set()
-
-
-def test_a_lane_that_never_opens_keeps_nobody_awake() -> None:
-    """Once nothing waits for a free slot, reports of the worker wake nobody; what the lane tells later is heard."""
-    lane = LaneBeside(row)
-    batches = iter(with_lanes(lane, opens=False))
-    next(batches)
-    words = batches._engine._links.board.words
-    assert wait_until(lambda: words[ATTENTION] == NOBODY)
-    for message in (Progress(()), Progress(()), Opened(1)):
-        lane.tell(message)
-        assert wait_until(lambda: lane.is_heard)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset
 
-from minato_gpu import DataLoader, Lanes, Source, cluster_token
+from minato_gpu import DataLoader, Lanes, Source
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.frames import _LENGTHS, FrameSocket
+from minato_gpu.sources import cluster_token
 from tests.support.agents import AgentProcess, agents
 from tests.support.waiting import wait_until
 

@@ -68,14 +68,14 @@ FAULTS = (
     ),
     Fault(
         "a tensor that requires grad is kept",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         ' != "cpu" or value.requires_grad:',
         ' != "cpu":',
         ("test_kept_fields.py",),
     ),
     Fault(
         "an array of a class of its own is kept as one of another",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "        if kind in (np.ndarray, np.memmap) and not",
         "        if not",
         ("test_kept_fields.py",),
@@ -89,14 +89,14 @@ FAULTS = (
     ),
     Fault(
         "a field that depends on a draw is taken for one that does not",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "name not in writer or writer[name] in self._fixed",
         "True",
         ("test_kept_fields.py",),
     ),
     Fault(
         "fields are kept that a later stage has changed in place",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         '            return np.array(value, order="A", subok=False)\n',
         "            return value\n",
         ("test_kept_fields.py",),
@@ -181,7 +181,7 @@ FAULTS = (
     ),
     Fault(
         "a fork asks its parent's reader process",
-        "session.py",
+        "epoch/session.py",
         "            self.readers = ReaderOwner()\n            self.facts",
         "            self.facts",
         ("contracts/test_cache.py",),
@@ -450,8 +450,22 @@ FAULTS = (
     Fault(
         "a host that has left is asked for ever",
         "sources/peers.py",
-        "            self._left_out[peer.address] = self._loop.time() + LEFT_OUT_S\n",
+        "        if peer.address not in self._left_out:\n",
+        "        if False:\n",
+        ("sources/test_peers.py",),
+    ),
+    Fault(
+        "a host is left out for good",
+        "sources/peers.py",
+        "                del self._left_out[peer.address]\n",
         "",
+        ("sources/test_peers.py",),
+    ),
+    Fault(
+        "a host that reads for long says nothing",
+        "sources/peers.py",
+        "                    await _send(end, ANSWER.pack(READING, 0))\n",
+        "                    pass\n",
         ("sources/test_peers.py",),
     ),
     Fault(

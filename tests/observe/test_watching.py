@@ -20,7 +20,7 @@ from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import shared_service, stats_socket
 from minato_gpu.observe.stats_socket import PROTOCOL
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.threads import OwnThread
 from tests.support.leaks import check_scenario, open_links, stop
 from tests.support.programs import Program
 from tests.support.waiting import wait_until

@@ -60,23 +60,6 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, P
     return root, kind, root / one, others
 
 
-def test_what_is_left_out_is_counted_and_said_once(
-    reader: tuple[Path, Any, Path, dict[str, str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    root, kind, _, others = reader
-    count = len(kind(root))
-    assert not caplog.records
-    for name in others:
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_bytes(b"")
-    for _ in range(2):
-        data = kind(root)
-        assert len(data) == count and sum(data.left_out.values()) >= sum(bool(said) for said in others.values())
-    (record,) = caplog.records
-    text = record.getMessage().replace("2 .gif", "1 .gif")
-    assert repr(str(root)) in text and all(said in text for said in others.values())
-
-
 @pytest.mark.parametrize(
     "name", [".ipynb_checkpoints", "__MACOSX", "@eaDir", "{folder}/.ipynb_checkpoints", "{folder}/._{file}"]
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from minato_gpu.scheduling import history as history_module
-from minato_gpu.scheduling.costs import CostModel, LaneModel, rank_correlation
+from minato_gpu.scheduling.costs import CostModel, LaneModel
 from minato_gpu.scheduling.history import History
 from tests.support.concurrency import alone
 
@@ -52,14 +51,6 @@ def test_the_first_epoch_learns_from_features_and_the_second_from_history(
     assert second["rank_correlation"] > 0.98
     total = model.predict("cpu", features, keys).sum()
     assert total == pytest.approx(seconds.sum(), rel=0.1)
-
-
-def test_nothing_is_known_before_the_first_observation() -> None:
-    model = CostModel(("cpu", "device"), features=1)
-    assert np.isnan(model.predict("cpu", [[3.0], [4.0]], ["a", "b"])).all()
-    model.observe_many("cpu", ["a"], [[3.0]], [0.5])
-    assert model.predict("cpu", [[3.0]], ["a"])[0] == pytest.approx(0.5, rel=0.3)
-    assert np.isnan(model.predict("device", [[3.0]])).all()
 
 
 def test_without_features_the_mean_is_predicted_even_when_few_samples_make_most_of_it() -> None:
@@ -105,14 +96,6 @@ def test_uniform_samples_leave_the_history_untouched() -> None:
     assert model.predict("cpu", keys=[3001])[0] < 1e-4
 
 
-def test_a_history_of_100_million_indices_takes_nothing_until_it_is_used() -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    history = History(100_000_000)
-    history.write(np.array([5, 99_999_999]), np.log([1e-3, 2.0]))
-    assert np.exp(history.read([99_999_999, 5])) == pytest.approx([2.0, 1e-3], rel=1e-3)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
-
-
 @pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"], [[3, 1], {"a": [2]}]])
 def test_any_key_can_be_remembered(keys: list[object]) -> None:
     history = History(5)
@@ -138,28 +121,6 @@ def test_a_tensor_is_remembered_by_what_it_holds() -> None:
     history = History(None)
     history.write([torch.tensor([1, 2])], np.log([2.0]))
     assert np.exp(history.read([torch.tensor([1, 2])])) == pytest.approx([2.0], rel=1e-3)
-
-
-def test_rank_correlation_is_spearmans() -> None:
-    """Pearson's of the ranks; equal values share the mean of theirs."""
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 50).astype(float)
-    ranks = [[(np.sort(values) == value).nonzero()[0].mean() for value in values] for values in (first, second)]
-    assert rank_correlation(first, second) == pytest.approx(np.corrcoef(ranks)[0, 1])
-    assert rank_correlation(np.ones(5), second[:5]) is None
-
-
-def test_parts_count_with_what_they_took() -> None:
-    """Where lanes are parts of samples, those that take next to nothing say little of how good predictions are."""
-    model = CostModel(("decode", "flip"), 0, None)
-    noise = np.random.default_rng(3).lognormal(sigma=1.0, size=200)
-    for n in range(200):
-        model.observe_many("decode", [n], None, [0.1])
-        model.observe_many("flip", [n], None, [1e-4 * noise[n]])
-    plain, by_cost = model.report()["log_sigma"], model.report(by_cost=True)["log_sigma"]
-    assert plain is not None and by_cost is not None
-    assert plain > 0.5
-    assert by_cost < 0.1
 
 
 def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,19 +149,3 @@ def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyP
             over.set()
         looking.result()
     assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first
-
-
-def test_a_signal_handler_may_ask_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stats()`` in one: it may have interrupted the thread that takes observations in."""
-    model, flush, reports = CostModel(("cpu",)), LaneModel.flush, list[object]()
-
-    def interrupted(self: LaneModel) -> None:
-        monkeypatch.setattr(LaneModel, "flush", flush)
-        reports.append(model.report()["samples"])
-        flush(self)
-
-    model.observe_many("cpu", None, None, np.full(300, 1e-3))
-    model.observe_many("cpu", None, None, np.full(100, 1e-3))
-    monkeypatch.setattr(LaneModel, "flush", interrupted)
-    model.observe_many("cpu", None, None, np.full(300, 1e-3))
-    assert reports == [0] and model.report()["samples"] == 400

@@ -12,11 +12,11 @@ from typing import Any
 
 import psutil
 
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Progress
 from minato_gpu.lanes.far import agent
 from minato_gpu.lanes.produce import Job
+from minato_gpu.sources.cluster_token import TOKEN
 from tests.lanes.lanes import FORK
 
 

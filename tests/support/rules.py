@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 import minato_gpu
 from minato_gpu.device.lane import DeviceLane
 from minato_gpu.lab.analysis import script
-from minato_gpu.notices import say_once
+from minato_gpu.util.messages import say_once
 from tests.conftest import LEFT_OUT
 from tests.lab.analysis.scripts import Forked
 from tests.support import selection

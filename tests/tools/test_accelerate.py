@@ -12,7 +12,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
-from tests.contracts.test_ranks import RANKS, results_without_torchrun
+from tests.contracts.test_padding import RANKS, results_without_torchrun
 
 
 @pytest.fixture(scope="module")

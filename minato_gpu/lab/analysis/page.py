@@ -12,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from minato_gpu.extras import from_extra
 from minato_gpu.lab.analysis import drawings
 from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, of_ranks, part_rows
 from minato_gpu.lab.analysis.predict import DRAWS, Predictor
@@ -23,6 +22,7 @@ from minato_gpu.lab.analysis.verdict import WORTH, verdict
 from minato_gpu.lab.numbers import number
 from minato_gpu.lab.report import write_whole
 from minato_gpu.samples import JSON
+from minato_gpu.util.messages import from_extra
 
 Rows = Sequence[Mapping[str, str]]
 Row = Mapping[str, JSON]

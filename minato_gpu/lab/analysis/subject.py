@@ -15,7 +15,7 @@ from torch.utils.data import Sampler as TorchSampler
 from minato_gpu import loader as ours
 from minato_gpu.lab.analysis.profile import CannotTry, LoaderKind, Setting
 from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, watched, watched_pipeline
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
 from minato_gpu.samples import Key, Value
 from minato_gpu.sampling.samplers import length_of
 

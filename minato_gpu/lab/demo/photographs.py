@@ -28,11 +28,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from minato_gpu.extras import from_extra
 from minato_gpu.lab.report import versions
 from minato_gpu.pipelines.example_photographs import photograph
 from minato_gpu.samples import JSON
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.messages import from_extra
+from minato_gpu.util.threads import usable_cores
 
 with from_extra("demo"):
     import cv2

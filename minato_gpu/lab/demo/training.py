@@ -21,7 +21,7 @@ from minato_gpu.arguments import LaneName
 from minato_gpu.lab.demo.model import SmallNet
 from minato_gpu.pipelines import image_classification
 from minato_gpu.samples import JSON, Value
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 LANES: tuple[LaneName, ...] = ("cpu", "device")
 

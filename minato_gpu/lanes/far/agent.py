@@ -28,7 +28,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from minato_gpu import cluster_token
 from minato_gpu.lanes.base import Blob, Handed, Item, Report, Task
 from minato_gpu.lanes.contract import Exit, Message, Number, Progress, Recalled
 from minato_gpu.lanes.far import greeting
@@ -38,7 +37,8 @@ from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER
-from minato_gpu.threads import usable_cores
+from minato_gpu.sources import cluster_token
+from minato_gpu.util.threads import usable_cores
 
 BEAT_S = 0.2  # between two frames that say no more than that this end lives
 SILENT_S = 60.0  # after which a loader is taken for gone

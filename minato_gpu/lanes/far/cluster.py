@@ -11,7 +11,6 @@ from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.agent import Shipment
@@ -19,8 +18,9 @@ from minato_gpu.lanes.far.lane import FarLane
 from minato_gpu.lanes.far.receiver import Receiver
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.sizes import nbytes
+from minato_gpu.sources import cluster_token
 from minato_gpu.sources.peer_discovery import check_address, split_address
+from minato_gpu.util.numbers import nbytes
 
 _TRAVELS = ("dataset", "pipeline", "collate_fn", "worker_init_fn")
 _MAIN = b"__main__"

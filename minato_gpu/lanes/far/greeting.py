@@ -13,7 +13,7 @@ import socket
 from typing import Any
 
 import minato_gpu
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
 
 LIMIT_S = 5.0  # for each answer
 _MAGIC = b"minato lane 1\n\0\0"

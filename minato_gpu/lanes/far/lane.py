@@ -49,9 +49,9 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.completions import IN_ROW, LOCAL, Location
 from minato_gpu.memory.status_board import RING_FROM
-from minato_gpu.notices import LOGGER
 from minato_gpu.scheduling.messages import CPU
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.threads import OwnThread
 
 SILENT_S = 1.0  # silence after which a node is lost
 AGAIN_S = 1.0  # between two tries to reach a node

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from minato_gpu import cluster_token
-from minato_gpu.extras import from_extra
 from minato_gpu.lanes.far import greeting
 from minato_gpu.lanes.far.cluster import Lanes
-from minato_gpu.number_kinds import is_whole
+from minato_gpu.sources import cluster_token
+from minato_gpu.util.messages import from_extra
+from minato_gpu.util.numbers import is_whole
 
 _STARTS_S = 120.0
 

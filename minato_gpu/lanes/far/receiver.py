@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Protocol
 
 from minato_gpu.lanes.far.frames import FrameSocket
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.threads import OwnThread
 
 _LOOK_S = 0.1  # between two looks at what is silent
 _LATE_S = 0.5  # this thread has had no turn for so long: what is silent may have spoken

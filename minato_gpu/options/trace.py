@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from minato_gpu.extras import from_extra
-from minato_gpu.sizes import nbytes
+from minato_gpu.util.messages import from_extra
+from minato_gpu.util.numbers import nbytes
 
 _LIMIT = 256 << 20  # two million samples that are recorded one by one
 _LEAST = 4000  # some batches, beside what every trace begins with

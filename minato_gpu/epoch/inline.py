@@ -23,7 +23,8 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import global_generator
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
-from minato_gpu.delivery import EpochIterator
+from minato_gpu.epoch.delivery import EpochIterator
+from minato_gpu.epoch.session import Session
 from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
 from minato_gpu.lanes.produce import Job, Producer
 from minato_gpu.lanes.streams import Stream
@@ -32,7 +33,6 @@ from minato_gpu.samples import Ticket, Value, add_note
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.session import Session
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 

@@ -16,9 +16,9 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
-from minato_gpu.delivery import EpochIterator, EpochView
 from minato_gpu.device.accelerator import ranges
 from minato_gpu.engine.engine import Engine
+from minato_gpu.epoch.delivery import EpochIterator, EpochView
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.observe.counters import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
@@ -26,7 +26,7 @@ from minato_gpu.observe.metrics_server import exported_at
 from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from minato_gpu.observe.trace import write_trace
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation

@@ -14,9 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from minato_gpu.lazily import cached_property
-from minato_gpu.samples import Origin, StageError, Value, add_note, sample_seed, stream
-from minato_gpu.stages import (
+from minato_gpu.pipeline.stages import (
     CpuFunction,
     CupyFunction,
     DaliFragment,
@@ -32,6 +30,8 @@ from minato_gpu.stages import (
     check_values,
     names_in,
 )
+from minato_gpu.samples import Origin, StageError, Value, add_note, sample_seed, stream
+from minato_gpu.util.cached_property import cached_property
 
 __all__ = [
     "CupyFunction",
@@ -281,7 +281,7 @@ class UndeclaredWrites(ValueError):
     def __init__(self, name: str, stages: Sequence[Stage]) -> None:
         super().__init__(
             f"stage {name!r} does not declare what it writes; `minato-gpu check` on its module, or "
-            "minato_gpu.pipeline.suggest_writes(stages, samples), shows what to declare"
+            "minato_gpu.pipeline.pipeline.suggest_writes(stages, samples), shows what to declare"
         )
         self.stages = stages
 

@@ -1,11 +1,21 @@
-"""Numbers of bytes, as arguments name them."""
+"""Numbers, and numbers of bytes, as arguments give them."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
-from minato_gpu.number_kinds import is_whole
+
+def is_whole(given: object) -> TypeGuard[int]:
+    """Returns whether an argument is a whole number, which ``int`` makes Python's."""
+    return isinstance(given, Integral) and not isinstance(given, bool)
+
+
+def is_real(given: object) -> TypeGuard[float]:
+    """Returns whether an argument is a real number, which ``float`` makes Python's."""
+    return isinstance(given, Real) and not isinstance(given, bool)
+
 
 _UNITS = {unit: 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate(("", "K", "M", "G", "T")) if power}

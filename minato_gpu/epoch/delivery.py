@@ -19,14 +19,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.device.collated import mapped
+from minato_gpu.epoch.padding import batch_of, pads_batches
 from minato_gpu.faults.failures import FailurePolicy
 from minato_gpu.lanes.base import NoSample
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.options import Options
-from minato_gpu.padding import batch_of, pads_batches
+from minato_gpu.options.options import Options
 from minato_gpu.samples import JSON, Ticket, Value
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 

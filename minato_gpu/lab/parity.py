@@ -32,10 +32,10 @@ import numpy as np
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import Result, to_numpy
-from minato_gpu.extras import from_extra
-from minato_gpu.pipeline import Pipeline, UndeclaredWrites, suggest_writes
+from minato_gpu.pipeline.pipeline import Pipeline, UndeclaredWrites, suggest_writes
+from minato_gpu.pipeline.stages import Field, Fields, Tolerance
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
-from minato_gpu.stages import Field, Fields, Tolerance
+from minato_gpu.util.messages import from_extra
 
 MAX_BATCH = 16
 DRAWS = 2  # how often run_check prepares each sample, each time with other drawn parameters

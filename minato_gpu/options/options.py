@@ -11,23 +11,22 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments, LaneName
-from minato_gpu.cache_options import CacheOptions
 from minato_gpu.device import accelerator
 from minato_gpu.faults.failures import RAISE, RETRY, check_on_error
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.shm_limits import memory_limit
-from minato_gpu.notices import say_once
-from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.metrics_address import MetricsAddress
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.options.cache import CacheOptions
+from minato_gpu.options.trace import TraceOptions
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Value
-from minato_gpu.sizes import nbytes
+from minato_gpu.sources import cluster_token
 from minato_gpu.sources.peer_discovery import checked_peers
 from minato_gpu.sources.source import source_of
-from minato_gpu.trace_options import TraceOptions
+from minato_gpu.util.messages import say_once
+from minato_gpu.util.numbers import is_real, is_whole, nbytes
 
 _DEFAULT_LATENESS = 8
 LANES: tuple[LaneName, ...] = ("cpu", "device")

@@ -1,9 +1,22 @@
-"""Errors for missing packages that name the extra of minato_gpu which brings them."""
+"""Messages: those that are logged once, and errors for missing packages that name what brings them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+
+LOGGER = logging.getLogger("minato_gpu")
+
+
+@cache
+def say_once(text: str, level: int = logging.WARNING) -> None:
+    """Logs a text, unless this process has logged it before.
+
+    A warning is shown on standard error where logging is not set up; ``logging.INFO`` is for what is as it should be.
+    """
+    LOGGER.log(level, text)
 
 
 @contextmanager

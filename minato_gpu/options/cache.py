@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.memory.shm_limits import memory_limit
-from minato_gpu.sizes import nbytes
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.source import source_of
+from minato_gpu.util.numbers import nbytes
 
 
 @dataclass(frozen=True)

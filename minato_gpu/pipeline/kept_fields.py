@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Fields, Keepable
 from minato_gpu.samples import Value
-from minato_gpu.stages import Fields, Keepable
 
 Kept = Mapping[int, Fields]
 """By the number of the stage that writes them."""

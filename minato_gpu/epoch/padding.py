@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.seeding import seed_generators
-from minato_gpu.options import Options
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.options.options import Options
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Ticket, Value, add_note, sample_seed
 from minato_gpu.sampling.samplers import Sampling
 

@@ -11,10 +11,11 @@ import torch
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
-from minato_gpu.delivery import EpochIterator, in_memory
 from minato_gpu.device import nvjpeg
 from minato_gpu.engine.builder import Records, build_engine
 from minato_gpu.engine.engine import Engine
+from minato_gpu.epoch.delivery import EpochIterator, in_memory
+from minato_gpu.epoch.session import Session
 from minato_gpu.faults.deferred_error import DeferredError
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.samples import Value, sample_seed
@@ -23,8 +24,7 @@ from minato_gpu.sampling.order import Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.scheduling.messages import DEVICE
-from minato_gpu.session import Session
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
 
 
 def _memory_of(engine: Engine) -> Callable[[], dict[str, Any]]:
