@@ -168,6 +168,8 @@ class Consumer:
         while True:
             self.epochs.append([])
             yield from self._made
+            if not self.epochs[-1]:
+                raise RuntimeError(f"{self._loader.name} has delivered nothing in an epoch")
 
     def consume(self, seconds: float, step_s: float = 0.0, least: int = 1) -> Stage:
         """For so long, and at least so many batches."""

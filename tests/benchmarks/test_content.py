@@ -88,11 +88,15 @@ class _Dropping(PyTorch):
     """PyTorch's loader, but the last sample of the second batch never arrives."""
 
     def make(self, job: Job) -> Iterable[Any]:
-        return self._without_one(super().make(job))
+        return _WithoutOne(super().make(job))
 
-    @staticmethod
-    def _without_one(batches: Iterable[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
+
+class _WithoutOne:
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._batches):
             yield batch[:-1] if number == 1 else batch
 
 
