@@ -30,20 +30,10 @@ SCALING = ("scaling_named", "scaling_close", "scaling_kinds")
 PAGES: Mapping[str, Sequence[str]] = {
     "README.md": ("swap", "pairs"),
     "benchmarks/MEASUREMENTS.md": (
-        *(
-            "paired",
-            "compare",
-            *WORKLOADS,
-            "accuracy",
-            "overhead",
-            *SCALING,
-            "tails",
-            "more_tails",
-            "large",
-            "cost_model",
-        ),
-        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "kept_fields", "hits"),
-        *("cold_files", "peer_hits", "cluster", "worker_count", "node", "node_share", "node_prepared", "trace_cost"),
+        *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large"),
+        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "coordl", "seneca"),
+        *("kept_fields", "hits", "cold_files", "peer_hits", "cluster", "worker_count"),
+        *("node", "node_share", "node_prepared", "trace_cost"),
     ),
 }
 """Which page shows which tables."""

@@ -25,11 +25,12 @@ from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.host_share import HostShare
 from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
-from minato_gpu.engine.read_ahead import ReadAhead, start_reader
+from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
@@ -103,7 +104,12 @@ class Builder:
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
-        """Borrows the reader process, if the data set says what there is to be read."""
+        """Borrows the reader process, if the data set says what there is to be read.
+
+        With workers of other machines there is none: each sample is read where it is prepared, which is not known yet.
+        """
+        if self.loader.cluster is not None:
+            return None
         loader, cache, share = self.loader, self.options.cache, self.options.share
         fingerprint = self._fingerprint() if self.options.share_bytes else ""
         source_of = _no_source if self.source_of is None and fingerprint else self.source_of
@@ -123,7 +129,7 @@ class Builder:
             fingerprint=fingerprint,
         )
         context, _ = start_method(loader.multiprocessing_context)
-        start = functools.partial(start_reader, context)
+        start = functools.partial(forking.start_reader, context)
         reader = readers.borrow(loader.pipeline, settings, functools.partial(open_reader, start, share))
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share

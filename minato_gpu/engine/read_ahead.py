@@ -13,7 +13,6 @@ from operator import index
 from time import perf_counter
 from typing import Any, cast
 
-from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
@@ -38,19 +37,6 @@ def _number(record: Record, at: int, seeds: dict[int, int]) -> tuple[Key, ...]:
         return (prepared_key(sample_seed(seeds[record.epoch], 0, record.keys[at], occurrence) >> 1),)
     except Exception:  # the key has no digest
         return ()
-
-
-def start_reader(context: Any, *arguments: Any) -> Any:
-    """Starts a process that calls a function and passes its argument on. ``context`` is multiprocessing's."""
-    started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
-    forking.start(started)
-    return started
-
-
-def _main(main: Callable[..., None], *arguments: Any) -> None:
-    """Is the entry of the reader process."""
-    forking.begin()
-    main(*arguments)
 
 
 class ReadAhead:

@@ -26,27 +26,11 @@ from minato_gpu.samples import JSON
 from minato_gpu.util.messages import from_extra
 
 # Columns of ``simulate`` that a terminal has no room for.
-_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
-_FOR_DEVELOPERS = {"replay", "simulate"}
+_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max"}
 _CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-class _Commands(click.Group):
-    """A group whose help lists what only developers of this package need under a heading of its own."""
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, theirs in (("Commands", False), ("For developers of minato_gpu", True)):
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name, command.get_short_help_str(formatter.width))
-                        for name, command in sorted(self.commands.items())
-                        if (name in _FOR_DEVELOPERS) == theirs
-                    ]
-                )
-
-
-@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.group(context_settings=_CONTEXT)
 @click.version_option(package_name="minato-gpu")
 @click.option("--traceback", is_flag=True, help="Show where an error came from.")
 @click.pass_context

@@ -205,8 +205,12 @@ def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
         )
     if loader.lanes is not None and "cpu" not in loader.lanes:
         raise ValueError("cluster adds CPU workers, and lanes leaves them out: add 'cpu' to lanes")
-    if loader.share_budget is not None:
-        raise ValueError("cluster: workers of other machines share no samples; leave out share_budget, or cluster")
+    for name in ("cache", "cache_dir", "share", "share_budget"):
+        if getattr(loader, name):
+            raise ValueError(
+                "cluster: sources are read where their samples are prepared, so nothing is kept here; leave out "
+                f"{name}, or cluster"
+            )
     loader.cluster.check(loader)
     return (loader.cluster,)
 
