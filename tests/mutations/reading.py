@@ -218,23 +218,16 @@ FAULTS = (
     Fault(
         "nobody is asked a second time",
         "sources/hedging.py",
-        "        if not self._slow or now < self._quiet_until or self._allowed < 1.0:\n",
+        "        if now < self._quiet_until or self._allowed < 1.0:\n",
         "        if True:\n",
         ("sources/test_pool.py",),
     ),
     Fault(
         "what could not be asked for a second time at once never is",
-        "sources/hedging.py",
-        "        self._slow[number] = since\n",
-        "        self._slow = {number: since}\n",
-        ("sources/test_hedging.py",),
-    ),
-    Fault(
-        "nobody learns that second requests come too late",
-        "sources/hedging.py",
-        "        self._worth += (won - self._worth) / _REMEMBERED\n",
-        "        pass\n",
-        ("sources/test_hedging.py",),
+        "sources/remote.py",
+        "        self._slow.add(read, since=now)\n",
+        "",
+        ("sources/test_pool.py",),
     ),
     Fault(
         "what a sampler raises beyond the window is raised at once",
