@@ -193,7 +193,7 @@ class HostReader:
         memory = None
         if self._memory is not None:
             self._memory.owns, memory = pool.owns, self._memory.part()
-        self._server = PeerServer(listening, self._reads.blocks, memory, self._client, pool.guests)
+        self._server = PeerServer(listening, self._reads.blocks, memory, self._client)
         if peers[0] != peer_discovery.AUTO:
             pool.join(address, peers[1:])
             return

@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minato_gpu import children
 from minato_gpu.memory.arena import Arena
-from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk_retention import DiskRetention
@@ -27,6 +25,8 @@ from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.service import Ready, Service, Wanted
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk.tier import DiskTier

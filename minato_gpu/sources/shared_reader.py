@@ -12,16 +12,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from minato_gpu import children
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.sources import fields, host_reader
 from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader, arena_of
 from minato_gpu.sources.service import Ready
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER, say_once
 
 _PATIENCE_S = 10.0  # with one that has just been started, by a fork server perhaps, or is stopped
 _ROOM = 1 << 16  # bytes of a socket's buffer: some hundred samples, of which as many are under way
