@@ -32,7 +32,7 @@ PAGES: Mapping[str, Sequence[str]] = {
     "benchmarks/MEASUREMENTS.md": (
         *("compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large", "cost_model"),
         *("simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "kept_fields", "hits", "cold_files"),
-        *("peer_hits", "cluster", "worker_count", "node", "node_share", "node_prepared", "trace_cost"),
+        *("peer_hits", "peer_epochs", "cluster", "worker_count", "node", "node_share", "node_prepared", "trace_cost"),
     ),
 }
 """Which page shows which tables."""
