@@ -32,8 +32,8 @@ from benchmarks.isolate import isolated, tree_cpu_s
 from benchmarks.turns import cases_called, measured_rows, ratio_columns
 from benchmarks.work import Slept
 from minato_gpu import DataLoader, Lanes
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.lanes.far.agent import serve
+from minato_gpu.sources.cluster_token import TOKEN
 
 BATCH, SLEEP_S = 16, 10e-3
 _MANY = 1 << 20  # samples: no run comes to the end

@@ -15,7 +15,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -80,13 +80,14 @@ class Photographs(Counted):
 
 
 class Sharing(NamedTuple):
-    """Four loaders. ``slow``: how many times longer the first one's steps are than the others', which leave half of the
-    cores idle."""
+    """Loaders of so many ``jobs``. ``slow``: how many times longer the first one's steps are than the others', which
+    leave half of the cores idle."""
 
     name: str
     loader: Callable[..., Any]
     arguments: dict[str, Any]
     slow: float = 0.0
+    jobs: int = JOBS
 
 
 class Prepared(NamedTuple):
@@ -112,13 +113,18 @@ CASES: dict[str, tuple[type[Counted], tuple[Sharing, ...]]] = {
     ),
 }
 
+EIGHT: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = {
+    "eight jobs": (Computed, tuple(each._replace(jobs=8) for each in LOADERS[1:]))
+}
+
 
 def run(kind: type[Counted], sharing: Sharing, samples: int) -> Prepared:
     """Run them to the end of an epoch."""
     with tempfile.TemporaryDirectory() as folder:
         data = kind(Path(folder), samples)
-        barrier, found = context.Barrier(JOBS), context.Queue()
-        started = [context.Process(target=_train, args=(sharing, data, at, barrier, found)) for at in range(JOBS)]
+        barrier, found = context.Barrier(sharing.jobs), context.Queue()
+        ranks = range(sharing.jobs)
+        started = [context.Process(target=_train, args=(sharing, data, at, barrier, found)) for at in ranks]
         for process in started:
             process.start()
         results = [found.get(timeout=600.0) for _ in started]
@@ -153,10 +159,15 @@ def _train(sharing: Sharing, data: Counted, at: int, barrier: Barrier, found: Qu
     found.put((at, len(data) / elapsed, digest.hexdigest(), reader_s))
 
 
-def prepared(*, steps: int, repetitions: int) -> list[dict[str, Any]]:
+def prepared(
+    *,
+    steps: int,
+    repetitions: int,
+    cases: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = CASES,
+) -> list[dict[str, Any]]:
     """A row for each case and loader, of so many batches."""
     samples, rows = BATCH * steps, []
-    for case, (kind, loaders) in CASES.items():
+    for case, (kind, loaders) in cases.items():
         measure = functools.partial(_measured, kind, samples)
 
         def figures(found: Prepared) -> str:
@@ -165,7 +176,7 @@ def prepared(*, steps: int, repetitions: int) -> list[dict[str, Any]]:
         runs, errors = in_turns(case, loaders, repetitions, measure, figures)
         base = [each.rate for each in runs[loaders[-2].name]]
         for sharing in loaders:
-            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": JOBS}
+            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": sharing.jobs}
             if found := runs[sharing.name]:
                 row |= report.summarise("samples_per_s", [each.rate for each in found])
                 row |= report.summarise("prepared_share", [each.prepared for each in found])

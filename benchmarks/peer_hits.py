@@ -19,8 +19,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks import report
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.memory_tier import Copy
 from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool

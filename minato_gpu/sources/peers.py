@@ -27,8 +27,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from minato_gpu.caching.partition import Partition
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.peer_discovery import split_address
 from minato_gpu.sources.pool import Pool, ReaderPool

@@ -20,9 +20,9 @@ from torch.utils.data import Dataset
 from xxhash import xxh3_64_intdigest
 
 from minato_gpu import DataLoader
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import peers
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
 from minato_gpu.sources.peer_discovery import ADDRESS, checked_peers, split_address
 from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, READING, REQUEST, PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
