@@ -37,7 +37,7 @@ from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Plain
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
@@ -56,7 +56,7 @@ def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[st
     assert all(device.used == 0 and device.pinned == {} for device in devices)
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_out_of_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:

@@ -61,16 +61,6 @@ def test_without_features_the_mean_is_predicted_even_when_few_samples_make_most_
     assert model.predict("cpu")[0] == pytest.approx(costs.mean(), rel=0.15)
 
 
-def test_a_changed_machine_is_followed_and_an_outlier_is_not() -> None:
-    model = CostModel(("cpu",))
-    model.observe_many("cpu", None, None, np.full(500, 1e-3))
-    model.observe_many("cpu", None, None, [10.0])
-    assert model.predict("cpu")[0] < 3e-3
-    for _ in range(300):
-        model.observe_many("cpu", None, None, np.full(64, 4e-3))
-    assert model.predict("cpu")[0] == pytest.approx(4e-3, rel=0.1)
-
-
 def test_features_that_are_not_given_do_not_spoil_the_model(
     photographs: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
@@ -81,19 +71,6 @@ def test_features_that_are_not_given_do_not_spoil_the_model(
     predicted = model.predict("cpu", [[np.nan, np.nan], features[0].tolist()])
     assert predicted[1] == pytest.approx(before[0])
     assert np.isfinite(predicted).all()
-
-
-def test_uniform_samples_leave_the_history_untouched() -> None:
-    model = CostModel(("cpu",), length=10_000)
-    costs = np.full(10_000, 5e-6)
-    costs[::1000] = 5e-3
-    for start in range(0, 10_000, 100):
-        model.observe_many("cpu", np.arange(start, start + 100), None, costs[start : start + 100])
-    model.predict("cpu")
-    model.report()
-    assert model.recorded["cpu"] == 10
-    assert model.predict("cpu", keys=[3000])[0] > 1e-3
-    assert model.predict("cpu", keys=[3001])[0] < 1e-4
 
 
 @pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"], [[3, 1], {"a": [2]}]])

@@ -95,19 +95,6 @@ def test_what_waits_unread_when_a_device_opens_is_read_then() -> None:
     assert sum(made.values()) == samples and made["device"] > samples // 2
 
 
-def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
-    harm = DeviceInterference(True, devices=DEVICES)
-    for _ in range(LEARNED * DEVICES):
-        harm.stepped(0.1, 0.01)
-    assert harm.spare
-    harm.waited()
-    for _ in range(AFTER_WAIT * DEVICES - 1):
-        harm.stepped(0.1, 0.01)
-        assert not harm.spare
-    harm.stepped(0.1, 0.01)
-    assert harm.spare
-
-
 def test_tickets_have_homes_of_their_own_only_in_strict_order() -> None:
     lanes = tuple(f"device:{number}" for number in range(DEVICES))
     assert policy(fixed=True, max_lateness=0).homes == lanes == policy().device_lanes
@@ -166,16 +153,3 @@ def test_a_consumer_that_the_cpu_lane_can_feed_keeps_its_device_to_itself() -> N
     assert len(spared.made_on) < 0.25 * len(always.made_on)
     assert after.makespan_s < 0.85 * before.makespan_s
     assert sorted(after.serials.tolist()) == list(range(8000))
-
-
-def test_a_step_with_several_devices_is_a_round() -> None:
-    """A consumer of four devices takes four batches together; what device work adds shows in the whole round."""
-    rng, harm = np.random.default_rng(1), DeviceInterference(True, devices=4)
-    for _ in range(400):
-        work = rng.uniform(0, 0.05)
-        harm.worked(4 * work)
-        for number in range(4):
-            harm.stepped(1e-5 if number else 0.1 + 0.5 * work, 0.02)
-    assert harm.slope == pytest.approx(0.5, abs=0.1)
-    assert harm.step_s == pytest.approx(0.1 + 0.5 * 0.025, rel=0.05)
-    assert harm.spare, "the CPU lane needs 0.08 s for what the consumer takes in 0.11 s"

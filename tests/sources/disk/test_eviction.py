@@ -79,20 +79,6 @@ def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
 # --- what makes room -------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_before_has_left_makes_room_after_the_first_epoch(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    new = range(1000, 1100)
-    assert epoch(tier, new) == 0
-    assert tier.stats()["evicted"] == 0, "in the first epoch anything may be wanted yet"
-    epoch(tier, new)
-    assert epoch(tier, new) == 100
-    assert kept(tier) >= {*new}
-    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
-    assert tier._account.count_all() == tier._account.look()
-    tier.close()
-
-
 def test_the_longest_unused_goes_first_and_what_is_hit_stays(path: Path) -> None:
     run_elsewhere(path, range(160))
     for number in range(ROOM):
@@ -155,18 +141,6 @@ def test_a_smaller_budget_holds_after_the_first_epoch(path: Path) -> None:
     assert epoch(tier, order) == 40
     assert disk_bytes(path) <= tier.nbytes() <= small
     assert kept(tier) >= {*order}
-    tier.close()
-
-
-def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    epoch(tier, range(1000, 1002))
-    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
-    left = kept(tier) & {*range(160)}
-    assert left and all(held(tier, number) == content(number) for number in left)
-    keep(tier, *range(2000, 2100))
-    assert kept(tier) >= left
     tier.close()
 
 
