@@ -2,7 +2,8 @@
 # make test    style, types and the tests: of each, cases in which all pairs of its parameters' values occur
 # make test-all   the same with every combination of parameters, and PyTorch's own loader in place of ours
 # make mutations   puts faults into copies of the code, one at a time, and tells which test notices; five minutes
-# make chaos   does whatever may happen to loaders at random, for SECONDS=600 or as long as asked; SEED=... repeats a run
+# make chaos   does whatever may happen to loaders at random, for SECONDS=600 or as long as asked; SEED=... repeats a run;
+#                 NODE=1: to jobs of one host that prepare each sample once, for SEEDS=20 seeds
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
@@ -36,7 +37,7 @@ mutations: $(STAMP)
 	$(BIN)/python -m tests.mutations $(MUTATIONS)
 
 chaos: $(STAMP)
-	$(BIN)/python -m tests.contracts.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+	$(BIN)/python -m tests.contracts.chaos$(if $(NODE),_node $(if $(SEEDS),--seeds $(SEEDS))) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)

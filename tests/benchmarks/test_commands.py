@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import verdicts
-from minato_gpu.lab.analysis.verdict import Case
+from minato_gpu.lab.analysis.preparation import Case
 from minato_gpu.lab.cli import main
 from tests.support import programs
 

@@ -338,8 +338,8 @@ FAULTS = (
     Fault(
         "every loader prepares what another prepares for it",
         "sources/prepared_samples.py",
-        "            elif sample.owner is None and self._has_room:\n",
-        "            elif self._has_room:\n",
+        "            if sample.owner is None and not sample.is_staged and sample not in self.granted:\n",
+        "            if not sample.is_staged and sample not in self.granted:\n",
         _PREPARED,
     ),
     Fault(
@@ -352,8 +352,8 @@ FAULTS = (
     Fault(
         "samples that a stopped loader was to prepare are waited for",
         "sources/prepared_samples.py",
-        "                sample.owner, one.is_late = None, True\n",
-        "                one.is_late = True\n",
+        "                sample.owner, self.is_late = None, True\n",
+        "                self.is_late = True\n",
         _PREPARED,
     ),
     Fault(
@@ -373,30 +373,30 @@ FAULTS = (
     Fault(
         "a loader is believed before its samples have been compared",
         "sources/prepared_samples.py",
-        "        if self.believed and by.believed:\n",
-        "        if self.believed or by.believed:\n",
+        "            elif self.believed and sample.is_staged and sample.checksum is not None:\n",
+        "            elif sample.is_staged and sample.checksum is not None:\n",
         _PREPARED,
     ),
     Fault(
         "samples are shared that are not the same",
         "sources/prepared_samples.py",
-        "            group.why_not = group.why_not or found.why_not\n",
+        "            self.group.why_not = self.group.why_not or _DIFFERENT\n",
         "            pass\n",
         _PREPARED,
     ),
     Fault(
         "prepared samples stay although all have had them",
         "sources/prepared_samples.py",
-        "        if not sample.wanted and sample.block != NOWHERE and sample.had >= max(2, len(self.group.members)):\n",
+        "        if not sample.wanted and sample.is_staged and sample.had >= max(2, len(self.group.members)):\n",
         "        if sample is None:\n",
         _PREPARED,
     ),
     Fault(
-        "a copy that is to be compared is taken as it is",
-        "lanes/sharing.py",
-        "        if data is not None and place[5] is None:\n",
-        "        if data is not None:\n",
-        _ONCE,
+        "a copy is taken although its block has become another's",
+        "sources/sent_samples.py",
+        "    return data if xxh3_64_intdigest(data.data) == checksum else None\n",
+        "    return data\n",
+        ("sources/test_sent_samples.py",),
     ),
     Fault(
         "a sample is sent that was prepared without its seed",

@@ -125,8 +125,9 @@ def write_page(path: Path, what: str, document: Mapping[str, JSON], results: Seq
     where = f"{document['date']}, {machine['cores']} cores of {machine['processor']}"
     console.print(f"{where}; torch {versions.get('torch', 'unknown')}", markup=False, highlight=False)
     show_results(console, results)
-    console.print("\nAn epoch in other settings, predicted:", markup=False)
-    show_answers(console, document["whatif"])
+    if document["whatif"]:
+        console.print("\nAn epoch in other settings, predicted:", markup=False)
+        show_answers(console, document["whatif"])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, console.export_html())
 
