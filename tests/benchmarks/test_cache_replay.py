@@ -86,7 +86,7 @@ def test_unlike_items_save_most_seconds_by_what_a_byte_earns(shards: int) -> Non
 
 @pytest.mark.parametrize(("cache_share", "hit_rate"), [(0.35, 0.124), (0.65, 0.355)])
 def test_a_page_cache_hits_what_it_did_on_a_kernel_and_more_than_lru(cache_share: float, hit_rate: float) -> None:
-    """Of Linux 6.18, under a cgroup's limit of some 50 MB: files of 50 KB, six epochs after the second."""
+    """Of Linux 6.18, under a cgroup's limit of 24 and 45 MB: files of 50 KB, six epochs after the second."""
     orders = Shuffles(1290, 1, 1)
     found = page_cache_hits(orders, 1290, cache_share, 20, 0.05)
     assert found[0] == 0 and np.mean(found[2:]) == pytest.approx(hit_rate, abs=0.02)
