@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import BadSample, DataLoader
 from minato_gpu.lanes.base import Report
@@ -59,39 +58,6 @@ def test_a_lane_counts_what_it_has_prepared(make: Any, more: dict[str, Any], pre
     stats = loader.stats()
     assert stats["samples_delivered"] == seen == 20 - stats["samples_failed"] - stats["samples_skipped"]
     assert stats["lanes"]["cpu"]["samples"] == prepared
-
-
-class Stream(IterableDataset[Any]):
-    """``made`` of each of 21 numbers, shared out to workers; an error in place of the number 9."""
-
-    def __init__(self, made: Any, *, fails: bool = False) -> None:
-        self.made, self.fails = made, fails
-        self.numbers: Iterator[int] = iter(())
-
-    def __iter__(self) -> Stream:
-        info = get_worker_info()
-        self.numbers = iter(range(21) if info is None else range(info.id, 21, info.num_workers))
-        return self
-
-    def __next__(self) -> Any:
-        number = next(self.numbers)
-        if self.fails and number == 9:
-            raise ValueError("nine")
-        return self.made(number)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("fails", "collate", "failed_and_skipped"), [(True, list, (1, 1)), (False, _no_eight, (1, 3))], ids=["read", "join"]
-)
-def test_what_an_error_in_a_stream_takes_along_is_counted(
-    workers: int, fails: bool, collate: Any, failed_and_skipped: tuple[int, int]
-) -> None:
-    loader: Any = DataLoader(Stream(int, fails=fails), 4, num_workers=workers, collate_fn=collate)
-    seen, errors = _until_the_end(loader)
-    stats = loader.stats()
-    assert (stats["samples_failed"], stats["samples_skipped"]) == failed_and_skipped
-    assert errors == 1 and seen == stats["samples_delivered"] == 21 - sum(failed_and_skipped)
 
 
 @pytest.mark.parametrize("persists", [False, True])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
 from minato_gpu.scheduling import history as history_module
-from minato_gpu.scheduling.costs import CostModel, LaneModel
+from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import History
-from tests.support.concurrency import alone
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
@@ -98,31 +94,3 @@ def test_a_tensor_is_remembered_by_what_it_holds() -> None:
     history = History(None)
     history.write([torch.tensor([1, 2])], np.log([2.0]))
     assert np.exp(history.read([torch.tensor([1, 2])])) == pytest.approx([2.0], rel=1e-3)
-
-
-def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stats()`` is called by whichever thread, while another takes in what lanes measured."""
-    model = CostModel(("cpu",), features=1, length=100)
-    flush, inside = LaneModel.flush, threading.Lock()
-
-    def flush_alone(self: LaneModel) -> None:
-        with alone(inside, "two threads take in observations"):
-            flush(self)
-
-    monkeypatch.setattr(LaneModel, "flush", flush_alone)
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            model.report()
-            model.predict("cpu", [[2.0]], [3])
-
-    with ThreadPoolExecutor() as pool:
-        looking = pool.submit(look)
-        try:
-            for _ in range(20):
-                model.observe_many("cpu", list(range(100)), np.ones((100, 1)), np.full(100, 1e-3))
-        finally:
-            over.set()
-        looking.result()
-    assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first

@@ -74,27 +74,6 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     assert {each.chunk.lane for each in then if isinstance(each, m.Dispatch)} == {other}
 
 
-def test_what_waits_unread_when_a_device_opens_is_read_then() -> None:
-    """A window of 1,024 samples of 20 ms, which came before it: the device waits for no more than what was begun."""
-    samples, size = 1024, 64
-    scheduler, begun = Scheduler(Policy(window=samples, fixed=False, max_lateness=2, micro_batch=32, inspect=True)), 0
-    scheduler.handle(m.LaneOpened(0.0, m.CPU, 2))
-    for at in range(samples // size):
-        came = m.Admitted(0.0, SourceBatch(at), 0, TicketId(at * size), size)
-        begun += sum(each.chunk.size for each in scheduler.handle(came) if isinstance(each, m.Dispatch))
-    todo: list[m.Event] = [m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
-    made, held = dict[str, int](cpu=begun, device=0), dict(scheduler.flights)
-    todo += [m.Finished(0.01, number, flight.chunk.size, 0.02 * flight.chunk.size) for number, flight in held.items()]
-    for event in todo:
-        for chunk in [each.chunk for each in scheduler.handle(event) if isinstance(each, m.Dispatch)]:
-            if chunk.kind == "inspect":
-                todo.append(m.Inspected(0.01, chunk.number, [0.02] * chunk.size, [0.001] * chunk.size))
-            else:
-                made[chunk.lane] += chunk.size
-                todo.append(m.Finished(0.02, chunk.number, chunk.size, 0.02 * chunk.size))
-    assert sum(made.values()) == samples and made["device"] > samples // 2
-
-
 def test_tickets_have_homes_of_their_own_only_in_strict_order() -> None:
     lanes = tuple(f"device:{number}" for number in range(DEVICES))
     assert policy(fixed=True, max_lateness=0).homes == lanes == policy().device_lanes

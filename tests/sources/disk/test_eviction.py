@@ -176,3 +176,15 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
 def test_what_is_of_use_to_a_run(record: RunRecord, now: float, before: float) -> None:
     assert unused_before([record], now) == before
     assert unused_before([record, RunRecord(T - 5, True, now)], now) == min(before, T - 5)
+
+
+def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
+    run_elsewhere(path, range(160))
+    tier = DiskTier(path, BUDGET)
+    epoch(tier, range(1000, 1002))
+    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
+    left = kept(tier) & {*range(160)}
+    assert left and all(held(tier, number) == content(number) for number in left)
+    keep(tier, *range(2000, 2100))
+    assert kept(tier) >= left
+    tier.close()
