@@ -32,7 +32,7 @@ PAGES: Mapping[str, Sequence[str]] = {
     "benchmarks/MEASUREMENTS.md": (
         *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large"),
         *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "coordl", "seneca"),
-        *("kept_fields", "hits", "cold_files", "peer_hits", "cluster", "worker_count"),
+        *("kept_fields", "hits", "cold_files", "peer_hits", "peer_epochs", "cluster", "worker_count"),
         *("node", "node_share", "node_prepared", "trace_cost"),
     ),
 }

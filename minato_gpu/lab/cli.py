@@ -133,17 +133,27 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
 @shows
 def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
-    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
-    from minato_gpu.lab.simulation import comparison
+    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named).
+
+    The scenario `cluster`, which is named alone, is a training on many machines; it takes minutes.
+    """
+    from minato_gpu.lab.simulation import cluster, comparison
 
     known = comparison.SCENARIOS
+    if scenarios == ("cluster",):
+        with out.console.status("simulating"):
+            rows = cluster.run()
+        show(out.console, cluster.DESCRIPTION, rows)
+        out.leave_rows({"command": "simulate", "scenarios": ["cluster"]}, rows)
+        return
     unknown = [name for name in scenarios if name not in known]
     if unknown:
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     if ablation and scenarios:
         raise click.UsageError("--ablation runs its own scenarios; name none")
     if only_list:
-        show(out.console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
+        listed = {name: known[name].description for name in known} | {"cluster": cluster.DESCRIPTION}
+        show(out.console, "scenarios", [{"scenario": name, "what": what} for name, what in listed.items()])
         return
     asked = [] if ablation else list(scenarios or known)
     with out.console.status("simulating"):

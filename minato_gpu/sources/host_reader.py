@@ -195,7 +195,7 @@ class HostReader:
             self._memory.owns, memory = pool.owns, self._memory.part()
         self._server = PeerServer(listening, self._reads.blocks, memory, self._client)
         if peers[0] != peer_discovery.AUTO:
-            pool.join(address, peers[1:])
+            self._meeting = self._loop.create_task(pool.meet(address, peers[1:]))
             return
 
         def find() -> None:

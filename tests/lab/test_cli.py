@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lab import parity
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.simulation import comparison
+from minato_gpu.lab.simulation import cluster, comparison
 from tests.support import programs
 
 PHOTOGRAPHS = 35  # of the example
@@ -136,6 +136,8 @@ def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch
     assert asked[-1] == (list(comparison.SCENARIOS), 10)
     monkeypatch.setattr(comparison, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
     assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
+    monkeypatch.setattr(cluster, "run", lambda: [{"gbit_s": 25.0, "of_bound": 0.9}])
+    assert json.loads(_run("simulate", "cluster", "--json", "-").stdout)["rows"][0]["gbit_s"] == 25.0
 
 
 def test_simulate_lists_its_scenarios_and_refuses_others() -> None:

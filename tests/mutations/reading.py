@@ -450,7 +450,7 @@ FAULTS = (
     Fault(
         "a host is left out for good",
         "sources/peers.py",
-        "                del self._left_out[peer.address]\n",
+        "        del self._left_out[peer.address]\n",
         "",
         ("sources/test_peers.py",),
     ),
