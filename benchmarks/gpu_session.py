@@ -78,9 +78,10 @@ class Record:
         self.content: Row = {"complete": [], **about}
         if path.exists():
             known = json.loads(path.read_text(encoding="utf-8"))
-            ours, theirs = ((each["settings"], each["machine"]["gpus"]) for each in (about, known))
-            if ours != theirs:
-                raise click.UsageError(f"{path} was measured with {theirs}, not with {ours}: name another --out")
+            ours, theirs = ({**each["settings"], "gpus": each["machine"]["gpus"]} for each in (about, known))
+            unlike = sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+            if unlike:
+                raise click.UsageError(f"{path} was measured otherwise: {', '.join(unlike)} differ; name another --out")
             self.content = {"complete": [], **known}
 
     @property

@@ -67,6 +67,7 @@ def on_host(name: str) -> list[list[torch.Tensor]]:
     return reference(dataset, generator=seeded(), **more)
 
 
+@pytest.mark.each_value  # a second each
 @pytest.mark.usefixtures("open_from_the_start")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", LOADERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -220,3 +221,31 @@ def test_what_the_data_set_gave_is_told_apart() -> None:
     assert keepable.given({"a": np.zeros(1 << 16)}) is None, "it has been read already"
     assert keepable.given({}) is None
     assert keepable.given({"a": lambda: 0}) is None
+
+
+@dataclass
+class Box:
+    """An object of the user's own."""
+
+    value: Any
+
+
+def test_objects_come_back_as_their_own_code_copies_them() -> None:
+    keepable = decoded(lambda x: Box([x[3:83, 5:105], "text"]))
+    made = keepable.make(given(), 7, no_stage)
+    found, expected = (
+        each["z"].value for each in (keepable.run(given(), loaded(made.kept), 8, no_stage), made.outputs)
+    )
+    assert np.array_equal(found[0], expected[0]) and found[1] == "text"
+
+
+def test_a_stage_that_works_in_place_spoils_nothing() -> None:
+    def spoil(fields: Fields, params: Params) -> Fields:
+        fields["b"][:] = -1
+        return {"z": fields["b"] + params["drawn"]}
+
+    drawn = stage("spoil", "b", "z", drawn=True)
+    made_of = pipeline(stage("read", "a", "b"), Stage("spoil", ("b",), {"z": ARRAY}, spoil, draw=drawn.draw))
+    made = KeepableFields(made_of).make(given(), 7, no_stage)
+    assert made.kept is not None
+    assert np.all(made.kept[0]["b"] > 0)

@@ -286,7 +286,7 @@ def test_a_name_to_share_by(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job-7")
     assert options(dataset=data, num_workers=1, share=True).share == "job-7"
     assert options(dataset=_NUMBERS, num_workers=1, share="one", share_budget="1MB").share_bytes == 10**6
-    with pytest.raises(ValueError, match="a directory is shared by all whose cache_dir it is; leave out share"):
+    with pytest.raises(ValueError, match="a directory is shared by all whose cache_dir it is: leave out share"):
         options(dataset=data, num_workers=1, share="one", cache="10MB", cache_dir=tmp_path)
 
 

@@ -205,7 +205,7 @@ def run(case: Case, loader: Loader) -> Run:
     reader.check(case.samples, case.warm_ups + case.epochs)
     loader.close(made)
     if not getattr(loader, "own_draws", False):
-        _compare(kept, asked, allowed(asked, loader))
+        compare_content(kept, asked, allowed(asked, loader))
     count = case.samples * case.epochs
     p50, p95, p99 = np.percentile(waits, [50, 95, 99])
     return Run(
@@ -257,7 +257,8 @@ def _warm_up(made: Iterable[Any], reader: Reader, epochs: int) -> tuple[float, l
     return first, kept
 
 
-def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:
+def compare_content(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:
+    """Compare batches of a pipeline's samples with what one process prepares. Raises ContentError."""
     source = Indexed(asked.source.dataset)  # does not count what is prepared for comparing
     alone = replace(asked, dataset=Prepared(source, asked.pipeline, asked.dataset.seed))
     for batch in batches:

@@ -88,6 +88,7 @@ class Settings:
             max_lateness=options.lateness,
             budget_bytes=loader.host_memory_budget,
             joins=not (rests or options.free or has_device),  # of a device's no worker would have all
+            shares=options.share_bytes > 0,
             inspect=has_device,
             queues=rests and not has_device,
             cpu_runs="cpu" in options.lanes,

@@ -183,7 +183,8 @@ def _share(loader: Arguments) -> str:
         )
     if loader.cache_dir is not None:
         raise ValueError(
-            "share: a directory is shared by all whose cache_dir it is; leave out share, or keep copies in memory alone"
+            "share: a directory is shared by all whose cache_dir it is: leave out share and cache_peers, or keep "
+            "copies in memory alone by leaving out cache_dir, such as share=True, cache='100GB'"
         )
     return name
 
@@ -222,7 +223,7 @@ def _peers(loader: Arguments) -> tuple[str, ...]:
     if not loader.share or not loader.cache:
         raise ValueError(
             "cache_peers joins the caches of hosts, each of which has one for all of its loaders: pass share and cache "
-            "as well, such as share=True, cache='100GB'"
+            "as well, such as share=True, cache='100GB', and no cache_dir: they are in memory"
         )
     cluster_token.token()
     return checked_peers(loader.cache_peers)

@@ -38,7 +38,7 @@ class Dispatcher:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
-        self.fetching = Fetching(places, whole=policy.joins)
+        self.fetching = Fetching(places, whole=policy.joins and not policy.shares)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.flights = Flights(policy, ledger, self.lanes, self.waiting, self.intake)

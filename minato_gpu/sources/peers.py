@@ -40,6 +40,8 @@ SILENCE_S = 5.0  # after which a peer is taken to be gone
 BEAT_S = 1.0
 READING_S = 60.0  # that a peer may be reading: hosts with unlike lists of addresses could wait for each other for ever
 AGAIN_S = 10.0
+_LOOK_S = 0.1
+STARTS_S = 60.0  # that hosts wait for each other before they are one cache
 CONNECTIONS = 32  # to each peer
 MAGIC = b"minato peers 2\n\0"
 REQUEST = struct.Struct("<I")  # bytes of the request that follows
@@ -78,6 +80,16 @@ class PeerPool:
         """From now on these hosts own what is read; this one is at ``address``."""
         self._partition, self._address, self.why, self._is_looking = Partition(addresses), address, "", False
         self._peers = {each: _Peer(each) for each in addresses if each != address}
+
+    async def meet(self, address: str, addresses: tuple[str, ...]) -> None:
+        """Joins hosts as soon as all of them can be reached, or ``STARTS_S`` have passed: they start at any time.
+
+        One that begins before another is there would read and keep what the other one is to.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STARTS_S):
+                await asyncio.gather(*(_Peer(each).reach(_LOOK_S) for each in addresses if each != address))
+        self.join(address, addresses)
 
     def stay_alone(self, why: str) -> None:
         """There are no other hosts to be had: this one keeps what it reads."""
@@ -136,13 +148,10 @@ class PeerPool:
             peer.close()
 
     async def _take_back(self, peer: _Peer) -> None:
-        """Tries to reach a peer, until it can be."""
-        while peer.address in self._left_out:
-            await asyncio.sleep(AGAIN_S)
-            with suppress(OSError):
-                await peer.connect()
-                del self._left_out[peer.address]
-                self.why = self.why if self._left_out else ""
+        """Waits until a peer can be reached again."""
+        await peer.reach(AGAIN_S)
+        del self._left_out[peer.address]
+        self.why = self.why if self._left_out else ""
 
     def close(self) -> None:
         """Closes all connections that nobody uses."""
@@ -165,9 +174,13 @@ class _Peer:
         self.address, self.free = address, asyncio.Semaphore(CONNECTIONS)
         self._idle: deque[socket.socket] = deque()
 
-    async def connect(self) -> None:
-        """Makes a connection. Raises OSError where the peer does not answer."""
-        self._idle.append(await _connected(self.address))
+    async def reach(self, every_s: float) -> None:
+        """Tries to connect, until that succeeds."""
+        while True:
+            await asyncio.sleep(every_s)
+            with suppress(OSError):
+                (await _connected(self.address)).close()
+                return
 
     async def read(self, source: Source, blocks: Blocks) -> tuple[int, int] | None:
         """Returns the block with the source's bytes, and how many there are; None where the peer cannot read it.

@@ -140,8 +140,12 @@ class Link:
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
         self._loop.add_reader(of_fields.fileno(), self._take_fields)
 
-    def _take(self, found: fields.Received) -> None:
-        """Fields have come."""
+    def _next_of(self, end: socket.socket) -> Any:
+        """Returns the next fields, which have a ``file`` to be closed; None if there are none."""
+        return fields.receive(end)
+
+    def _take(self, found: Any) -> None:
+        """Takes what ``_next_of`` has returned."""
         self._service.receive(found)
 
     @property
@@ -167,7 +171,7 @@ class Link:
         end = self._fields
         while end is not None:
             try:
-                found = fields.receive(end)
+                found = self._next_of(end)
             except OSError:
                 self._loop.remove_reader(end.fileno())
                 return

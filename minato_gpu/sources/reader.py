@@ -91,7 +91,7 @@ class Reader:
     """
 
     fields: socket.socket | None = None  # where workers send fields that are to be kept,
-    prepared: socket.socket | None = None  # and samples that other loaders want, too
+    prepared: tuple[socket.socket, Arena] | None = None  # and samples for other loaders; and the memory for these
     process: Any = None
     _owner: int
 

@@ -59,8 +59,9 @@ class Site:
         self.counts[what] += 1
         agent, proxy = self._agents[at], self.proxies[at]
         if what == "session":
-            for session in agent.sessions():
-                session.kill()
+            with suppress(psutil.NoSuchProcess):  # another has ended meanwhile
+                for session in agent.sessions():
+                    session.kill()
         elif what == "worker":
             self._kill_one(agent)
         elif what in ("stop", "pause"):

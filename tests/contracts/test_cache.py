@@ -34,15 +34,6 @@ def kept_bytes(loader: Any) -> int:
     return os.fstat(loader._session.readers._reader.arena.fd).st_blocks * 512
 
 
-@pytest.mark.parametrize("memory", [0, 20])
-def test_another_run_has_what_lies_on_disk(folder: Path, tmp_path: Path, memory: int) -> None:
-    cache: Any = {"memory": memory * PAGE, "disk": DISK} if memory else {"disk": DISK}
-    for reads in (SAMPLES, memory):
-        loader = loader_of(Files(folder), cache if reads == SAMPLES else DISK, tmp_path / "cache")
-        assert _whole(loader) == sums(folder)
-        assert read(loader) == reads
-
-
 @pytest.mark.parametrize("change", ["size", "time"])
 def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path, change: str) -> None:
     folder = write_files(tmp_path / "files")

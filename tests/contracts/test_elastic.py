@@ -60,7 +60,10 @@ def test_any_number_of_workers(data: str, before: int, tmp_path: Any) -> None:
         return DataLoader(data_of(Case(data=data, sampler="none"), tmp_path), 3, num_workers=workers)
 
     saves = saves_along(make(before))
-    for now, (first, state) in itertools.product([0, 1, 2, 3], [saves[0], *saves[max(1, before) :: 4], saves[-1]]):
+    some = [saves[0], *saves[max(1, before) :: 4], saves[-1]]
+    for now, (at, (first, state)) in itertools.product([0, 1, 2, 3], enumerate(some)):
+        if (now + at) % 2:
+            continue  # half of the numbers at each of them, which takes half as long
         resumed = make(now)
         resumed.load_state_dict(state)
         iterator = iter(resumed)

@@ -192,10 +192,10 @@ def test_a_sample_that_kills_when_it_pads_a_batch() -> None:
 def test_every_step_resumes(mode: Mode) -> None:
     """But which sample takes the place of a lost batch: the one before may have been delivered by the run before."""
     reference = [rows([batch]) for batch in _loader(mode, 2)]
-    steps = (1, 5, 10)  # before and after batches that lose samples
+    steps = (1, 10)  # before and after batches that lose samples
     loader = _loader(mode, 2)
     iterator, got = iter(loader), list[Any]()
-    for step in steps[:: 2 if mode.lateness else 1]:
+    for step in steps:
         got += [rows([next(iterator)]) for _ in range(step - len(got))]
         first = list(got)
         state = _stored(loader.state_dict())

@@ -254,18 +254,6 @@ def test_states_of_other_streams() -> None:
     assert merge_state_dicts([state]) == state
 
 
-def test_streams_of_another_number_of_workers() -> None:
-    loader = DataLoader(Streams([7, 7]), 2, num_workers=2)
-    next(iter(loader))
-    other = DataLoader(Streams([7, 7, 7]), 2, num_workers=3)
-    with pytest.raises(ValueError, match="streams of 2 workers, this loader has 3"):
-        other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="saved with batch_size 2, this loader has 3"):
-        DataLoader(Streams([7, 7]), 3, num_workers=2).load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="of a data set of kind 'iterable'"):
-        DataLoader(Made(3, torch.tensor), 2).load_state_dict(loader.state_dict())
-
-
 class _UntoldStream(Counts):
     """Its state cannot be had, which is nobody's business but of who saves."""
 

@@ -232,22 +232,6 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
         assert rest == whole[2:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_was_left(workers: int) -> None:
-    """The sampler still tells how far that had come when the next one begins."""
-
-    def make() -> Any:
-        return IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=_distributed(False), num_workers=workers)
-
-    loader = make()
-    next(iter(loader))
-    iterator = iter(loader)
-    state = stored(loader.state_dict())
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert _keys(resumed) == _keys(resumed) == _keys(iterator) == [DATA[:4], DATA[4:8], DATA[8:12], DATA[12:15]]
-
-
 def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:
     """Not by a loader with workers, nor by one that has drawn nothing yet: that draws, and delivers it all the same."""
 

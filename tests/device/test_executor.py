@@ -54,19 +54,6 @@ def image(result: dict[str, Any] | StageError) -> Any:
     return result["image"]
 
 
-@pytest.mark.parametrize("split", [2, 3, 4, 5])
-def test_every_split_gives_the_cpus_sample(pipeline: Pipeline, photographs: list[dict[str, Any]], split: int) -> None:
-    executor = DeviceExecutor(pipeline, split, max_batch=8)
-    results = executor.run(items(pipeline, photographs, split))
-    executor.close()
-    for result, reference in zip(results, expected(pipeline, photographs), strict=True):
-        assert not isinstance(result, StageError)
-        assert list(result) == ["image", "label"]
-        assert result["label"] == reference["label"]
-        assert isinstance(result["image"], np.ndarray)
-        assert np.abs(result["image"] - reference["image"]).max() <= GREY_LEVELS
-
-
 def test_a_sample_does_not_depend_on_its_micro_batch(
     pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor
 ) -> None:

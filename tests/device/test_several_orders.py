@@ -37,7 +37,7 @@ from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, LENGTH, PIPELINE, Plain
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
@@ -56,7 +56,7 @@ def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[st
     assert all(device.used == 0 and device.pinned == {} for device in devices)
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_out_of_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
@@ -195,31 +195,6 @@ def test_the_last_round(
             assert numbers == list(range(length))
         assert loader.stats()["samples_expected"] == loader.stats()["samples_delivered"] == len(numbers)
         del batches
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("lanes", [["device"], ["cpu", "device"]], ids="+".join)
-@pytest.mark.parametrize("after", [2, 3])
-def test_an_epoch_goes_on_with_as_many_devices_or_others(
-    machine: Machine, in_order: bool, lanes: list[str], after: int
-) -> None:
-    devices = machine(3, 4)
-    order: dict[str, Any] = {} if in_order else {"in_order": False, "max_lateness": 4}
-    for taken in (1, 18):
-        first = loader_on(devices[:2], shuffle=True, lanes=lanes, persistent_workers=True, **order)
-        iterator = iter(first)
-        head = consume(devices[:2], (next(iterator) for _ in range(taken)))
-        state = first.state_dict()
-        second = loader_on(devices[:after], shuffle=True, lanes=lanes, **order)
-        second.load_state_dict(state)
-        tail = consume(devices[:after], second, taken)
-        wanted = on_host(shuffle=True)
-        if in_order:
-            check_same(head + tail, wanted)
-        keys = [n for batch in labels(head + tail) for n in batch]
-        assert differences(range(LENGTH), keys) == NOTHING
-        check_content(head + tail, wanted)
 
 
 def test_what_an_earlier_run_has_begun_of_the_last_round_is_finished(machine: Machine) -> None:

@@ -268,3 +268,17 @@ def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() ->
     teach(other, "cpu", 1, (6e-3, 2e-3))
     teach(other, "device", 1, (4e-3,))
     assert ask(other)[2] == ()
+
+
+def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> None:
+    # those that were fetched before a device lane opened were not
+    floor = Floor(links)
+    floor.learn()
+    source = floor.worker.put({"bytes": b"x" * 10})
+    floor.assembly.samples.inspected(TicketId(1), source)
+    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
+    assert piece.sources == [None, source, None, None]
+    floor.prepare(0, 4)
+    floor.assembly.samples.used([span(0, 4)])
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert floor.settle() == (0, 0)

@@ -111,3 +111,14 @@ def test_two_ranks_get_all_and_leave_nothing(folder: Path, monkeypatch: pytest.M
         assert all(1 <= loader.stats()["workers"]["at_work"] <= 2 for loader in loaders)
     del loaders
     assert not list(folder.iterdir())
+
+
+def test_who_is_silent_leaves_his_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (HostShare(_of_rank(rank, monkeypatch), 4) for rank in range(RANKS))
+    other.look(100.0, 0.0)
+    one.look(100.5, 3.0)
+    assert one.workers == 1
+    one.look(101.5, 3.0)
+    assert one.workers == CORES
+    one.close()
+    other.close()

@@ -11,8 +11,8 @@ import pytest
 from minato_gpu import DataLoader
 from minato_gpu.engine import engine
 from minato_gpu.lanes.base import Task
-from minato_gpu.lanes.contract import Exit
-from minato_gpu.memory.status_board import Claim
+from minato_gpu.lanes.contract import Exit, Opened, Progress
+from minato_gpu.memory.status_board import ATTENTION, NOBODY, Claim
 from tests.support.lane_beside import LaneBeside, beside
 from tests.support.waiting import wait_until
 
@@ -154,3 +154,15 @@ def test_a_lane_wakes_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(keys_of(next(batches))) == 4
     finally:
         samples.gate.set()
+
+
+def test_a_lane_that_never_opens_keeps_nobody_awake() -> None:
+    """Once nothing waits for a free slot, reports of the worker wake nobody; what the lane tells later is heard."""
+    lane = LaneBeside(row)
+    batches = iter(with_lanes(lane, opens=False))
+    next(batches)
+    words = batches._engine._links.board.words
+    assert wait_until(lambda: words[ATTENTION] == NOBODY)
+    for message in (Progress(()), Progress(()), Opened(1)):
+        lane.tell(message)
+        assert wait_until(lambda: lane.is_heard)

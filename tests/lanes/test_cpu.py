@@ -356,3 +356,16 @@ def test_where_descriptors_run_out_none_stays_open() -> None:
             failed += 1
         assert sorted(leaks.open_links()) == before
     assert failed > 20, failed  # so many there are, at least
+
+
+@pytest.mark.parametrize("took", [1e-3, 1e-7])
+def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2, 3])))
+    leases.add(sent)
+    mark = sent.pieces[0].marks
+    links.bell.publish(mark, [took], 5.0, took, 0, None)
+    links.bell.publish(mark + 1, [took] * 2, 7.0, 2 * took, 0, None)
+    (report,) = leases.reports(unfinished=False)
+    assert report.end == 7.0
+    assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)

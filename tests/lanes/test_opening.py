@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from torch.utils.data import Dataset
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.lane import DeviceLane
@@ -21,7 +19,6 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
-from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
 
 X = Field(np.float32, (4,))
 
@@ -165,25 +162,3 @@ def test_a_fragment_that_cannot_be_built(
     assert isinstance(caught.value.__cause__, error)
     assert "fragment of stage 'double'" in str(caught.value.__cause__.__notes__)
     assert not caplog.records
-
-
-class Current(Dataset[int]):
-    """A sample is the number of the device that is its thread's current one."""
-
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, n: int) -> int:
-        return self._device.current_device
-
-
-def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data set, and nvImageCodec when a worker imports it, use the current one."""
-    second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: second)
-    loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
-    assert all(batch.tolist() == [1] * 4 for batch in loader)

@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +24,7 @@ import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes import forking, processes
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
@@ -33,7 +32,6 @@ from minato_gpu.lanes.spawner import readable
 from minato_gpu.util import children
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
-from tests.support.concurrency import said_by_a_child
 from tests.support.leaks import child_pids
 from tests.support.numbers import LENGTH
 from tests.support.waiting import wait_until
@@ -48,26 +46,6 @@ def pids_of(lane: Any) -> list[int]:
     """The workers' process ids, once all have started."""
     assert wait_until(lambda: len(lane.pids) == lane.slots)
     return list(lane.pids)
-
-
-@pytest.mark.parametrize("number", [3, 123])
-def test_workers_have_names(number: int) -> None:
-    """That top shows (15 characters at most), and, for the main thread, py-spy."""
-
-    def named() -> tuple[str, str]:
-        processes._be_called(f"minato-worker {number}")
-        return psutil.Process().name(), threading.current_thread().name
-
-    name = "minato-worker 3" if number == 3 else "minato-work 123"
-    assert said_by_a_child(lambda: str(named())) == str((name, f"minato-worker {number}"))
-    workers: Any = DataLoader(_NUMBERS, num_workers=2, multiprocessing_context="fork")
-    iterator = iter(workers)
-    next(iterator)
-    assert wait_until(lambda: {psutil.Process(pid).name() for pid in child_pids()} >= _NAMES)
-
-
-_NUMBERS: Any = range(100)
-_NAMES = {"minato-worker 0", "minato-worker 1"}
 
 
 def exits_of(lane: Any) -> list[Exit]:

@@ -367,3 +367,27 @@ def test_waits_that_were_told_are_not_told_again(waits: Waits) -> None:
     assert progress.told()[0] == pytest.approx([1e-4] * 3)
     progress.times += [1e-4, 1e-4, 3.1e-3]
     assert progress.told()[0] == pytest.approx([1e-4, 1e-4, 3.1e-3])
+
+
+def test_what_a_stage_draws_from_global_generators_is_the_same_wherever_the_sample_is_cut(
+    links: WorkerChannels,
+) -> None:
+    x = Field(object)
+
+    def drawing(fields: Any, _: Any) -> Any:
+        return {"x": [*fields.get("x", ()), *draws()]}
+
+    read = Stage("read", ("n",), {"x": x}, cpu=drawing)
+    stages = [Stage(f"{n}", ("x",), {"x": x}, drawing, TorchFunction(drawing)) for n in range(3)]
+    pipeline = Pipeline((read, *stages), outputs=("x",))
+    plain = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline))
+    cut = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline, cuts=pipeline.cuts), number=1)
+    (whole,) = values(plain, plain.run(task(piece([5]))))
+    assert len({*whole["x"]}) == len(whole["x"]), "stages draw the same"
+    (read_,) = items_of(cut.run(task(piece([5]), kind="inspect", chunk=2)))
+    for stop in (4, 2, 3):
+        (item,) = items_of(cut.run(task(piece([5], sources=[read_.fields]), stop=stop, chunk=2 * stop)))
+        if stop < 4:
+            assert isinstance(item, Handed)
+            (item,) = items_of(cut.run(task(piece([5], sources=[item]), chunk=2 * stop + 1)))
+        assert cut.store.get(item) == whole

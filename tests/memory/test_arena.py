@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -87,28 +86,6 @@ def test_the_mapping_outlives_the_arena_while_a_view_lives() -> None:
     assert view[2:5].tolist() == [3, 3, 3]
     view[:] = 4
     assert int(view.sum()) == 40
-
-
-def test_threads_allocate_and_free_together() -> None:
-    """A worker's main thread and its watcher do."""
-    arena = Arena("test")
-    torn: list[int] = []
-
-    def work(mark: int) -> None:
-        for _ in range(300):
-            block = arena.allocate(5000)
-            fill(arena, block, 5000, mark)
-            if not (np.frombuffer(arena.buffer, np.uint8, 5000, block) == mark).all():
-                torn.append(block)
-            arena.free(block)
-
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not torn and arena.allocated == 0
-    arena.close()
 
 
 def test_the_next_owner_of_an_arena() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import enum
 import re
 from typing import Any
 
@@ -28,21 +25,6 @@ def there(value: Any) -> tuple[Any, np.ndarray[Any, Any]]:
     memory = np.full(dumped.nbytes, 0xEE, np.uint8)
     blobs.write(memory.data, dumped)
     return blobs.load(memory), memory
-
-
-class Colour(enum.Enum):
-    """An enumeration of the tests."""
-
-    RED = 1
-
-
-@dataclasses.dataclass
-class Own:
-    """A class of the user's own."""
-
-    name: str
-    pixels: Any
-    more: Any = None
 
 
 class Tagged(torch.Tensor):
@@ -81,24 +63,6 @@ def test_nested_objects_with_arrays_of_any_length(tree: Any, lengths: list[int])
     rng = np.random.default_rng(0)
     value = {"tree": tree, "arrays": [rng.integers(0, 256, n, dtype=np.uint8) for n in lengths]}
     value["tensors"] = [torch.from_numpy(array.copy()) for array in value["arrays"]]
-    same(there(value)[0], value)
-
-
-_OBJECTS: dict[str, Any] = {
-    "dataclass": Own("a", np.arange(4), [Own("b", torch.ones(2))]),
-    "enum and date": (Colour.RED, datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)),
-    "array of objects": [np.array([1, "x", None], object), np.array(["text"]), np.ma.masked_array([1], [True])],
-    "records": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-    "Fortran order": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
-    "reversed array": np.arange(5)[::-1],
-    "bytearray": bytearray(b"ab" * 40000),
-    "dtype and device": (torch.float16, torch.device("cpu")),
-    "error": ValueError("text", 3),
-}
-
-
-@pytest.mark.parametrize("value", _OBJECTS.values(), ids=_OBJECTS.keys())
-def test_other_objects(value: Any) -> None:
     same(there(value)[0], value)
 
 
@@ -181,13 +145,6 @@ def test_a_tensor_and_its_views_still_share_memory() -> None:
     assert got["again"] is got["base"]
     got["base"][5] = 100
     assert got["row"][1] == 100 and got["back"][1, 1] == 100
-
-
-def test_a_small_view_of_a_large_tensor_travels_alone() -> None:
-    """A sample is often a slice of a whole data set."""
-    large = torch.zeros(1_000_000)
-    _, memory = there([large[10:20], large[:1]])
-    assert memory.nbytes < 10_000
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ FAULTS = (
         "epoch/inline.py",
         "                self.log.lost(1, stream.size - 1)\n",
         "                self.log.lost(1, 0)\n",
-        ("observe/test_counters.py",),
+        ("contracts/test_table.py",),
         "7806559",
     ),
     Fault(

@@ -189,23 +189,6 @@ def check_boxes(encoded: Any, count: int, rng: np.random.Generator, name: str = 
     return whole
 
 
-def test_chroma_is_repeated_where_that_is_asked_for(files: list[Path]) -> None:
-    """Both colour differences are then the same in each 2 x 2 block, but for rounding; a picture whose chroma is whole
-    is what it is otherwise."""
-    pytest.importorskip("nvidia.nvimgcodec")
-    for path in files:
-        check_boxes(np.fromfile(path, np.uint8), 2, np.random.default_rng(1), fancy=False)
-    for subsampling in SUBSAMPLING:
-        encoded = np.frombuffer(example_photographs.jpeg(CAT[:96, :96], subsampling), np.uint8)
-        smooth, repeated = (decoding.decode_box(encoded, (0, 0, 96, 96), fancy).astype(int) for fancy in (True, False))
-        if subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444:
-            assert np.array_equal(smooth, repeated)
-        elif subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420:
-            blocks = [each.reshape(48, 2, 48, 2, 3).swapaxes(1, 2).reshape(-1, 4, 3) for each in (smooth, repeated)]
-            spread = [np.ptp(each[..., 0] - each[..., 2], axis=1)[(each % 255 > 0).all((1, 2))] for each in blocks]
-            assert spread[1].max() <= 2 < spread[0].max()
-
-
 def test_repeated_chroma_needs_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="fancy_upsampling=False needs nvImageCodec"):

@@ -10,17 +10,11 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.samples import StageError, stream
-from pipelines import example_photographs, image_classification, image_stages
+from minato_gpu.samples import StageError
+from pipelines import example_photographs, image_classification
 from tests.pipelines.odd_photographs import ODD
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-def draw_box(seed: int, height: int, width: int) -> list[int]:
-    meta = {"size": np.array([height, width], np.int32)}
-    box: np.ndarray[Any, Any] = image_stages.draw_box(stream(seed), meta, scale=SCALE, ratio=RATIO)["box"]
-    return [int(n) for n in box]
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +26,6 @@ def save(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     path = folder / name
     path.write_bytes(data)
     return {"path": str(path), "label": 0}
-
-
-class TestCropBox:
-    @pytest.mark.parametrize(("height", "width"), [(300, 451), (451, 300), (1, 1), (2, 1000), (1000, 2), (33, 35)])
-    def test_it_lies_within_the_picture(self, height: int, width: int) -> None:
-        for seed in range(200):
-            top, left, h, w = draw_box(seed, height, width)
-            assert h >= 1 <= w
-            assert 0 <= top <= height - h
-            assert 0 <= left <= width - w
 
 
 class TestSteps:

@@ -30,24 +30,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return CocoDetection.in_folder(folder, keep_empty=True)
 
 
-@pytest.mark.parametrize(
-    ("size", "expected"),
-    [
-        ((480, 640), (800, 1066)),  # 640 * 800 / 480 = 1066.67
-        ((427, 640), (800, 1199)),  # 640 * 800 / 427 = 1199.06
-        ((1000, 1000), (800, 800)),
-        ((800, 1333), (800, 1333)),
-        ((300, 1000), (399, 1333)),  # the longer side would be 2666
-        ((1000, 300), (1333, 399)),
-        ((2000, 3333), (799, 1333)),  # would be 1333.2
-        ((1, 5000), (1, 1333)),
-        ((1, 1), (800, 800)),
-    ],
-)
-def test_the_target_size(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert detection_stages.target_size(*size, shorter=800, longest=1333) == expected
-
-
 def painted(folder: Path, orientation: int = 1) -> dict[str, Any]:
     """A black picture with a white rectangle, left of the middle and above it, as an item of the data set."""
     picture = np.zeros((90, 130, 3), np.uint8)
@@ -93,25 +75,6 @@ def test_objects_stay_on_what_they_outline(tmp_path: Path, lane: str, flip: floa
     assert (seen[0] > white.shape[1] - seen[2]) == bool(flip)  # it lay left of the middle
     both, either = (white & sample["masks"][0] > 0).sum(), (white | sample["masks"][0] > 0).sum()
     assert both / either > (0.95 if shorter > 100 else 0.8)
-
-
-def star(rng: np.random.Generator, corners: int) -> Any:
-    """A polygon of random spikes around (20, 15), in part outside a picture of 40 x 30."""
-    turns = np.sort(rng.uniform(0, 2 * np.pi, corners))
-    spikes = rng.uniform(3, 25, corners)
-    return np.stack([20 + spikes * np.cos(turns), 15 + spikes * np.sin(turns)], axis=1).astype(np.float32)
-
-
-def test_a_pixel_is_filled_where_its_centre_lies_within() -> None:
-    for seed in range(30):
-        ring = star(np.random.default_rng(seed), 3 + seed % 9)
-        mask = np.zeros((30, 40), np.uint8)
-        detection_stages.fill(mask, ring)
-        for row in range(30):
-            for column in range(40):
-                distance = cv2.pointPolygonTest(ring[:, None], (column + 0.5, row + 0.5), True)
-                if abs(distance) > 1e-3:
-                    assert mask[row, column] == (distance > 0), (seed, row, column)
 
 
 @pytest.mark.parametrize(
@@ -211,11 +174,6 @@ def test_every_loader_delivers_the_same(data: Any, inline: dict[str, Any], setti
 
 
 class TestErrors:
-    def test_a_picture_of_another_size(self, tmp_path: Path) -> None:
-        item = {**painted(tmp_path), "declared": np.array([91, 130], np.int32)}
-        with pytest.raises(StageError, match=r"'place' failed.*is 130 x 90 pixels, its annotations are for 130 x 91"):
-            object_detection.build().run(item, 0)
-
     def test_a_picture_that_lies_on_its_side(self, tmp_path: Path) -> None:
         item = painted(tmp_path, orientation=6)
         with pytest.raises(StageError, match=r"90 x 130 pixels.*for 130 x 90; boxes must refer .* Exif orientation"):

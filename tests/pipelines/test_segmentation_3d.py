@@ -137,22 +137,6 @@ def test_a_volume_that_claims_too_much(tmp_path: Path, monkeypatch: pytest.Monke
         open_volume(str(tmp_path / "a.nii.gz"))
 
 
-@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (1, 4, 5, 6), (1, 4, 5, 6, 1)])
-@pytest.mark.parametrize("form", ["npy", "1 nii", "1 nii.gz", "2 nii", "2 nii.gz", "2 nii.gz >"])
-def test_axes_of_length_1_carry_nothing_in_any_format(tmp_path: Path, form: str, shape: tuple[int, ...]) -> None:
-    """Also of NIfTI-2, and of the other byte order."""
-    nibabel = pytest.importorskip("nibabel")
-    volume = np.arange(120, dtype=np.float32).reshape(shape)
-    path = tmp_path / f"a.{form.split()[min(1, len(form.split()) - 1)]}"
-    if form == "npy":
-        np.save(path, volume)
-    else:
-        kind = nibabel.Nifti2Image if form[0] == "2" else nibabel.Nifti1Image
-        header = kind.header_class(endianness=">") if form.endswith(">") else None
-        nibabel.save(kind(volume, np.eye(4), header), path)
-    assert np.array_equal(open_volume(str(path)), volume.reshape(4, 5, 6))
-
-
 MIRRORED = np.diag([-1.0, 1, 1, 1])
 MIRRORED[0, 3] = 7
 SHIFTED = np.eye(4)

@@ -179,20 +179,6 @@ def rows(loudness: float) -> Any:
     return frames.astype(np.float32).reshape(40, 240)
 
 
-def test_the_heavy_step_goes_on_where_the_light_one_ended_for_every_fifth() -> None:
-    steps = Steps(light_rounds=2, heavy_rounds=3)
-    # without a direction that stands out, so that every round still changes it
-    fields = {"features": rows(loudness=0.0)}
-    light = speech_steps.light(np, fields, {}, mels=80, rounds=2)
-    whole = speech_steps.light(np, fields, {}, mels=80, rounds=5)
-    assert not np.allclose(light["direction"], whole["direction"], atol=1e-4)
-    for index in range(12):
-        got = speech_steps.heavy(np, {**light, "index": index}, {}, steps=steps)["direction"]
-        expected = whole if index in (4, 9) else light
-        np.testing.assert_allclose(got, expected["direction"], atol=1e-6)
-        assert speech_steps.cost_features({"index": index}, steps=steps) == (float(index in (4, 9)),)
-
-
 def test_rounds_are_measured() -> None:
     one = speech_steps.rounds_for(1.0, trials=3, probe=200)
     assert 1000 < one < 10_000_000

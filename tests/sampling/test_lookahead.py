@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -165,33 +163,6 @@ def test_lists_that_have_a_key_twice() -> None:
     assert listed(begun, 0, 7) == [[3, 1, 1]] * 2
     assert begun.orders == look(epoch(1)).orders != looking([3, 3, 1])(epoch(0)).orders
     assert (begun.shards, begun.once) == (3.0, False)
-
-
-class OwnRandom(RandomSampler):
-    """Another class."""
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        RandomSampler(range(9)),  # reads all of the set once: nothing is worth knowing
-        RandomSampler(range(9), num_samples=18),
-        SequentialSampler(range(9)),
-        WeightedRandomSampler([1.0] * 9, 9, replacement=False),
-        SubsetRandomSampler([3, 1]),
-        range(9),
-        [3, 1],
-        OwnRandom(range(9), num_samples=3, generator=torch.Generator()),
-        ["a", "a"],
-        [np.int64(1), np.int64(1)],
-        [True, True],
-        iter([1, 1]),
-    ],
-)
-def test_what_is_not_told(sampler: Any) -> None:
-    state = torch.get_rng_state()
-    assert looking(sampler)(epoch(4)) == Begun(4, None, 1)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @dataclass(frozen=True)

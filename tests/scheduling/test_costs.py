@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
 from minato_gpu.scheduling import history as history_module
-from minato_gpu.scheduling.costs import CostModel, LaneModel
+from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import History
-from tests.support.concurrency import alone
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
@@ -61,16 +57,6 @@ def test_without_features_the_mean_is_predicted_even_when_few_samples_make_most_
     assert model.predict("cpu")[0] == pytest.approx(costs.mean(), rel=0.15)
 
 
-def test_a_changed_machine_is_followed_and_an_outlier_is_not() -> None:
-    model = CostModel(("cpu",))
-    model.observe_many("cpu", None, None, np.full(500, 1e-3))
-    model.observe_many("cpu", None, None, [10.0])
-    assert model.predict("cpu")[0] < 3e-3
-    for _ in range(300):
-        model.observe_many("cpu", None, None, np.full(64, 4e-3))
-    assert model.predict("cpu")[0] == pytest.approx(4e-3, rel=0.1)
-
-
 def test_features_that_are_not_given_do_not_spoil_the_model(
     photographs: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
@@ -81,19 +67,6 @@ def test_features_that_are_not_given_do_not_spoil_the_model(
     predicted = model.predict("cpu", [[np.nan, np.nan], features[0].tolist()])
     assert predicted[1] == pytest.approx(before[0])
     assert np.isfinite(predicted).all()
-
-
-def test_uniform_samples_leave_the_history_untouched() -> None:
-    model = CostModel(("cpu",), length=10_000)
-    costs = np.full(10_000, 5e-6)
-    costs[::1000] = 5e-3
-    for start in range(0, 10_000, 100):
-        model.observe_many("cpu", np.arange(start, start + 100), None, costs[start : start + 100])
-    model.predict("cpu")
-    model.report()
-    assert model.recorded["cpu"] == 10
-    assert model.predict("cpu", keys=[3000])[0] > 1e-3
-    assert model.predict("cpu", keys=[3001])[0] < 1e-4
 
 
 @pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"], [[3, 1], {"a": [2]}]])
@@ -121,31 +94,3 @@ def test_a_tensor_is_remembered_by_what_it_holds() -> None:
     history = History(None)
     history.write([torch.tensor([1, 2])], np.log([2.0]))
     assert np.exp(history.read([torch.tensor([1, 2])])) == pytest.approx([2.0], rel=1e-3)
-
-
-def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stats()`` is called by whichever thread, while another takes in what lanes measured."""
-    model = CostModel(("cpu",), features=1, length=100)
-    flush, inside = LaneModel.flush, threading.Lock()
-
-    def flush_alone(self: LaneModel) -> None:
-        with alone(inside, "two threads take in observations"):
-            flush(self)
-
-    monkeypatch.setattr(LaneModel, "flush", flush_alone)
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            model.report()
-            model.predict("cpu", [[2.0]], [3])
-
-    with ThreadPoolExecutor() as pool:
-        looking = pool.submit(look)
-        try:
-            for _ in range(20):
-                model.observe_many("cpu", list(range(100)), np.ones((100, 1)), np.full(100, 1e-3))
-        finally:
-            over.set()
-        looking.result()
-    assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first

@@ -74,40 +74,6 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     assert {each.chunk.lane for each in then if isinstance(each, m.Dispatch)} == {other}
 
 
-def test_what_waits_unread_when_a_device_opens_is_read_then() -> None:
-    """A window of 1,024 samples of 20 ms, which came before it: the device waits for no more than what was begun."""
-    samples, size = 1024, 64
-    scheduler, begun = Scheduler(Policy(window=samples, fixed=False, max_lateness=2, micro_batch=32, inspect=True)), 0
-    scheduler.handle(m.LaneOpened(0.0, m.CPU, 2))
-    for at in range(samples // size):
-        came = m.Admitted(0.0, SourceBatch(at), 0, TicketId(at * size), size)
-        begun += sum(each.chunk.size for each in scheduler.handle(came) if isinstance(each, m.Dispatch))
-    todo: list[m.Event] = [m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
-    made, held = dict[str, int](cpu=begun, device=0), dict(scheduler.flights)
-    todo += [m.Finished(0.01, number, flight.chunk.size, 0.02 * flight.chunk.size) for number, flight in held.items()]
-    for event in todo:
-        for chunk in [each.chunk for each in scheduler.handle(event) if isinstance(each, m.Dispatch)]:
-            if chunk.kind == "inspect":
-                todo.append(m.Inspected(0.01, chunk.number, [0.02] * chunk.size, [0.001] * chunk.size))
-            else:
-                made[chunk.lane] += chunk.size
-                todo.append(m.Finished(0.02, chunk.number, chunk.size, 0.02 * chunk.size))
-    assert sum(made.values()) == samples and made["device"] > samples // 2
-
-
-def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
-    harm = DeviceInterference(True, devices=DEVICES)
-    for _ in range(LEARNED * DEVICES):
-        harm.stepped(0.1, 0.01)
-    assert harm.spare
-    harm.waited()
-    for _ in range(AFTER_WAIT * DEVICES - 1):
-        harm.stepped(0.1, 0.01)
-        assert not harm.spare
-    harm.stepped(0.1, 0.01)
-    assert harm.spare
-
-
 def test_tickets_have_homes_of_their_own_only_in_strict_order() -> None:
     lanes = tuple(f"device:{number}" for number in range(DEVICES))
     assert policy(fixed=True, max_lateness=0).homes == lanes == policy().device_lanes
@@ -166,16 +132,3 @@ def test_a_consumer_that_the_cpu_lane_can_feed_keeps_its_device_to_itself() -> N
     assert len(spared.made_on) < 0.25 * len(always.made_on)
     assert after.makespan_s < 0.85 * before.makespan_s
     assert sorted(after.serials.tolist()) == list(range(8000))
-
-
-def test_a_step_with_several_devices_is_a_round() -> None:
-    """A consumer of four devices takes four batches together; what device work adds shows in the whole round."""
-    rng, harm = np.random.default_rng(1), DeviceInterference(True, devices=4)
-    for _ in range(400):
-        work = rng.uniform(0, 0.05)
-        harm.worked(4 * work)
-        for number in range(4):
-            harm.stepped(1e-5 if number else 0.1 + 0.5 * work, 0.02)
-    assert harm.slope == pytest.approx(0.5, abs=0.1)
-    assert harm.step_s == pytest.approx(0.1 + 0.5 * 0.025, rel=0.05)
-    assert harm.spare, "the CPU lane needs 0.08 s for what the consumer takes in 0.11 s"

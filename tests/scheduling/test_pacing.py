@@ -315,3 +315,7 @@ def test_a_reserve_is_prepared_where_samples_are_unlike() -> None:
     period = float(costs.sum()) / 2 / work.batches
     fixed, growing = (period * work.batches / (simulated(work, more, period=period)[0] + period) for more in (0, 28))
     assert fixed < 0.94 and growing > 0.95
+
+
+def test_each_slot_gets_one_sample_before_their_size_is_known() -> None:
+    assert _leases(Policy(window=256, budget_bytes=1 << 20), 16, 16, 4)[:4] == [1] * 4

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.scheduling.routing import threshold
+from minato_gpu.scheduling.routing import Router, threshold
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.waiting import Entry, Waiting
 from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
@@ -116,35 +117,6 @@ def test_slow_tickets_start_as_much_later_as_patience_says(patience: float, expe
     first = waiting.first(CPU, patience)
     assert first is not None
     assert first.lo == expected
-
-
-def test_a_run_is_taken_piece_by_piece_and_keeps_its_place() -> None:
-    waiting = Waiting()
-    waiting.add(entry_of(0, 10, 0, 1e-6))
-    run = waiting.first(CPU)
-    assert run is not None
-    waiting.take(run, 4)
-    rest = waiting.first(CPU)
-    assert rest is not None
-    assert (rest.lo, rest.hi, rest.place.first, rest.cpu) == (4, 10, 0, 1e-6)
-    assert rest.place.waiting == 6
-    assert waiting.seconds(CPU) == pytest.approx(6e-6)
-
-
-def test_move_puts_every_ticket_on_the_side_of_its_ratio() -> None:
-    waiting = Waiting()
-    for lo, ratio in enumerate([1.0, 8.0, 3.0, 5.0, 2.0]):
-        waiting.add(entry(lo, ratio, 1.0))
-    ranked: list[int] = []
-    waiting.move(3.0, lambda moved: ranked.append(moved.lo))
-    assert sorted(ranked) == [1, 2, 3]
-    nearest = waiting.nearest(DEVICE)
-    assert nearest is not None
-    assert nearest.lo == 2
-    assert waiting.seconds(DEVICE) == pytest.approx(3.0)
-    waiting.move(float("inf"), lambda moved: None)
-    assert waiting.nearest(DEVICE) is None
-    assert [near.lo for near in waiting.near(CPU)] == [1, 3, 2, 4, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 10)), min_size=1, max_size=300))
@@ -323,3 +295,13 @@ def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_thr
     assert router.rescues(entry, 10.0, 0.080) == (4,)
     entry.stage = 4
     assert not router.may_rescue(entry) and router.rescues(entry, 10.0, 0.080) == ()
+
+
+def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
+    policy = Policy(window=64)
+    lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
+    router = Router(policy, lanes, Waiting(policy.homes))
+    router.threshold, lanes[m.DEVICE].slots = 2.0, 1
+    assert [router.prefers_device(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    lanes[m.DEVICE].slots = 0
+    assert not router.prefers_device(entry_of(0, 1, 0, 5.0, 1.0))

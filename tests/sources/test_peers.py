@@ -194,6 +194,27 @@ def test_a_host_that_has_left_is_asked_again_once_it_is_back(
     run(work)
 
 
+def test_hosts_that_start_later_are_waited_for(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        free = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        async with hosts(1) as [host]:
+            host.peers._is_looking, host.peers._partition = True, None
+            meeting = asyncio.create_task(host.peers.meet(host.address, (host.address, address)))
+            assert await host.read(files[3]) == content([files[3]]) and not host.memory._items
+            server = await asyncio.start_server(lambda r, w: impostor(r, w, True), *split_address(address))
+            await meeting
+            assert host.peers.counts()["hosts"] == 2 and host.peers.why == ""
+            monkeypatch.setattr(peers, "STARTS_S", 0.1)
+            server.close()
+            await host.peers.meet(host.address, (host.address, address))  # those that do not come are not waited for
+            assert await host.read(*files[:FILES]) == content(files[:FILES])
+            assert host.peers.counts()["left_out"] == [address]
+
+    run(work)
+
+
 async def meet(host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects to a host as a peer that knows the token."""
     reader, writer = await asyncio.open_connection(*host.address.split(":"))

@@ -58,6 +58,11 @@ class LaneBeside(Lane):
         if self._arrived >= 0:
             os.eventfd_write(self._arrived, 1)
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether all that it has told has been received."""
+        return not self._told
+
     def change_descriptor(self) -> None:
         """Its descriptor has another number from now on."""
         before, self._arrived = self._arrived, os.dup(self._arrived)

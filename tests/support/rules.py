@@ -98,12 +98,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of reports are made, but not written down, which takes most of the time: for what stands beside."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, out, **how: out.write("<svg></svg>"))
-
-
-@pytest.fixture
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails the test that leaves a process, a thread or shared memory behind.
 

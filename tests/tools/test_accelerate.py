@@ -47,12 +47,6 @@ def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]]
         assert rank["resumed"]["batches_delivered"] == batches - program.LEFT_AT
 
 
-def test_arguments_survive(ranks: list[dict[str, Any]], program: Any) -> None:
-    for rank in ranks:
-        assert rank["kept"] == {"pipeline": True, "lateness": program.LATENESS, "device": "cuda"}
-        assert rank["stats"]["lateness"]["max"] <= program.LATENESS
-
-
 @pytest.fixture
 def accelerator() -> Iterator[Any]:
     """An Accelerator of this process alone."""
@@ -69,24 +63,6 @@ def test_prepare_alone_is_refused(accelerator: Any) -> None:
     loader = DataLoader(Costly(8), 2)
     with pytest.raises(TypeError, match=r"minato_gpu\.accelerated\.prepare"):
         accelerator.prepare(loader)
-
-
-def test_on_one_rank_batches_are_composed_as_before(accelerator: Any) -> None:
-    from minato_gpu.accelerated import prepare
-
-    loader = DataLoader(Costly(40), 4, num_workers=2, in_order=False, on_error="skip", max_failures=3)
-    prepared = prepare(accelerator, loader)
-    model = torch.nn.Linear(1, 1)
-    assert accelerator.prepare(model, prepared)[1] is prepared
-    for at, batch in enumerate(prepared):
-        assert len(batch) == 4
-        if at == 2:
-            state = prepared.state_dict()
-    assert state["progress"]["batches"] == 3
-    assert prepared.stats()["batches_delivered"] == len(prepared) == 10
-    inner = prepared.base_dataloader
-    assert (inner.on_error, inner.max_failures, inner._session.options.free) == ("skip", 3, True)
-    assert prepared.state_dict()["begun"] is False
 
 
 def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:

@@ -112,7 +112,7 @@ def _admit(path: Path, make: bool) -> None:
     if found and found != _FORMAT:
         raise CacheDirectoryError(
             f"the cache in {path} has format {found}, this version of minato-gpu has {_FORMAT}; give another "
-            f"directory, or delete it"
+            "directory, or delete it"
         )
     others = {file.name for file in path.iterdir() if not file.name.startswith("format.")} - {"lost+found"}
     found = found or _format(path)  # another process may have made it meanwhile

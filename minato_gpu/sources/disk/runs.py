@@ -127,7 +127,7 @@ def unused_before(records: Iterable[RunRecord], now: float) -> float:
 
 
 def is_idle(record: RunRecord, now: float) -> bool:
-    """Returns whether a run wants no copies (any more): it has read nothing for an hour."""
+    """Returns whether a run wants no copies any more: it has read nothing for an hour."""
     return now - record.heard > _IDLE_S
 
 

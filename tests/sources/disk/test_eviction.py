@@ -79,20 +79,6 @@ def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
 # --- what makes room -------------------------------------------------------------------------------------------
 
 
-def test_what_a_run_before_has_left_makes_room_after_the_first_epoch(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    new = range(1000, 1100)
-    assert epoch(tier, new) == 0
-    assert tier.stats()["evicted"] == 0, "in the first epoch anything may be wanted yet"
-    epoch(tier, new)
-    assert epoch(tier, new) == 100
-    assert kept(tier) >= {*new}
-    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
-    assert tier._account.count_all() == tier._account.look()
-    tier.close()
-
-
 def test_the_longest_unused_goes_first_and_what_is_hit_stays(path: Path) -> None:
     run_elsewhere(path, range(160))
     for number in range(ROOM):
@@ -158,18 +144,6 @@ def test_a_smaller_budget_holds_after_the_first_epoch(path: Path) -> None:
     tier.close()
 
 
-def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    epoch(tier, range(1000, 1002))
-    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
-    left = kept(tier) & {*range(160)}
-    assert left and all(held(tier, number) == content(number) for number in left)
-    keep(tier, *range(2000, 2100))
-    assert kept(tier) >= left
-    tier.close()
-
-
 def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
     """After the run's first epoch, and where no other run is there."""
     tier = DiskTier(path, BUDGET)
@@ -202,3 +176,15 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
 def test_what_is_of_use_to_a_run(record: RunRecord, now: float, before: float) -> None:
     assert unused_before([record], now) == before
     assert unused_before([record, RunRecord(T - 5, True, now)], now) == min(before, T - 5)
+
+
+def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
+    run_elsewhere(path, range(160))
+    tier = DiskTier(path, BUDGET)
+    epoch(tier, range(1000, 1002))
+    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
+    left = kept(tier) & {*range(160)}
+    assert left and all(held(tier, number) == content(number) for number in left)
+    keep(tier, *range(2000, 2100))
+    assert kept(tier) >= left
+    tier.close()

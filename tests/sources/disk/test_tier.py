@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import resource
 import signal
 import subprocess
 import time
@@ -20,7 +19,6 @@ from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
     BUDGET,
     VERSION,
-    Elsewhere,
     content,
     disk_bytes,
     elsewhere,
@@ -61,22 +59,6 @@ def test_versions(path: Path, tier: DiskTier) -> None:
     assert held(tier, 1, b"39") == content(1, 1_000_000)
     with pytest.raises(ValueError, match="16 bytes, got 3; give a digest"):
         tier.write(b"key", VERSION, memoryview(b"x"))
-
-
-def test_a_process_sees_at_once_what_others_do(path: Path) -> None:
-    def other() -> None:
-        theirs = DiskTier(path, BUDGET)
-        assert held(theirs, 1) == content(1)
-        assert keep(theirs, 2) == 1
-        theirs.remove([key(1)])
-
-    process = Elsewhere(other)
-    tier = DiskTier(path, BUDGET)
-    keep(tier, 1)
-    assert process.succeeds()
-    assert held(tier, 2) == content(2)
-    assert held(tier, 1) is None
-    tier.close()
 
 
 def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
@@ -141,20 +123,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             tier.close()
         finally:
             subprocess.run(["umount", "-l", str(mounted)], check=True)
-
-
-def test_where_no_file_may_grow_nothing_is_added_and_nothing_lost(path: Path) -> None:
-    def limited() -> None:
-        tier = DiskTier(path, BUDGET)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-        assert keep(tier, *range(7)) == 7
-        assert keep(tier, *range(7, 20), size=70_000) == 0
-        assert tier.stats()["disk_full"] == 13
-        assert all(held(tier, number) == content(number) for number in range(7))
-        assert not [*path.glob("runs/*/[0-9]*")] and tier._account.count_all() == tier._account.look()
-
-    assert elsewhere(limited)
 
 
 def test_what_cannot_be_read_just_now_drops_no_copy(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
