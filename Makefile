@@ -51,7 +51,7 @@ check: $(STAMP)
 # Tried without a GPU: 2.14.1 as here; 2.10.0, 2.11.0 and 2.15.0 as builds for CUDA with functions that do nothing in place
 # of CUDA's libraries. 2.9.1 fails four of these tests: its streams lack __cuda_stream__, among others.
 TORCH ?= 2.10.0 2.15.0
-TORCH_TESTS := tests/torch_semantics tests/contracts tests/sampling tests/checkpoint tests/window tests/engine tests/memory tests/lanes tests/tools
+TORCH_TESTS := tests/torch_semantics tests/contracts tests/sampling tests/checkpoint tests/engine tests/memory tests/lanes tests/tools
 TORCH_RUNS := $(TORCH:%=test-torch-%)
 
 .PHONY: $(TORCH_RUNS)
