@@ -135,7 +135,7 @@ class PreparedSamples:
         return sharer
 
     def leave(self, sharer: Sharer) -> None:
-        """Forgets a loader that has left."""
+        """Forgets a loader that has left, and returns the memory of what is free to the system."""
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
@@ -144,6 +144,7 @@ class PreparedSamples:
         elif not any(one.believed for one in members):
             members[0].believed = True
         self._groups = {name: group for name, group in self._groups.items() if group.members}
+        self.arena.trim()
         self.look()
 
     def look(self) -> None:

@@ -78,7 +78,7 @@ def digests(epochs: int = EPOCHS, **more: Any) -> Any:
 def _job(wanted: list[str], found: Queue[Any]) -> None:
     torch.set_num_threads(1)
     got, loader = digests(share=SHARE, share_budget="3MB")
-    found.put((got == wanted, loader.stats()["share"].get("copied", 0)))
+    found.put((got == wanted, loader.stats().get("share", {}).get("copied", 0)))
     del loader
 
 
