@@ -77,7 +77,7 @@ test-cluster: $(STAMP)
 	test -x $(CLUSTER)/bin/python || $(BIN)/python -m venv $(CLUSTER)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(CLUSTER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
-	$(CLUSTER)/bin/python -m pip install --quiet ray==$(RAY) pydantic || echo "Ray cannot be had: its tests are skipped"
+	$(CLUSTER)/bin/python -m pip install --quiet "ray[data]==$(RAY)" pydantic || echo "Ray cannot be had: its tests are skipped"
 	$(CLUSTER)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 # All three are run, whatever the first says.
