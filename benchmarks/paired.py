@@ -14,8 +14,8 @@ are there), by loaders with processes only.
    longer a batch takes than from a feeder that costs nothing, whose batches lie ready in memory.
 
 Within each run all complete epochs are checked to hold every sample once, and the first batches to be what one process
-prepares. The full protocol is the default (5 pairs of 60 s; some two hours for one number of workers); a shorter one
-that fits half an hour: ``--seconds 6 --workers 2``.
+prepares. The full protocol is the default (5 pairs of 60 s; some four hours for one number of workers); a shorter one
+that fits half an hour: ``--seconds 5 --workers 2``.
 
 Not here: PyTorch's loader with threads, which 2.13 has not (``torchdata.nodes`` has); SPDL's regions in order, which
 they do not keep; regions in subinterpreters, which need Python 3.14; DALI for text, arrays and tables, for which it has
@@ -85,7 +85,7 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
             for processes in (True, False)
             for by_batch, concurrency, calls in ((True, None, 1), (True, None, 2), (False, 32, 1))
         ],
-        "SPDL subprocesses": [SpdlSharded("SPDL subprocesses", buffer) for buffer in (2, 3, 4, 6, 8, 16)],
+        "SPDL subprocesses": [SpdlSharded("SPDL subprocesses", buffer) for buffer in (1, 2, 3, 4, 6, 8)],
     }
     if not in_order:
         found["SPDL regions"] = [

@@ -10,8 +10,8 @@ and does not prepare is granted to another.
 The first loader of a group is believed. Each other one prepares its first samples itself, and sends their checksums:
 it is believed, and granted samples and given copies, once ten of them were those of a loader that is believed.
 
-A message wakes a loader, which costs it more than the copy of a sample. So what has come is announced together, every
-``TOGETHER_S``, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
+A message wakes a loader, which costs it more than the copy of a sample. So what comes while a worker prepares some
+samples is announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from minato_gpu.sources.reading import Place
 from minato_gpu.sources.sent_samples import SentSample, ask, ask_checksum, place_of
 from minato_gpu.sources.service import Ready
 
-UNFINISHED = 4  # samples granted and not prepared, for each worker of a loader; more of cheap ones:
-_WORK_S = 40e-3  # so much work
-TOGETHER_S = 15e-3
+UNFINISHED = 8  # samples granted and not prepared, for each worker of a loader
+_TOGETHER = 4  # of these times, what preparing a sample takes, but no more than
+TOGETHER_S = 50e-3
 COMPARED = 10  # samples of a loader that must be the same before it is believed
 LATE_S = 1.0  # beyond what preparing usually takes
 _LOOK_S = 0.25
@@ -95,9 +95,9 @@ class SampleGroup:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
     @property
-    def unfinished(self) -> int:
-        """Returns how many samples may be granted and not prepared, for each worker."""
-        return max(UNFINISHED, math.ceil(_WORK_S / self._prepare_s)) if self._prepare_s else UNFINISHED
+    def together_s(self) -> float:
+        """Returns for how many seconds what has come may wait to be announced."""
+        return min(TOGETHER_S, _TOGETHER * self._prepare_s)
 
     def settle(self, now: float) -> None:
         """Passes on all tickets that need not wait, and grants samples, to each loader one after the other."""
@@ -135,7 +135,7 @@ class PreparedSamples:
         return sharer
 
     def leave(self, sharer: Sharer) -> None:
-        """Forgets a loader that has left."""
+        """Forgets a loader that has left, and returns the memory of what is free to the system."""
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
@@ -144,12 +144,14 @@ class PreparedSamples:
         elif not any(one.believed for one in members):
             members[0].believed = True
         self._groups = {name: group for name, group in self._groups.items() if group.members}
+        self.arena.trim()
         self.look()
 
     def look(self) -> None:
         """Decides soon who may prepare what, as something has changed."""
-        is_short = any(one.is_short for group in self._groups.values() for one in group.members)
-        due = self.now() + (0.0 if is_short else TOGETHER_S)
+        groups = self._groups.values()
+        is_short = any(one.is_short for group in groups for one in group.members)
+        due = self.now() + (0.0 if is_short else min((group.together_s for group in groups), default=0.0))
         if due < self._due:
             self._due = due
             self._later(due - self.now(), self._settle)
@@ -389,7 +391,7 @@ class Sharer:
         group, wanted = self.group, len(sample.wanted) > 1 or bool(sample.claims)
         if self.is_late or (not wanted and (sample.begun or group.unused >= _UNUSED)):
             self._prepare_alone(ticket, sample)
-        elif len(self.granted) < group.unfinished * self._workers:
+        elif len(self.granted) < UNFINISHED * self._workers:
             block, room = self.granted[sample] = self._shared.lend(group)
             sample.owner, sample.since = self, self._shared.now()
             group.unused += not wanted

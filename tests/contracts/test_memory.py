@@ -1,4 +1,4 @@
-"""P4 and batches that belong to the consumer: budgets, and views that nobody changes afterwards."""
+"""P4: what is in flight keeps to its budget, whatever samples become and whenever the consumer stops."""
 
 from __future__ import annotations
 

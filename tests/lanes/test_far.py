@@ -27,6 +27,7 @@ import minato_gpu
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lanes.far.lane import FarLane
 from minato_gpu.lanes.far.session import Shipment
+from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.reading import AT_HAND
 from tests.lanes.contract import LaneContract, Made, Trace
 from tests.lanes.harness import job, marked, open_links, piece, task
@@ -98,12 +99,13 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(*, agents: Any = (), dataset: Any = None, awaits: bool = True, **more: Any) -> Any:
+def made(*, agents: Any = (), dataset: Any = None, awaits: bool = True, slow_here: bool = False, **more: Any) -> Any:
     """A loader with one worker here, and those of the agents, for whose first sample that one ``awaits``."""
     arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": True, "timeout": 60, **more}
     if agents:
         arguments["cluster"] = minato_gpu.Lanes(*[each.address for each in agents])
     samples: Any = copy(dataset or Drawn())
+    samples.slow_here = slow_here
     samples.begun = Path(tempfile.mkdtemp(dir=_FOLDER.name), "begun") if agents and awaits else None
     return DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
 
@@ -208,7 +210,8 @@ def test_a_node_that_comes_back_is_given_work_again() -> None:
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_an_agent_that_starts_later_is_given_work() -> None:
+def test_an_agent_that_starts_later_is_given_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "a token of the tests")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
     loader = made(agents=[SimpleNamespace(address=f"127.0.0.1:{port}")], awaits=False, persistent_workers=True)

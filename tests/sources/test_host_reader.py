@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from minato_gpu import cluster_token
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.sources import host_reader
+from minato_gpu.sources import cluster_token, host_reader
 from minato_gpu.sources.host_reader import HEAD, MAGIC, PROTOCOL, hello
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.util.messages import say_once
