@@ -2,7 +2,9 @@
 # make test    style, types and the tests: of each, cases in which all pairs of its parameters' values occur
 # make test-all   the same with every combination of parameters, and PyTorch's own loader in place of ours
 # make mutations   puts faults into copies of the code, one at a time, and tells which test notices; five minutes
-# make chaos   does whatever may happen to loaders at random, for SECONDS=600 or as long as asked; SEED=... repeats a run
+# make chaos   does whatever may happen to loaders at random, for SECONDS=600 or as long as asked; SEED=... repeats a run;
+#                 NODE=1: to jobs of one host that prepare each sample once, for SEEDS=20 seeds;
+#                 CLUSTER=1: to workers of other machines
 # make lint    style and types alone
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
@@ -38,7 +40,7 @@ mutations: $(STAMP)
 	$(BIN)/python -m tests.mutations $(MUTATIONS)
 
 chaos: $(STAMP)
-	$(BIN)/python -m tests.contracts.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
+	$(BIN)/python -m tests.contracts.chaos$(if $(CLUSTER),_cluster)$(if $(NODE),_node $(if $(SEEDS),--seeds $(SEEDS))) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) $(CHAOS_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
@@ -52,7 +54,7 @@ check: $(STAMP)
 # Tried without a GPU: 2.14.1 as here; 2.10.0, 2.11.0 and 2.15.0 as builds for CUDA with functions that do nothing in place
 # of CUDA's libraries. 2.9.1 fails four of these tests: its streams lack __cuda_stream__, among others.
 TORCH ?= 2.10.0 2.15.0
-TORCH_TESTS := tests/torch_semantics tests/contracts tests/sampling tests/checkpoint tests/window tests/engine tests/memory tests/lanes tests/tools
+TORCH_TESTS := tests/torch_semantics tests/contracts tests/sampling tests/checkpoint tests/engine tests/memory tests/lanes tests/tools
 TORCH_RUNS := $(TORCH:%=test-torch-%)
 
 .PHONY: $(TORCH_RUNS)
@@ -71,15 +73,15 @@ $(TORCH:%=.torch/%/.installed): .torch/%/.installed: $(STAMP)
 	touch $@
 
 # In an environment of its own, which has everything else from $(VENV). Where Ray cannot be had, that is said.
-CLUSTER := .cluster
+RAY_VENV := .cluster
 RAY ?= 2.60.0
 
 test-cluster: $(STAMP)
-	test -x $(CLUSTER)/bin/python || $(BIN)/python -m venv $(CLUSTER)
+	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-		$$($(CLUSTER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
-	$(CLUSTER)/bin/python -m pip install --quiet ray==$(RAY) pydantic || echo "Ray cannot be had: its tests are skipped"
-	$(CLUSTER)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
+		$$($(RAY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
+	$(RAY_VENV)/bin/python -m pip install --quiet ray==$(RAY) pydantic || echo "Ray cannot be had: its tests are skipped"
+	$(RAY_VENV)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 # Each interpreter in an environment of its own with what the wheel's dependencies bring, and no more.
 WHEEL := .wheel
@@ -130,4 +132,4 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(REHEARSAL) $(CLUSTER) $(WHEEL) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REHEARSAL) $(RAY_VENV) $(WHEEL) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

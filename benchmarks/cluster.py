@@ -10,6 +10,10 @@ machine, so both ends of every connection share its cores.
     cpu_us          the same of all processes (0 where the agent is killed, whose time nobody tells then)
     ratio           the rate by that of the same number of local workers, pair by pair, with its 95 % interval
     recovery_s      longest wait for a batch after the agent was killed or stopped (SIGKILL, SIGSTOP)
+    peak_unread_bytes   most bytes of samples that were prepared or being prepared, and not delivered
+
+Of workers that are far away, answers and samples take 20 ms each way (proxy.py); of slow ones a sample takes twice as
+long, which counts in the bound. A consumer that stops does so for 5 s, with a budget of 32 MB.
 """
 
 from __future__ import annotations
@@ -26,17 +30,20 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import psutil
+from torch.utils.data import get_worker_info
 
 from benchmarks import report
 from benchmarks.isolate import isolated, tree_cpu_s
+from benchmarks.proxy import Proxy
 from benchmarks.turns import cases_called, measured_rows, ratio_columns
 from benchmarks.work import Slept
 from minato_gpu import DataLoader, Lanes
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.lanes.far.agent import serve
+from minato_gpu.sources.cluster_token import TOKEN
 
 BATCH, SLEEP_S = 16, 10e-3
 _MANY = 1 << 20  # samples: no run comes to the end
+_BUDGET = 32 << 20
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -49,12 +56,16 @@ class Way(NamedTuple):
 
 
 class Case(NamedTuple):
-    """``words`` of 8 bytes a sample. ``harm``: the signal that the agent gets, if any."""
+    """``words`` of 8 bytes a sample. ``harm``: the signal that the agent gets, if any. ``slower``: so many times as
+    long takes a sample there. ``delay_s``: of the connection, each way. ``stops_s``: the consumer stops once."""
 
     name: str
     words: int
     ways: tuple[Way, ...]
     harm: int = 0
+    slower: float = 1.0
+    delay_s: float = 0.0
+    stops_s: float = 0.0
 
 
 def _pair(workers: int) -> tuple[Way, ...]:
@@ -69,6 +80,9 @@ CASES = (
     ),
     Case("agent killed", 1536, _pair(4)[1:], signal.SIGKILL),
     Case("agent stopped", 1536, _pair(4)[1:], signal.SIGSTOP),
+    Case("40 ms away", 1536, _pair(4)[1:], delay_s=20e-3),
+    Case("twice as slow", 1536, _pair(4)[1:], slower=2.0),
+    Case("consumer stops", 76_800, _pair(4)[1:], stops_s=5.0),
 )
 
 
@@ -80,6 +94,19 @@ class Run(NamedTuple):
     main_us: float
     cpu_us: float
     recovery_s: float
+    peak_unread_bytes: int
+
+
+class _Far(Slept):
+    """Samples that take longer where a worker is one of ``far``."""
+
+    far, slower = 0, 1.0
+
+    def __getitem__(self, index: int) -> Any:
+        info: Any = get_worker_info()
+        if info.num_workers == self.far:
+            time.sleep((self.slower - 1.0) * SLEEP_S)
+        return super().__getitem__(index)
 
 
 @contextlib.contextmanager
@@ -102,9 +129,15 @@ def run(case: Case, way: Way, seconds: float) -> Run:
         cluster, process = None, None
         if way.far:
             address, process = undo.enter_context(_agent(way.far))
+            if case.delay_s:
+                proxy = Proxy(address, case.delay_s)
+                undo.callback(proxy.cut)
+                address = proxy.address
             cluster = Lanes(address)
-        samples: Any = Slept(np.full(_MANY, SLEEP_S), case.words)
-        loader: Any = DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster)
+        samples: Any = _Far(np.full(_MANY, SLEEP_S), case.words)
+        samples.far, samples.slower = way.far, case.slower
+        budget = _BUDGET if case.stops_s else None
+        loader: Any = DataLoader(samples, BATCH, num_workers=way.local, cluster=cluster, host_memory_budget=budget)
         begin = clock = main_s = tree_s = longest = 0.0
         counted, asked = 0, time.perf_counter()
         for batch in loader:
@@ -114,17 +147,19 @@ def run(case: Case, way: Way, seconds: float) -> Run:
                 counted += len(batch)
                 longest = max(longest, now - asked)
             elif now > begin + seconds / 2:
-                clock, main_s, tree_s = now, time.process_time(), tree_cpu_s()
+                time.sleep(case.stops_s)
+                begin += case.stops_s
+                clock, main_s, tree_s = time.perf_counter(), time.process_time(), tree_cpu_s()
                 if case.harm and process is not None:
                     for each in (process, *psutil.Process(process.pid).children(recursive=True)):
                         os.kill(each.pid, case.harm)
             if now > begin + seconds:
                 break
             asked = time.perf_counter()
-        rate = counted / (now - clock)
+        rate, bound = counted / (now - clock), (way.local + way.far / case.slower) / SLEEP_S
         main_us, cpu_us = ((1e6 * spent / counted) for spent in (time.process_time() - main_s, tree_cpu_s() - tree_s))
         cpu_us = 0.0 if case.harm else cpu_us
-        return Run(rate, rate * SLEEP_S / (way.local + way.far), main_us, cpu_us, longest)
+        return Run(rate, rate / bound, main_us, cpu_us, longest, loader.stats()["bytes_in_flight_peak"])
 
 
 @report.benchmark("cluster", 5, batch_size=BATCH, sleep_s=SLEEP_S)

@@ -40,7 +40,7 @@ from benchmarks.peers.spdl import SpdlPool, SpdlSharded, SpdlSubprocess
 from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.turns import measured_rows, present, ratio_columns
 from minato_gpu import Source, read_bytes
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 from pipelines.image_classification import ImageFolder
 
 with from_extra("bench"):

@@ -1,38 +1,33 @@
 """What a GPU machine is needed for, in one go: ``python -m benchmarks.gpu_session``.
 
-Parts run one after another, what is most worth knowing first, each in a process of its own. Each row is written when it
-is known (``NAME.rows.jsonl`` beside the document): a part that dies, or a machine that goes away, costs no other.
+Parts run one after another, what is most worth knowing first, each measurement in a process of its own. The document is
+written whenever a row is known: a measurement that dies, or a machine that goes away, costs no other.
 
     probe    = which way of decoding JPEGs works here, is right beside other work, and is fastest; the others use it
-    first    = the GPU tests of the device lane
-    tune     = settings of every peer and of this loader, each tried for as long as the others
+    tests    = the tests that need a GPU, file by file, the device lane's first
     rates    = photographs, decoded, cropped, normalised, without a step: all-CPU, all-device, hybrid, peers; samples/s
     training = the same with a step of ResNet-50; step_s on the device, and resident_step_s on batches that lay there
-    cores    = one run each on 4 and on 8 cores, which a server of eight GPUs has for each of them
-    tests    = all other GPU tests, file by file
-    checks   = questions with two answers, and what each means for the project (``session/checks.py``)
     parity   = every stage of every pipeline: do its CPU and its device implementation mean the same?
     memory   = the device's memory that a loader takes, without and with a budget
     price    = the step against the share of time that the device lane works
-    light    = training with small photographs, for which the CPU lane should suffice
-    thread   = what ``next`` takes of the training thread when its batch lies ready, and for how long the interpreter is
-               taken from it while it computes
 
 ``--seconds`` is for all of that, this program's own start included: what a part leaves goes to those after it, and none
-is begun without time for it. ``--resume FILE`` goes on with what an earlier command has left, as does an ``--out`` that
-is there: parts that are complete are not run again, unless ``--part`` names them. ``targets`` in the document says what
-was to be reached and what was. The photographs are made once, in ``--data``. Without a GPU the same code runs against
-the CPU stand-ins, which shows that it works; its figures mean nothing.
+begins what it has no time for. An ``--out`` that is there is gone on with: parts that are complete are not run again,
+unless ``--part`` names them. ``targets`` in the document says what was to be reached and what was. The photographs are
+made once, in ``--data``. Without a GPU the same code runs against the CPU stand-ins, which shows that it works; its
+figures mean nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import json
+import os
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -42,130 +37,98 @@ import psutil
 import torch
 
 from benchmarks import report
-from benchmarks.isolate import MeasurementError, excerpt, isolated
+from benchmarks.isolate import excerpt, isolated
 from benchmarks.report import progress
-from benchmarks.session import checks, gpu_tests, harm, parts, probe
-from benchmarks.session.record import NO_TIME, Record, Row, Rows, lines_beside, unanswered
-from benchmarks.session.settings import LEAST_S, Request, Settings, default_path, described, differences
-from minato_gpu import parity
+from benchmarks.session import gpu_tests, parts, price, probe
+from benchmarks.session.settings import NO_TIME, Request, Row, Settings, described
+from benchmarks.session.targets import targets
 from minato_gpu.lab.demo.photographs import make
+from minato_gpu.lab.report import write
 from pipelines import image_classification
 
-MODULES = ("image_classification", "segmentation_3d", "object_detection", "speech_recognition")
+PARTS: dict[str, tuple[Callable[[Request], Iterator[Row]], float]] = {
+    "probe": (probe.probe, 60.0),
+    "tests": (gpu_tests.tests, 150.0),
+    "rates": (parts.rates, 150.0),
+    "training": (parts.training, 150.0),
+    "parity": (parts.check, 60.0),
+    "memory": (parts.memory, 60.0),
+    "price": (price.price, 60.0),
+}
+"""In the order in which they run; with the seconds that each is worth: it gets more where all have more."""
+
 _COLUMNS = (
-    *("case", "name", "passed", "holds", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
-    *("device_share", "gpu_busy", "jpeg_engine_busy", "gpu_bytes", "device_bytes_peak"),
-    *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s", "next_p99_s", "pause_p99_s"),
+    *("case", "name", "passed", "way", "samples_per_s", "samples_per_s_spread", "cores_busy"),
+    *("device_share", "gpu_busy", "jpeg_engine_busy", "device_bytes_peak"),
+    *("step_s", "step_p99_s", "step_slowdown", "step_s_per_device_s"),
     *("max_levels", "content_ok", "rough", "missing", "error"),
 )
-_TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck", "why")
+_TARGET_COLUMNS = ("name", "case", "measured", "relation", "target", "met", "best_peer", "bottleneck")
 _LINE = 100  # characters of an error in a table
+_PHOTOGRAPHS_S = 50.0
+_FIGURE = "samples_per_s"
 
 
-@dataclass(frozen=True)
-class Part:
-    """``share_s``: seconds that it is worth; it gets more where all have more. ``least_s``: not begun without them."""
+class Record:
+    """The document, written whenever a row comes."""
 
-    run: Callable[[Request], Iterator[Row]]
-    share_s: float
-    least_s: float = 15.0
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Goes on with the document at ``path`` where there is one; one that was measured otherwise is refused."""
+        self.path = path
+        self.content: Row = {"complete": [], **about}
+        if path.exists():
+            known = json.loads(path.read_text(encoding="utf-8"))
+            ours, theirs = ({**each["settings"], "gpus": each["machine"]["gpus"]} for each in (about, known))
+            unlike = sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
+            if unlike:
+                raise click.UsageError(f"{path} was measured otherwise: {', '.join(unlike)} differ; name another --out")
+            self.content = {"complete": [], **known}
 
+    @property
+    def rows(self) -> list[Row]:
+        found: list[Row] = self.content["rows"]
+        return found
 
-def check(request: Request) -> Iterator[Row]:
-    """Every stage of every pipeline, on its module's example data. One that cannot be checked hides no other."""
-    for module in MODULES[: 1 if request.settings.quick else None]:
-        if request.row("parity", module) is None:
-            yield _checked(request, module)
+    def add(self, row: Row) -> None:
+        """Put it in the place of an earlier row of its case and name. One that has no figures does not take the place
+        of one that has."""
+        rows = {(each["case"], each["name"]): each for each in self.rows}
+        key = row["case"], row["name"]
+        if _FIGURE in row or not (row.keys() & {"missing", "error"} and _FIGURE in rows.get(key, ())):
+            rows[key] = row
+        rank = {case: number for number, case in enumerate(PARTS)}
+        self.content["rows"] = sorted(rows.values(), key=lambda each: rank.get(each["case"], len(rank)))
+        self.write()
 
-
-def _checked(request: Request, module: str) -> Row:
-    if not request.time_for(LEAST_S):
-        return {"name": module, "missing": NO_TIME}
-    try:
-        found = request.isolated(150.0, parity.run_check, f"pipelines.{module}", None, request.settings.device)
-    except MeasurementError as error:
-        progress(f"parity of {module} failed:\n{error}")
-        return {"name": module, "passed": False, "error": excerpt(str(error))}
-    worst = [row["stage"] for row in found.rows if not row["passed"]]
-    return {"name": module, "passed": found.passed, "stages_failed": worst, "rows": found.rows}
-
-
-PARTS: dict[str, Part] = {
-    "probe": Part(probe.probe, 60.0),
-    "first": Part(gpu_tests.first, 40.0),
-    "tune": Part(parts.tune, 100.0, 30.0),
-    "rates": Part(parts.rates, 120.0, 30.0),
-    "training": Part(parts.training, 110.0, 30.0),
-    "cores": Part(parts.cores, 70.0, 30.0),
-    "tests": Part(gpu_tests.tests, 100.0),
-    "checks": Part(checks.checks, 100.0),
-    "parity": Part(check, 60.0),
-    "memory": Part(parts.memory, 45.0, 30.0),
-    "price": Part(harm.price, 60.0, 40.0),
-    "light": Part(parts.light, 70.0, 30.0),
-    "thread": Part(harm.thread, 60.0, 30.0),
-}
-"""In the order in which they run: what must not be wrong, the figures that claims stand on, the rest."""
-
-USUAL_S = 1800.0
-PHOTOGRAPHS_S = 50.0
-_UNWIND_S = 5.0  # a part that is asked to end
+    def write(self) -> None:
+        self.content["targets"] = targets(self.rows)
+        write(self.content, self.path)
 
 
-# --- the session -------------------------------------------------------------------------------------------------
-
-
-def session(settings: Settings, names: Sequence[str], record: Record, end: float) -> Row:
-    """Run the parts until ``end`` (by ``perf_counter``); the document is whole after each. A part that fails, takes too
-    long, or is not begun, is a row."""
+def session(settings: Settings, names: Sequence[str], record: Record, end: float) -> None:
+    """Run the parts until ``end`` (by ``perf_counter``). What had no time, or failed, is a row."""
     for number, name in enumerate(names):
-        left, rows = end - perf_counter(), record.rows(list(PARTS))
-        probe.decide(rows)
-        if left < PARTS[name].least_s and not settings.quick:
-            progress(f"{name}: {NO_TIME}")
-            record.add({"part": name, "complete": False, "missing": NO_TIME})
-            continue
-        began = perf_counter()
-        ended = _part(name, settings, rows, record, share_of(names[number:], left))
+        probe.decide(record.rows)
+        began, complete = perf_counter(), True
+        request = Request(settings, record.rows, began + share_of(names[number:], end - began))
+        try:
+            for row in PARTS[name][0](request):
+                complete &= row.get("missing") != NO_TIME
+                record.add({"case": name, **row})
+        except Exception:
+            complete, error = False, excerpt(traceback.format_exc())
+            progress(f"{name} failed:\n{error}")
+            record.add({"case": name, "name": name, "error": error})
+        ended = {each for each in record.content["complete"] if each != name} | ({name} if complete else set())
+        record.content["complete"] = sorted(ended)
+        record.write()
         progress(f"{name}: {perf_counter() - began:.0f} s")
-        record.add({"part": name, **ended, "seconds": perf_counter() - began})
-        record.write(list(PARTS))
-    return record.write(list(PARTS))
 
 
 def share_of(names: Sequence[str], left_s: float) -> float:
     """Seconds for the first of the parts that are left: what it is worth, and more where there is more for all."""
-    share, total = PARTS[names[0]].share_s, sum(PARTS[name].share_s for name in names)
+    share, total = PARTS[names[0]][1], sum(PARTS[name][1] for name in names)
     return min(left_s, share * max(1.0, left_s / total))
-
-
-def _part(name: str, settings: Settings, rows: Rows, record: Record, limit_s: float) -> Row:
-    """Run a part, which adds its rows: whether it is ``complete``, and its ``error``."""
-    known = len(record.lines())
-    try:
-        isolated(
-            _within,
-            name,
-            settings,
-            rows,
-            record,
-            limit_s - _UNWIND_S,
-            timeout_s=limit_s,
-            settle_s=settings.settle_s,
-            grace_s=_UNWIND_S,
-            quiet=False,
-        )
-    except MeasurementError as error:
-        progress(f"{name} failed:\n{error}")
-        return {"complete": False, "error": excerpt(str(error))}
-    return {"complete": not unanswered(record.lines()[known:])}
-
-
-def _within(name: str, settings: Settings, rows: Rows, record: Record, limit_s: float) -> None:
-    """A part, in its process. Asked to end, it unwinds, so that no measurement of its own is left running."""
-    report.end_in_order()
-    for row in PARTS[name].run(Request(settings, rows, perf_counter() + limit_s)):
-        record.add({"case": name, **row})
 
 
 def _photographs(folder: Path, count: int) -> None:
@@ -195,32 +158,11 @@ def _usual_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _begun(resume: Path | None, out: Path | None, settings: Settings, about: Mapping[str, Any]) -> Record:
-    """The record to add to, with what an earlier command knew: ``resume``, or what is at ``out`` already."""
-    target = out or resume or default_path(settings, about)
-    source = resume or target
-    if resume is None and not (target.exists() or lines_beside(target).exists()):
-        return Record.begin(target, about)
-    try:
-        known = Record.read(source)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    unlike = differences(known.about, about)
-    if unlike:
-        raise click.UsageError(f"{source} was measured otherwise: {', '.join(unlike)} differ; name another --out")
-    return Record.begin(out or known.path, about, known)
-
-
-def _failed(row: Row, wanted: Sequence[str]) -> bool:
-    """Whether a part of this command did not end, or has found the project to be wrong. That a contender, or a way of
-    decoding, does not work here is a finding like others."""
-    wrong = row["case"] in ("first", "tests", "parity") and row.get("passed") is False
+def failed(row: Row, wanted: Sequence[str]) -> bool:
+    """Whether a part of this command failed as a whole, or has found the project to be wrong. That a contender, or a
+    way of decoding, does not work here is a finding like others."""
+    wrong = row["case"] in ("tests", "parity") and (row.get("passed") is False or "error" in row)
     return row["case"] in wanted and (wrong or (row["name"] == row["case"] and "error" in row))
-
-
-def _short_lines(rows: Rows) -> Rows:
-    """The rows for a table, with one line of each error."""
-    return [{**row, "error": _last_line(row["error"])} if "error" in row else row for row in rows]
 
 
 def _last_line(error: object) -> str:
@@ -230,9 +172,10 @@ def _last_line(error: object) -> str:
 @click.command(help=__doc__)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), help="The GPU where there is one, if not given.")
 @click.option("--part", "names", multiple=True, type=click.Choice(list(PARTS)), help="Only this part; repeatable.")
-@click.option("--seconds", type=click.FloatRange(min=1.0), default=USUAL_S, help="For all of it; half an hour.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the document goes.")
-@click.option("--resume", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="An earlier document.")
+@click.option("--seconds", type=click.FloatRange(min=1.0), default=1800.0, help="For all of it; half an hour.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="The document; else gpu_session.json in $OUT."
+)
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where the photographs are, or go.")
 @click.option("--commit", help="What is measured; must be given on a GPU.")
 @click.option("--quick", is_flag=True, help="Toy size: shows that it works; the figures mean nothing.")
@@ -241,7 +184,6 @@ def main(
     names: tuple[str, ...],
     seconds: float,
     out: Path | None,
-    resume: Path | None,
     data: Path | None,
     commit: str | None,
     quick: bool,
@@ -256,15 +198,18 @@ def main(
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="minato_gpu_session_")) if quick else None
         folder = data or Path(scratch or tempfile.gettempdir()) / "minato_gpu_session_photographs"
         settings = Settings.usual(device, folder, quick=quick)
-        record = _begun(resume, out, settings, isolated(described, settings, commit, settle_s=0.0))
-        isolated(_photographs, folder, settings.photographs, timeout_s=PHOTOGRAPHS_S, settle_s=0.0)
+        # Not in the tree, which is measured, and which may be a copy that is thrown away.
+        path = out or Path(os.environ.get("OUT") or scratch or tempfile.gettempdir()) / "gpu_session.json"
+        record = Record(path, isolated(described, settings, commit, settle_s=0.0))
+        isolated(_photographs, folder, settings.photographs, timeout_s=_PHOTOGRAPHS_S, settle_s=0.0)
         _preload(device)
-        wanted = [name for name in PARTS if (name in names if names else name not in record.complete())]
-        content = session(settings, wanted, record, end)
-    report.print_table("gpu session", _short_lines(content["rows"]), _COLUMNS)
-    report.print_table("targets", content["targets"], _TARGET_COLUMNS)
-    progress(f"written to {record.path}")
-    if any(_failed(row, wanted) for row in content["rows"]):
+        wanted = [name for name in PARTS if (name in names if names else name not in record.content["complete"])]
+        session(settings, wanted, record, end)
+        shown = [{**row, "error": _last_line(row["error"])} if "error" in row else row for row in record.rows]
+        report.print_table("gpu session", shown, _COLUMNS)
+        report.print_table("targets", record.content["targets"], _TARGET_COLUMNS)
+        progress(f"written to {path}")
+    if any(failed(row, wanted) for row in record.rows):
         raise SystemExit(1)
 
 

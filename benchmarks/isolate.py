@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -44,21 +44,16 @@ def isolated(
     *arguments: Any,
     timeout_s: float = 300.0,
     settle_s: float = _SETTLE_S,
-    grace_s: float = 0.0,
-    quiet: bool = True,
 ) -> Result:
     """What ``function(*arguments)`` returns in a fresh forked process; the result must pickle.
 
-    ``settle_s``: the pause afterwards. ``grace_s``: how long one that takes too long may take to end by itself after
-    SIGTERM, which it needs where it runs isolated measurements of its own. ``quiet``: keep its standard error back.
-    Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s`` seconds.
+    ``settle_s``: the pause afterwards. Raises MeasurementError when it raises, dies, or takes longer than ``timeout_s``
+    seconds.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = context.Process(
-            target=_child, args=(ours, theirs, complaints if quiet else None, function, arguments)
-        )
+        process = context.Process(target=_child, args=(ours, theirs, complaints, function, arguments))
         process.start()
         theirs.close()
         try:
@@ -68,9 +63,6 @@ def isolated(
             # The last line says how it ended, what went before it why.
             raise MeasurementError(f"{excerpt(complaints.read())}\n{error}".strip()) from None
         finally:
-            if grace_s:  # also where this process is asked to end
-                process.terminate()
-                wait([process.sentinel], grace_s)  # does not reap it: see _end
             _end(process, settle_s)
             ours.close()
 
@@ -159,15 +151,14 @@ def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
 def _child(
     ours: Connection,
     theirs: Connection,
-    complaints: IO[str] | None,
+    complaints: IO[str],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ours.close()
-    if complaints is not None:
-        os.dup2(complaints.fileno(), 2)
+    os.dup2(complaints.fileno(), 2)
     gc.collect()  # a fork shares its parent's pages until it writes to them, which a user's process does not pay for
     try:
         try:

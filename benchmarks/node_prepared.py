@@ -5,7 +5,7 @@ KB), or photographs that a pipeline decodes, crops and normalises (float32, 600 
 all jobs must have read the same. ``prepared_share``: samples prepared, as a multiple of the set; ``cpu_s``: of all
 processes, for a thousand samples of the set, which does not depend on what else the machine does. In the last case the
 first job's steps take twice as long as the others', and all wait for half of the time: ``samples_per_s`` is that of the
-slowest of the others.
+slowest of the others. TensorSocket (``peers/tensorsocket.py``) takes part where it is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib.util import find_spec
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -29,6 +31,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from benchmarks import report
 from benchmarks.isolate import isolated, tree_cpu_s
 from benchmarks.node_share import BATCH, JOBS, context
+from benchmarks.peers import tensorsocket
 from benchmarks.turns import in_turns, ratio_columns
 from minato_gpu import DataLoader
 from pipelines import image_classification
@@ -80,13 +83,14 @@ class Photographs(Counted):
 
 
 class Sharing(NamedTuple):
-    """Four loaders. ``slow``: how many times longer the first one's steps are than the others', which leave half of the
-    cores idle."""
+    """Loaders of so many ``jobs``. ``slow``: how many times longer the first one's steps are than the others', which
+    leave half of the cores idle. ``loader``: None for TensorSocket, whose producer has a worker for each job."""
 
     name: str
-    loader: Callable[..., Any]
+    loader: Callable[..., Any] | None
     arguments: dict[str, Any]
     slow: float = 0.0
+    jobs: int = JOBS
 
 
 class Prepared(NamedTuple):
@@ -100,6 +104,7 @@ class Prepared(NamedTuple):
 SHARED = {"share": "prepared", "share_budget": "1GB"}
 LOADERS = (
     Sharing("pytorch", TorchDataLoader, {}),
+    *([Sharing("tensorsocket", None, {})] if find_spec(tensorsocket.PACKAGE) else []),
     Sharing("minato", DataLoader, {}),
     Sharing("minato, share", DataLoader, SHARED),
 )
@@ -112,37 +117,47 @@ CASES: dict[str, tuple[type[Counted], tuple[Sharing, ...]]] = {
     ),
 }
 
+EIGHT: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = {
+    "eight jobs": (Computed, tuple(each._replace(jobs=8) for each in LOADERS[-2:]))
+}
+
 
 def run(kind: type[Counted], sharing: Sharing, samples: int) -> Prepared:
     """Run them to the end of an epoch."""
     with tempfile.TemporaryDirectory() as folder:
         data = kind(Path(folder), samples)
-        barrier, found = context.Barrier(JOBS), context.Queue()
-        started = [context.Process(target=_train, args=(sharing, data, at, barrier, found)) for at in range(JOBS)]
-        for process in started:
-            process.start()
-        results = [found.get(timeout=600.0) for _ in started]
-        for process in started:
-            process.join()
+        barrier, found = context.Barrier(sharing.jobs), context.Queue()
+        with nullcontext() if sharing.loader else tensorsocket.producer(data, BATCH, sharing.jobs) as ports:
+            arguments = (sharing, data, barrier, found, ports)
+            started = [context.Process(target=_train, args=(at, *arguments)) for at in range(sharing.jobs)]
+            for process in started:
+                process.start()
+            results = [found.get(timeout=600.0) for _ in started]
+            for process in started:
+                process.join()
+            spent_s = tree_cpu_s()
         prepared = Path(data.log).stat().st_size
     if len({digest for _, _, digest, _ in results}) != 1:
         raise AssertionError("jobs have not read the same")
     rates = [rate for at, rate, _, _ in results if at or not sharing.slow]
-    cpu_s = tree_cpu_s() + max(reader_s for *_, reader_s in results)
+    cpu_s = spent_s + max(reader_s for *_, reader_s in results)
     return Prepared(min(rates), prepared / samples, 1000 * cpu_s / samples)
 
 
-def _train(sharing: Sharing, data: Counted, at: int, barrier: Barrier, found: Queue[Any]) -> None:
+def _train(at: int, sharing: Sharing, data: Counted, barrier: Barrier, found: Queue[Any], ports: Any) -> None:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    loader = sharing.loader(
-        data, BATCH, shuffle=True, num_workers=1, prefetch_factor=_AHEAD, generator=generator, **sharing.arguments
-    )
+    arguments: dict[str, Any] = {"shuffle": True, "num_workers": 1, "prefetch_factor": _AHEAD, "generator": generator}
+    if sharing.loader is None:
+        loader: Any = tensorsocket.consumer(ports, BATCH)
+    else:
+        loader = sharing.loader(data, BATCH, **arguments, **sharing.arguments)
     # once shared, all of the work takes SECONDS a sample; steps last four times as long as a core needs for a batch
     step_s = BATCH * SECONDS * (sharing.slow if at == 0 else 1.0) if sharing.slow else 0.0
     barrier.wait()
-    begin, digest = time.perf_counter(), xxhash.xxh3_128()
+    begin, digest, received = time.perf_counter(), xxhash.xxh3_128(), 0
     for batch in loader:
+        received += len(batch)
         digest.update(batch.numpy().data)
         time.sleep(step_s)
     elapsed = time.perf_counter() - begin
@@ -150,13 +165,18 @@ def _train(sharing: Sharing, data: Counted, at: int, barrier: Barrier, found: Qu
     if sharing.arguments:
         times = psutil.Process(loader._session.readers._reader.pid).cpu_times()
         reader_s = times.user + times.system
-    found.put((at, len(data) / elapsed, digest.hexdigest(), reader_s))
+    found.put((at, received / elapsed, digest.hexdigest(), reader_s))
 
 
-def prepared(*, steps: int, repetitions: int) -> list[dict[str, Any]]:
+def prepared(
+    *,
+    steps: int,
+    repetitions: int,
+    cases: Mapping[str, tuple[type[Counted], tuple[Sharing, ...]]] = CASES,
+) -> list[dict[str, Any]]:
     """A row for each case and loader, of so many batches."""
     samples, rows = BATCH * steps, []
-    for case, (kind, loaders) in CASES.items():
+    for case, (kind, loaders) in cases.items():
         measure = functools.partial(_measured, kind, samples)
 
         def figures(found: Prepared) -> str:
@@ -165,7 +185,7 @@ def prepared(*, steps: int, repetitions: int) -> list[dict[str, Any]]:
         runs, errors = in_turns(case, loaders, repetitions, measure, figures)
         base = [each.rate for each in runs[loaders[-2].name]]
         for sharing in loaders:
-            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": JOBS}
+            row: dict[str, Any] = {"case": case, "loader": sharing.name, "clients": sharing.jobs}
             if found := runs[sharing.name]:
                 row |= report.summarise("samples_per_s", [each.rate for each in found])
                 row |= report.summarise("prepared_share", [each.prepared for each in found])

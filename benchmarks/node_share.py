@@ -13,6 +13,7 @@ import os
 import signal
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from typing import Any, NamedTuple
@@ -77,6 +78,8 @@ CASES: dict[str, tuple[Jobs, ...]] = {
     },
 }
 
+EIGHT: dict[str, tuple[Jobs, ...]] = {"eight jobs": (Jobs("minato", {}, 8), Jobs("minato, share", SHARED, 8))}
+
 
 def run(jobs: Jobs, samples: int, latency_ms: float) -> Found:
     """Run them to the end of an epoch."""
@@ -135,11 +138,13 @@ def _suffer(fault: str, loader: Any) -> None:
         os.wait()
 
 
-def shared(*, quick: bool, repetitions: int) -> list[dict[str, Any]]:
+def shared(
+    *, quick: bool, repetitions: int, cases: Mapping[str, Sequence[Jobs]] = CASES, samples: int = 2400
+) -> list[dict[str, Any]]:
     """A row for each case and loader."""
-    samples, latency_ms = (64, 2.0) if quick else (2400, LATENCY_MS)
+    samples, latency_ms = (64, 2.0) if quick else (samples, LATENCY_MS)
     rows = []
-    for case, loaders in CASES.items():
+    for case, loaders in cases.items():
 
         def measure(jobs: Jobs) -> Found:
             return isolated(run, jobs, samples, latency_ms, timeout_s=600)

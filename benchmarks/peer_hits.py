@@ -19,8 +19,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 from benchmarks import report
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.memory_tier import Copy
 from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
@@ -38,15 +38,13 @@ async def _serve(pipe: Connection, nbytes: int, sources: int) -> None:
     loop, arena = asyncio.get_running_loop(), Arena("peers", 2 * sources * (nbytes + 8192) + (1 << 26))
     reads, tier = SharedReads(arena, loop.call_soon), SharedTier(2 * sources * (nbytes + 8192))
     storage = ReaderPool(reads.blocks, reads.done)
-    reads.pool = pool = PeerPool(storage, reads.blocks, reads.done)
+    reads.pool = PeerPool(storage, reads.blocks, reads.done)
     for source in _candidates(nbytes, sources):
         block, view = reads.blocks.allocate(nbytes)
         view[:] = os.urandom(nbytes)
         tier.offer(0, Copy(source.key, block, nbytes, reads.blocks.publish(block), 1.0), 0)
     listening = socket.create_server(("127.0.0.1", 0))
-    server = PeerServer(
-        listening, reads.blocks, tier.part(), lambda service: reads.client(service, storage), pool.guests
-    )
+    server = PeerServer(listening, reads.blocks, tier.part(), lambda service: reads.client(service, storage))
     bare = await asyncio.start_server(lambda _, writer: _stream(writer, nbytes), "127.0.0.1", 0)
     pipe.send((listening.getsockname()[1], bare.sockets[0].getsockname()[1]))
     while not await asyncio.to_thread(pipe.poll, None) or pipe.recv() != "end":

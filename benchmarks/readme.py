@@ -28,11 +28,12 @@ WORKLOADS = tuple(
 )
 SCALING = ("scaling_named", "scaling_close", "scaling_kinds")
 PAGES: Mapping[str, Sequence[str]] = {
-    "README.md": ("swap", "workloads"),
+    "README.md": ("swap", "pairs"),
     "benchmarks/MEASUREMENTS.md": (
-        *("compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large", "cost_model"),
-        *("simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "kept_fields", "hits", "cold_files"),
-        *("peer_hits", "cluster", "worker_count", "node", "node_share", "node_prepared", "trace_cost"),
+        *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large"),
+        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "coordl", "seneca"),
+        *("kept_fields", "hits", "cold_files", "peer_hits", "peer_epochs", "cluster", "worker_count"),
+        *("node", "node_share", "node_prepared", "trace_cost"),
     ),
 }
 """Which page shows which tables."""
@@ -43,7 +44,10 @@ _COLUMNS = {**dict.fromkeys(WORKLOADS, "compare_every_loader"), **dict.fromkeys(
 
 def recorded(folder: Path, name: str) -> Any:
     """The document that the table ``name`` is made from."""
-    if name in ("workloads", "compare"):
+    if name in ("paired", "pairs"):
+        path = folder / "paired.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if name == "compare":
         documents = [json.loads((folder / f"{each}.json").read_text(encoding="utf-8")) for each in WORKLOADS]
         return {**documents[0], "rows": [row for document in documents for row in document["rows"]]}
     return json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -72,6 +76,19 @@ def every_loader(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
+def in_pairs(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the protocol, with this loader's rate by the peer's and its penalty beside the peer's."""
+    ours = {row["case"]: row for row in rows if row["loader"] == "minato_gpu"}
+    return [
+        {**row, "to_peer": ratio(row, "ratio"), "our_penalty": ours.get(row["case"], {}).get("penalty")} for row in rows
+    ]
+
+
+def _decided(row: Row) -> bool:
+    """Whether the interval of a comparison excludes 1."""
+    return row.get("ratio_high") is not None and not row["ratio_low"] <= 1.0 <= row["ratio_high"]
+
+
 def beside_peers(rows: Sequence[Row]) -> list[Row]:
     """This scheduler's rows, each with the best that a peer's policy reaches in the same setting."""
     setting = operator.itemgetter("scenario", "window", "max_lateness", "prediction_error")
@@ -84,7 +101,8 @@ def beside_peers(rows: Sequence[Row]) -> list[Row]:
 
 
 _made: Mapping[str, Callable[[Sequence[Row]], Sequence[Row]]] = {
-    **dict.fromkeys(("workloads", "compare"), summary),
+    **dict.fromkeys(("paired", "pairs"), in_pairs),
+    "compare": summary,
     **dict.fromkeys(WORKLOADS, every_loader),
     **dict.fromkeys(SCALING, scaling_summary),
     "simulation": beside_peers,
@@ -93,9 +111,9 @@ _made: Mapping[str, Callable[[Sequence[Row]], Sequence[Row]]] = {
 
 
 def _shown(name: str, row: Row) -> bool:
-    """Of the workloads those without a step; of the simulation prediction error 0.3, at the larger window."""
-    if name == "workloads":
-        return bool(row["step_ms"] == 0)
+    """Of the pairs those that are decided; of the simulation prediction error 0.3, at the larger window."""
+    if name == "pairs":
+        return _decided(row)
     if name in ("tails", "more_tails"):
         return str(row["case"]).startswith("scattered") == (name == "tails")
     if name == "caches":
@@ -132,8 +150,15 @@ def main(folder: Path | None, sessions: Sequence[Path], root: Path) -> None:
         _fill(root, gpu_page.PAGES, lambda name: gpu_block(name, documents))
 
 
-def block(name: str, document: Row) -> str:
+def block(name: str, document: Row | None) -> str:
     """What stands between the marks of a table."""
+    if document is None:
+        return "Not recorded yet."
+    if name == "pairs":
+        compared = [row for row in document["rows"] if row.get("ratio") is not None]
+        open_ones = sum(not _decided(row) for row in compared)
+        said = f"Of {len(compared)} comparisons {open_ones} are not shown: their interval includes 1."
+        return f"{described(document)}\n\n{markdown(name, document['rows'])}\n\n{said}"
     return f"{described(document)}\n\n{markdown(name, document['rows'])}"
 
 

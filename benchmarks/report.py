@@ -26,7 +26,7 @@ NOT_INSTALLED = "benchmarks.not_installed"
 """Where the command's context has the names of loaders whose package is missing."""
 
 _PERIOD_S = 5.0
-_PEERS = ("spdl", "torchdata", "scipy")
+_PEERS = ("spdl", "torchdata", "nvidia-dali-cuda130", "datasets", "scipy")
 
 
 def median(values: Sequence[float]) -> float:

@@ -51,7 +51,7 @@ from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, BATCH_OUT_OF_ORDER, 
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 
 @dataclass(frozen=True)

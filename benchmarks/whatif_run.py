@@ -39,7 +39,7 @@ from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.analysis.virtual_storage import Tier
 from minato_gpu.sources import process
 from minato_gpu.sources.blocks import space_of
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 Floats = NDArray[np.float64]
 _PATHS = ("path", "label_path")

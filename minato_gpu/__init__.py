@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minato_gpu.lanes.far.ray_lanes import RayLanes
     from minato_gpu.loader import DataLoader
     from minato_gpu.memory.worker_blocks import shared_empty
-    from minato_gpu.pipeline import Field, Pipeline, Stage
+    from minato_gpu.pipeline.pipeline import Field, Pipeline, Stage
     from minato_gpu.pipelines.torchvision_datasets import from_torchvision
     from minato_gpu.sampling.sharded_dataset import ShardedDataset, Shards, SplitsStates
     from minato_gpu.sources.reading import read_bytes
@@ -46,15 +46,15 @@ __all__ = [
 _HOMES = {
     "BadSample": "faults.failures",
     "DataLoader": "loader",
-    "Field": "pipeline",
+    "Field": "pipeline.pipeline",
     "Lanes": "lanes.far.cluster",
-    "Pipeline": "pipeline",
+    "Pipeline": "pipeline.pipeline",
     "RayLanes": "lanes.far.ray_lanes",
     "ShardedDataset": "sampling.sharded_dataset",
     "Shards": "sampling.sharded_dataset",
     "Source": "sources.source",
     "SplitsStates": "sampling.sharded_dataset",
-    "Stage": "pipeline",
+    "Stage": "pipeline.pipeline",
     "TooManyFailures": "faults.failures",
     "WorkerHung": "faults.watchdog",
     "from_torchvision": "pipelines.torchvision_datasets",

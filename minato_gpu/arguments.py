@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from minato_gpu.pipeline import Pipeline
+    from minato_gpu.pipeline.pipeline import Pipeline
 
 LaneName = Literal["cpu", "device"]
 WorkerKind = Literal["auto", "process", "thread"]

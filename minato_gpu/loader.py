@@ -14,21 +14,21 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from minato_gpu.arguments import LaneName, OnDeath, WorkerKind
-from minato_gpu.delivery import EpochIterator
+from minato_gpu.epoch.delivery import EpochIterator
+from minato_gpu.epoch.inline import InlineIterator
+from minato_gpu.epoch.iterator import EngineIterator
+from minato_gpu.epoch.session import Session
 from minato_gpu.faults.failures import RAISE, OnError
-from minato_gpu.inline import InlineIterator
-from minato_gpu.iterator import EngineIterator
 from minato_gpu.lanes.contract import LaneSource
 from minato_gpu.memory import shm_limits
-from minato_gpu.number_kinds import is_whole
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
 from minato_gpu.observe.stats_socket import watch
-from minato_gpu.options import Options, memory_budget
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.options.options import Options, memory_budget
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import JSON
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.session import Session
+from minato_gpu.util.numbers import is_whole
 
 T = TypeVar("T", covariant=True)
 
@@ -367,7 +367,7 @@ class DataLoader(TorchDataLoader[T]):
                 ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
                 ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
             reads.peers: With ``cache_peers``, of all loaders of the host: ``hosts`` that are one cache; ``asked`` and
-                ``failed`` requests to others, those that are ``left_out`` for ten seconds, and ``why``; ``served``
+                ``failed`` requests to others, those that are ``left_out`` until they answer, and ``why``; ``served``
                 requests of others, and their ``served_bytes``.
             reads.files: Files: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.
             reads.urls: URLs: how many are read ``at_once``; ``latency_p50_s``, ``latency_p90_s``, ``latency_p99_s``.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 from .headers import Header, read_header, repaired
 from .jpeg_scans import has_all_scans

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.stages import Fields, Params
 
 
 def target_size(height: int, width: int, *, shorter: int, longest: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 from .example_photographs import SUBSAMPLING, jpeg, photograph, with_orientation
 

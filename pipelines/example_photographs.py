@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 with from_extra("pipelines"):
     import cv2

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 from . import speech_stages
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from minato_gpu.notices import say_once
+from minato_gpu.util.messages import say_once
 
 HIDDEN = "hidden files and folders"
 # what systems leave in folders: macOS in archives, storage of Synology's and QNAP's, Windows, ext4

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from minato_gpu import Source
-from minato_gpu.pipeline import Field, Pipeline
+from minato_gpu.pipeline.pipeline import Field, Pipeline
 
 from . import photograph_stages as photographs
 from .example_photographs import write as example_data

@@ -14,8 +14,8 @@ import numpy as np
 
 from minato_gpu import read_bytes, shared_empty
 from minato_gpu.device import nvjpeg
-from minato_gpu.extras import from_extra
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.stages import Fields, Params
+from minato_gpu.util.messages import from_extra
 
 from .decoding import as_repaired, cut_box, decode_repaired, decode_whole
 from .headers import read_header

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from minato_gpu import shared_empty
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
 
 from . import detection_stages, image_stages
 from .coco import CocoDetection

@@ -23,8 +23,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from minato_gpu.pipeline import DaliFragment, Field, Keepable, Stage, Tolerance
-from minato_gpu.stages import CpuFunction, Draw
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Keepable, Stage, Tolerance
+from minato_gpu.pipeline.stages import CpuFunction, Draw
 
 from . import decoding, image_stages
 

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from minato_gpu.pipeline import CupyFunction, Field, Keepable, Pipeline, Stage, Tolerance, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Keepable, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import volume_stages
 from .example_volumes import write as example_data

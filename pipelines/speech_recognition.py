@@ -31,7 +31,7 @@ import torch
 
 from minato_gpu import shared_empty
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, Tolerance, TorchFunction
 
 from . import speech_resampling, speech_stages, speech_steps
 from .example_voices import write as example_data

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.extras import from_extra
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.stages import Fields, Params
+from minato_gpu.util.messages import from_extra
 
 with from_extra("pipelines"):
     from scipy import signal

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from minato_gpu import read_bytes
-from minato_gpu.extras import from_extra
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.stages import Fields, Params
+from minato_gpu.util.messages import from_extra
 
 with from_extra("pipelines"):
     from scipy import sparse

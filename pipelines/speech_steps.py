@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.pipeline import CupyFunction, Field, Stage, Tolerance
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Stage, Tolerance
+from minato_gpu.pipeline.stages import Fields, Params
 
 _LEVEL = 2 / 255  # components of a unit vector, and about those of a covariance of features with deviation 1
 _ROUNDING = {"cpu": Tolerance(0.01, 0.001), "cuda": Tolerance(0.1, 0.01)}

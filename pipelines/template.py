@@ -15,8 +15,8 @@ import cv2
 import numpy as np
 
 from minato_gpu import Pipeline, Source, Stage, read_bytes
-from minato_gpu.pipeline import DaliFragment, Field, Tolerance
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Tolerance
+from minato_gpu.pipeline.stages import Fields, Params
 
 SIZE = 224
 MEAN, STD = 0.45, 0.225  # of grey levels in the range 0 to 1

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from minato_gpu.extras import from_extra
-from minato_gpu.pipeline import Tolerance
+from minato_gpu.pipeline.pipeline import Tolerance
+from minato_gpu.util.messages import from_extra
 
 with from_extra("torchvision"):
     from torchvision.transforms import v2

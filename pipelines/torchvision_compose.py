@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from minato_gpu.extras import from_extra
-from minato_gpu.pipeline import Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.stages import Fields, Params, names_in
 from minato_gpu.samples import Value
-from minato_gpu.stages import Fields, Params, names_in
+from minato_gpu.util.messages import from_extra
 
 from . import image_stages
 from .photograph_stages import READ, decode

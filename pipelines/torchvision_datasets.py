@@ -10,10 +10,9 @@ import numpy as np
 from torch.utils.data import Subset
 
 from minato_gpu import Source
-from minato_gpu.extras import from_extra
-from minato_gpu.notices import say_once
-from minato_gpu.pipeline import Field, Pipeline
+from minato_gpu.pipeline.pipeline import Field, Pipeline
 from minato_gpu.samples import Value
+from minato_gpu.util.messages import from_extra, say_once
 
 from .files import find
 from .image_classification import SUFFIXES

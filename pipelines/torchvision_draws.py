@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from minato_gpu.extras import from_extra
 from minato_gpu.samples import Value
+from minato_gpu.util.messages import from_extra
 
 from .torchvision_classes import RESIZING, TO_SIZE, class_name
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.extras import from_extra
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.stages import Fields, Params
+from minato_gpu.util.messages import from_extra
 
 from .volumes import open_pair, open_volume
 

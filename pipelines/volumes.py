@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from minato_gpu import Source, read_bytes
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 
 from .files import HIDDEN, find, say_left_out
 

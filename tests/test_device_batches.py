@@ -12,14 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
-from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu import DataLoader, Pipeline
 from minato_gpu.device.loads import Load
-from minato_gpu.pipeline import Field
-from minato_gpu.samples import StageError
+from minato_gpu.pipeline.pipeline import Field
 from tests.support.device_batches import Fake, check_same, consume, fake, reference, seeded
-from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
+from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers, Plain, Stream, pad, read
 from tests.support.waiting import wait_until
 
@@ -70,6 +67,7 @@ def on_host(name: str) -> list[list[torch.Tensor]]:
     return reference(dataset, generator=seeded(), **more)
 
 
+@pytest.mark.each_value  # a second each
 @pytest.mark.usefixtures("open_from_the_start")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", LOADERS)
@@ -84,19 +82,6 @@ def test_batches_are_those_of_the_host(fake: Fake, order: Order, name: str) -> N
     del loader
     gc.collect()
     assert device.used == 0 and device.pinned == {}
-
-
-@pytest.mark.each_value  # every pair in the test above
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["both lanes", "the device lane", "the CPU lane"])
-def test_every_sample_once_where_batches_are_composed_from_what_is_ready(fake: Fake, order: Order, name: str) -> None:
-    device, (dataset, more) = fake(order), LOADERS[name]
-    more = {**more, "in_order": False, "max_lateness": 3, "pipeline": PIPELINE}
-    got = consume(device, DataLoader(dataset, BATCH, num_workers=2, device="cuda", generator=seeded(), **more))
-    by_label = {int(n): x for x, labels in on_host(name) for x, n in zip(x, labels, strict=True)}
-    assert sorted(int(n) for _, numbers in got for n in numbers) == list(range(LENGTH))
-    for x, numbers in got:
-        assert all(torch.allclose(a, by_label[int(n)], atol=1e-6) for a, n in zip(x, numbers, strict=True))
 
 
 def _read_unlike(fields: Any, params: Any) -> Any:
@@ -137,70 +122,6 @@ def test_what_a_device_does_not_give_up_is_prepared_by_who_joins_it(
     got = consume(device, loader)
     assert [int(n) for _, labels in got for n in labels] == list(range(LENGTH))
     assert not errors and loader.stats()["samples_repeated"] == BATCH
-
-
-def test_leaving_an_epoch_in_the_middle_leaves_nothing(fake: Fake) -> None:
-    device = fake(LAZY_COPIES)
-    loader = DataLoader(
-        Numbers(), BATCH, num_workers=2, device="cuda", pipeline=PIPELINE, persistent_workers=True, shuffle=True
-    )
-    for _ in range(3):
-        for number, _batch in enumerate(loader):
-            if number == 2:
-                break
-    del _batch
-    got = consume(device, loader)
-    assert sorted(int(n) for _, labels in got for n in labels) == list(range(LENGTH))
-    del loader
-    gc.collect()
-    device.finish()
-    assert device.used == 0 and device.pinned == {}
-
-
-class _Careless(FakeDevice):
-    """The consumer's stream waits for nothing, and the allocator does not know that it uses anything."""
-
-    def wait(self, event: Any) -> None:
-        if self.current is not self.consumer:
-            super().wait(event)
-
-    def used_here(self, tensor: torch.Tensor) -> None:
-        pass
-
-
-@pytest.mark.parametrize("order", ORDERS[:2])
-def test_a_hand_over_without_events_would_be_noticed_here(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """The tests above are worth something: with a device that is asked for no order, batches are wrong."""
-    device = _Careless(order)
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
-    got = consume(device, DataLoader(Plain(), BATCH, num_workers=1, device="cuda"))
-    wanted = on_host("plain, processes")
-    assert not all(
-        torch.equal(a, b) for one, other in zip(got, wanted, strict=True) for a, b in zip(one, other, strict=True)
-    )
-
-
-def _bad_read(fields: Any, params: Any) -> Any:
-    if fields["n"] == 20:
-        raise ValueError("twenty cannot be read")
-    return read(fields, params)
-
-
-def test_a_failing_sample_is_named_and_the_next_batches_come(fake: Fake) -> None:
-    device = fake(LAZY_COPIES)
-    stages = (Stage("read", ("n",), PIPELINE.stages[0].writes, cpu=_bad_read), *PIPELINE.stages[1:])
-    pipeline = Pipeline(stages, outputs=PIPELINE.outputs, name="tests")
-    loader = iter(DataLoader(Numbers(), BATCH, num_workers=1, device="cuda", pipeline=pipeline))
-    seen = []
-    for number in range(5):
-        if number == 20 // BATCH:
-            with pytest.raises((ValueError, StageError), match="twenty cannot be read"):
-                next(loader)
-        else:
-            device.read(next(loader)["label"], lambda t: seen.extend(t.tolist()))
-    assert seen == [n for n in range(5 * BATCH) if n // BATCH != 20 // BATCH]
-    del loader
 
 
 def test_a_batch_that_cannot_be_handed_over_is_counted(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
-"""The harness itself: leaks are found, skipped GPU tests and warnings fail, programs end, and which cases run."""
+"""The harness itself: leaks are found, skipped GPU tests and warnings fail, and a rehearsal without PyTorch stops."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 import threading
 from itertools import combinations, product
 from multiprocessing import get_context
-from multiprocessing.context import ForkContext, ForkServerContext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,13 +22,14 @@ import minato_gpu
 from tests.contracts.modes import EVERY, MINATO, PYTORCH
 from tests.support import covering
 from tests.support.covering import pairwise
+from tests.support.fake_device import FakeDevice
 from tests.support.leaks import assert_no_leaks, leaks, take_snapshot
 from tests.support.programs import Program
 from tests.support.selection import chosen
 
 
-@pytest.mark.parametrize("context", [get_context("fork"), get_context("forkserver")], ids=["fork", "forkserver"])
-def test_a_process_is_found_and_forgotten_once_it_ends(context: ForkContext | ForkServerContext) -> None:
+def test_a_process_is_found_and_forgotten_once_it_ends() -> None:
+    context = get_context("fork")
     waits, says = context.Pipe()
     before = take_snapshot()
     process = context.Process(target=waits.recv)
@@ -55,16 +58,6 @@ def test_shared_memory_threads_and_descriptors_are_found(name: str) -> None:
         os.close(number)
     kinds = [f"{count} more descriptors of kind {kind}" for count, kind in ((1, "memfd"), (2, "pipe"))]
     assert found == ["thread forgotten", f"shared memory {path.name}", *kinds]
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_a_program_ends_as_one_of_the_shell_does(at_once: bool) -> None:
-    program = Program("json.tool", "--compact", at_once=at_once)
-    assert program.communicate('{"a": 1}') == ('{"a":1}\n', "")
-    assert program.returncode == 0
-    refused = Program("json.tool", at_once=at_once)
-    _, errors = refused.communicate("not JSON")
-    assert refused.returncode == 1 and "Expecting value" in errors
 
 
 _INNER = """
@@ -127,37 +120,10 @@ def _modes(*workers: int, modes: Any = MINATO, **more: Any) -> list[_Case]:
     return [_Case({"mode": mode, "workers": count}, **more) for mode, count in product(modes, workers)]
 
 
-def test_order_and_kind_of_worker_meet_each_other_and_every_number_of_workers() -> None:
-    kept = _chosen(_modes(1, 2, 3))
-    assert len(kept) == 6
-    for number in (1, 2, 3):
-        modes = [case["mode"] for case in kept if case["workers"] == number]
-        assert {mode.lateness > 0 for mode in modes} == {mode.processes for mode in modes} == {True, False}
-    modes = [case["mode"] for case in kept]
-    assert len({(mode.lateness > 0, mode.processes) for mode in modes}) == 4
-    assert {mode.lateness for mode in modes} == {0, 1, 8}, "how late batches may be occurs, but not in every pair"
-
-
 def test_pytorchs_own_loader_is_left_out() -> None:
     assert all(case["mode"] is not PYTORCH for case in _chosen(_modes(2, modes=EVERY)))
     classes = [torch.utils.data.DataLoader, minato_gpu.DataLoader]
     assert _chosen([_Case({"loader_class": each}) for each in classes]) == [{"loader_class": minato_gpu.DataLoader}]
-
-
-def test_what_is_listed_together_stays_together_unless_it_is_asked_for_apart() -> None:
-    full = [dict(zip("abc", values, strict=True)) for values in product("xy", "xy", "xy")]
-    assert len(_chosen([_Case(case, together="a, b, c") for case in full])) == 8
-    assert len(_chosen([_Case(case, ("each_pair",), "a, b, c") for case in full])) == 4
-    assert len(_chosen([_Case(case, ("each_value",), "a, b, c") for case in full])) == 2
-
-
-def test_of_drawn_orders_two_are_enough_and_the_worst_ones_occur_with_all_else() -> None:
-    cases = [{"order": order, "lanes": lanes} for lanes, order in product("abc", ["lazy", *range(6)])]
-    kept = _chosen([_Case(case) for case in cases])
-    for orders, number in (({"lazy"}, 3), (set(range(6)), 3)):
-        some = [case for case in kept if case["order"] in orders]
-        assert {case["lanes"] for case in some} == set("abc") and len(some) == number
-    assert {case["order"] for case in kept} == {"lazy", 0, 1}
 
 
 # --- a few cases in which all pairs of values occur -------------------------------------------------------------------
@@ -181,3 +147,28 @@ def test_all_pairs_that_occur_are_kept(sizes: list[int], data: st.DataObject) ->
     assert few == sorted(set(few)) == pairwise(cases)
     assert _covered([cases[at] for at in few]) == _covered(cases)
     assert bool(few) == bool(cases)
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def on(device: FakeDevice) -> Any:
+    """A stream of its own, on which the test issues."""
+    return device.running(device.stream())
+
+
+# --- the stand-in for CUDA, as far as it needs no build of PyTorch for CUDA; make rehearse tests the rest -------------
+
+
+def test_a_rehearsal_without_pytorch_for_cuda_says_so_and_stops(tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"  # of the environment; its pip finds nothing
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho 'ERROR: first' >&2; echo 'ERROR: no network' >&2; exit 1\n", encoding="ascii")
+    python.chmod(0o755)
+    given = ["make", "rehearse", f"REHEARSAL={tmp_path}", f"PYTHON_REHEARSAL={sys.executable}"]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert done.returncode and len(said) == 1 and said[0].startswith("no rehearsal: "), done.stderr
+    if (sys.platform, sys.version_info[:2]) == ("linux", (3, 11)) and shutil.which("g++"):  # else it says so
+        assert "torch==2.11.0 for CUDA" in said[0] and said[0].endswith(": ERROR: no network")
+    assert not (tmp_path / ".installed").exists()

@@ -19,30 +19,23 @@ import minato_gpu
 PACKAGE = Path(minato_gpu.__file__).parent
 # Rooms, and modules beside them: each may import what stands before it, and what stands with it in the same line.
 ORDER = """
-notices threads children cluster_token number_kinds lazily slices snapshots extras samples stages packing
+util samples
 pipeline
 arguments
-spans
 scheduling caching
-sizes
 memory
-kept_fields
 sources
 lanes
 device
-observe parity
+observe
 sampling
 checkpoint
 window
 estimates
 faults
-cache_options trace_options
 options
 engine
-padding
-delivery
-session
-inline iterator
+epoch
 loader
 accelerated
 pipelines
@@ -85,7 +78,7 @@ def test_decisions_and_their_simulation_need_nothing_but_numpy(room: str, others
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     third_parties, ours = done.stdout.splitlines()
     assert third_parties.split() == ["minato_gpu", "numpy"]
-    assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", "spans", *others}}
+    assert set(ours.split()) <= {f"minato_gpu.{name}" for name in {room, "samples", *others}}
 
 
 def test_a_loader_at_work_does_not_load_the_lab(tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from minato_gpu.lab.cli import main
 from tests.support import programs
 
 ROOT = Path(__file__).parents[1]
@@ -163,13 +161,3 @@ def test_a_package_that_only_some_files_need(
     arguments = ["cat.png"] if absent == "skimage" else []
     with pytest.raises(ModuleNotFoundError, match=rf"'{absent}': it comes with pip install 'minato-gpu\[{extra}\]'"):
         getattr(asked, "__wrapped__", asked)(*arguments)  # what a cache remembers is none of this test's
-
-
-def test_a_command_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minato_gpu.lab.cli._need_dali", lambda: None)
-    for name in [name for name in sys.modules if f"{name}.".startswith("nvidia.dali.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
-    result = CliRunner().invoke(main, ["check", "pipelines.image_classification"])
-    assert result.exit_code == 1
-    assert "No module named" in result.output and "pip install 'minato-gpu[cuda13]'" in result.output

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu.kept_fields import KeepableFields, Kept
 from minato_gpu.memory import blobs
-from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
-from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.kept_fields import KeepableFields, Kept
+from minato_gpu.pipeline.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.pipeline.stages import Fields, Params
 
 ARRAY = Field(np.int64, (None,))
 ran: list[str] = []
@@ -129,13 +128,6 @@ def mapped(array: np.ndarray[Any, Any]) -> Any:
         return np.memmap(file.name, array.dtype, "r", shape=array.shape)
 
 
-@dataclass
-class Box:
-    """An object of the user's own."""
-
-    value: Any
-
-
 class Own(np.ndarray[Any, Any]):
     """A class of arrays of the user's own."""
 
@@ -194,15 +186,6 @@ def test_arrays_and_tensors_come_back_equal_without_gaps_and_writable(view: str)
         assert type(found) is np.ndarray and found.flags.forc and found.flags.writeable and found.flags.aligned
 
 
-def test_objects_come_back_as_their_own_code_copies_them() -> None:
-    keepable = decoded(lambda x: Box([x[3:83, 5:105], "text"]))
-    made = keepable.make(given(), 7, no_stage)
-    found, expected = (
-        each["z"].value for each in (keepable.run(given(), loaded(made.kept), 8, no_stage), made.outputs)
-    )
-    assert np.array_equal(found[0], expected[0]) and found[1] == "text"
-
-
 NOT_KEPT: dict[str, tuple[Callable[[np.ndarray[Any, Any]], Any], str]] = {
     "own class": (lambda x: x.view(Own), "Own of float32"),
     "masked": (lambda x: np.ma.masked_array(x, np.broadcast_to(x[..., :1] > 0.5, x.shape)), "MaskedArray of float32"),
@@ -229,18 +212,6 @@ def equal(found: Fields, expected: Fields) -> None:
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_a_stage_that_works_in_place_spoils_nothing() -> None:
-    def spoil(fields: Fields, params: Params) -> Fields:
-        fields["b"][:] = -1
-        return {"z": fields["b"] + params["drawn"]}
-
-    drawn = stage("spoil", "b", "z", drawn=True)
-    made_of = pipeline(stage("read", "a", "b"), Stage("spoil", ("b",), {"z": ARRAY}, spoil, draw=drawn.draw))
-    made = KeepableFields(made_of).make(given(), 7, no_stage)
-    assert made.kept is not None
-    assert np.all(made.kept[0]["b"] > 0)
-
-
 def test_what_the_data_set_gave_is_told_apart() -> None:
     keepable = KeepableFields(pipeline(stage("read", "a", "b"), stage("crop", "b path", "z", drawn=True)))
     first = keepable.given(given())
@@ -252,27 +223,29 @@ def test_what_the_data_set_gave_is_told_apart() -> None:
     assert keepable.given({"a": lambda: 0}) is None
 
 
-@pytest.mark.parametrize("run", ["make", "run"])
-def test_errors_name_their_stage_and_what_the_data_set_gave_is_checked(run: str) -> None:
-    def fail(fields: Fields, params: Params) -> Fields:
-        if fields["label"] == 4:
-            raise ValueError("bad")
-        return {"z": fields["b"]}
+@dataclass
+class Box:
+    """An object of the user's own."""
 
-    last = Stage("last", ("b", "label"), {"z": ARRAY}, fail, draw=lambda rng, _: {})
-    inputs = {"a": ARRAY, "label": Field(np.int32)}
-    keepable = KeepableFields(Pipeline((stage("read", "a", "b"), last), outputs=("z", "label"), inputs=inputs))
+    value: Any
 
-    def act(label: Any) -> Any:
-        fields = {**given(), "label": label}
-        kept: Kept = {0: {"b": np.zeros(3, np.int64)}}
-        if run == "run":
-            return keepable.run(fields, kept, 7, no_stage)
-        return keepable.make(fields, 7, no_stage).outputs
 
-    with pytest.raises(StageError, match="stage 'last' failed: ValueError: bad") as caught:
-        act(4)
-    assert caught.value.origin.path == "/a"
-    with pytest.raises(StageError, match="the data set's field 'label' has dtype float64, declared int32"):
-        act(np.float64(0.5))
-    assert type(act(3)["label"]) is np.int32, "a Python number becomes one of the declared type"
+def test_objects_come_back_as_their_own_code_copies_them() -> None:
+    keepable = decoded(lambda x: Box([x[3:83, 5:105], "text"]))
+    made = keepable.make(given(), 7, no_stage)
+    found, expected = (
+        each["z"].value for each in (keepable.run(given(), loaded(made.kept), 8, no_stage), made.outputs)
+    )
+    assert np.array_equal(found[0], expected[0]) and found[1] == "text"
+
+
+def test_a_stage_that_works_in_place_spoils_nothing() -> None:
+    def spoil(fields: Fields, params: Params) -> Fields:
+        fields["b"][:] = -1
+        return {"z": fields["b"] + params["drawn"]}
+
+    drawn = stage("spoil", "b", "z", drawn=True)
+    made_of = pipeline(stage("read", "a", "b"), Stage("spoil", ("b",), {"z": ARRAY}, spoil, draw=drawn.draw))
+    made = KeepableFields(made_of).make(given(), 7, no_stage)
+    assert made.kept is not None
+    assert np.all(made.kept[0]["b"] > 0)

@@ -20,7 +20,7 @@ import minato_gpu.device.accelerator
 import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.accelerator import Accelerator
-from minato_gpu.pipeline import DaliFragment, Field
+from minato_gpu.pipeline.pipeline import DaliFragment, Field
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 from tests.support.numbers import COSTLY, PIPELINE, Plain
 from tests.support.numbers import Numbers as Canaries

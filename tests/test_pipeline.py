@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage, suggest_writes
+from minato_gpu.pipeline.stages import DaliFragment, Fields, Params, Tolerance, canonical
 from minato_gpu.samples import StageError
-from minato_gpu.stages import DaliFragment, Fields, Params, Tolerance, canonical
 
 NUMBER = Field(np.float32)
 
@@ -76,18 +76,6 @@ class TestDefinition:
         pipeline = three_stages()
         assert pipeline.host_prefix == 1
         assert pipeline.splits == (1, 2, 3)
-
-    def test_a_host_stage_in_the_middle_limits_the_splits(self) -> None:
-        on_device = stage("a", device=CupyFunction(double_xp))
-        pipeline = Pipeline((on_device, stage("b"), stage("c", device=CupyFunction(double_xp))), outputs=("x",))
-        assert pipeline.host_prefix == 0
-        assert pipeline.splits == (2, 3)
-
-    def test_live_fields_are_those_still_needed(self) -> None:
-        pipeline = three_stages()
-        assert pipeline.live(0) == {"path", "label"}
-        assert pipeline.live(1) == {"x", "width", "label"}
-        assert pipeline.live(3) == {"x", "label", "steps"}
 
     @pytest.mark.parametrize(
         ("make", "error", "words"),
@@ -182,11 +170,6 @@ class TestRun:
         moved = dataclasses.replace(pipeline, stages=(pipeline.stages[0], pipeline.stages[2]), outputs=("x",))
         assert moved.draw(1, fields, 5) != first
 
-    def test_inputs_stay_as_they_were(self) -> None:
-        given = {"path": "4", "label": 1}
-        three_stages().run(given, 5)
-        assert given == {"path": "4", "label": 1}
-
     def test_an_error_names_stage_lane_and_path(self) -> None:
         with pytest.raises(StageError, match="stage 'read' failed: ValueError") as caught:
             three_stages().run({"path": "four", "label": 1}, 5)
@@ -261,11 +244,6 @@ class TestRun:
         dtypes = {"mean": torch.float32, "count": torch.int32, "above": torch.bool, "x": torch.float32}
         assert {name: batch[name].dtype for name in dtypes} == dtypes
 
-    def test_features_are_known_after_the_host_read(self) -> None:
-        pipeline = three_stages()
-        assert pipeline.feature_names == ("read.characters",)
-        assert pipeline.features(pipeline.run({"path": "400", "label": 1}, 5, stop=1)) == (3.0,)
-
     @pytest.mark.parametrize(
         ("features", "kind", "words"),
         [
@@ -307,11 +285,6 @@ def fragment(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
 
 
 class TestField:
-    def test_a_varying_shape_is_bounded_by_its_maximum_only(self) -> None:
-        assert Field(np.float32, (3, 5)).fixed and Field(np.float32, (3, 5)).max_bytes == 60
-        assert not Field(np.uint8, (None, 3)).fixed and Field(np.uint8, (None, 3)).max_bytes is None
-        assert Field(np.uint8, (None, 3), maximum=(10, 3)).max_bytes == 30
-
     @pytest.mark.parametrize(
         "make",
         [
@@ -348,16 +321,6 @@ class TestField:
         assert problem is not None
         with pytest.raises(ValueError, match=words):
             raise ValueError(problem)
-
-    def test_no_problem(self) -> None:
-        assert Field(np.uint8, (None, 2), maximum=(9, 2)).problem(np.zeros((9, 2), np.uint8)) is None
-        numbers = (Field(np.int64), 3.0), (Field(np.float32), 0.1), (Field(np.float32), float("nan"))
-        assert [field.problem(value) for field, value in (*numbers, (Field(object), "anything"))] == [None] * 4
-
-    def test_python_numbers_stay_where_torch_makes_no_batch_of_scalars(self) -> None:
-        assert type(Field(np.uint32).typed(3)) is np.uint32
-        for dtype in (np.uint64, object, ">f4"):
-            assert type(Field(dtype).typed(3)) is int
 
 
 class TestStage:

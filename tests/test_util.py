@@ -1,4 +1,4 @@
-"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, random streams."""
+"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, random streams, spans."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import minato_gpu
 from minato_gpu import DataLoader
+from minato_gpu.device.slices import Slices
 from minato_gpu.device.task_reader import TaskReader
-from minato_gpu.lazily import cached_property
+from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.samples import stream
-from minato_gpu.slices import LENGTH_S, Slices
-from minato_gpu.snapshots import Snapshot
-from minato_gpu.threads import OwnThread
+from minato_gpu.scheduling.spans import add, count, cut, joined, number_at, without
+from minato_gpu.util.cached_property import cached_property
+from minato_gpu.util.threads import OwnThread
 from tests.device.lane_bench import bench
 from tests.support.fake_device import FakeDevice
 from tests.support.waiting import wait_until
@@ -94,12 +97,6 @@ class Clock:
             self.held += STEP_S
             self.slices.between()
         return self.now - begin
-
-
-def test_nobody_waits_for_more_than_a_slice() -> None:
-    clock = Clock(back_s=5e-6)
-    clock.work(0.1)
-    assert clock.longest <= LENGTH_S + STEP_S
 
 
 @pytest.mark.parametrize("back_s", [5e-6, 1e-4, 5e-3])
@@ -205,20 +202,6 @@ def test_what_changes_later_is_not_in_it() -> None:
         copy["t"][:] = 7
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        *(torch.ones(2, dtype=torch.bfloat16), torch.tensor(2.5), torch.ones(2, requires_grad=True)),
-        *(torch.nn.Parameter(torch.ones(1)), torch.zeros(0, 3), torch.Generator().get_state()),
-    ],
-    ids=lambda tensor: f"{type(tensor).__name__}, {tensor.dtype}, {tuple(tensor.shape)}, {tensor.requires_grad}",
-)
-def test_tensors(tensor: torch.Tensor) -> None:
-    copy = Snapshot([tensor]).copy()[0]
-    assert type(copy) is type(tensor) and copy.dtype == tensor.dtype and torch.equal(copy, tensor)
-    assert (copy.requires_grad == tensor.requires_grad and copy.data_ptr() != tensor.data_ptr()) or not tensor.numel()
-
-
 def test_what_cannot_be_pickled() -> None:
     class Local:
         def __init__(self) -> None:
@@ -247,7 +230,40 @@ def test_a_stream_is_philox_with_seed_and_number_as_its_key(seed: int, number: i
         assert found.standard_normal(3, np.float32).tolist() == expected.standard_normal(3, np.float32).tolist()
 
 
-def test_a_stream_has_no_children() -> None:
-    """They would come of the system's entropy: others each time (P2)."""
-    with pytest.raises(TypeError, match="spawn"):
-        stream(1).spawn(2)
+# --- spans ----------------------------------------------------------------------------------------------------------
+
+
+PIECES = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=6)
+
+
+def rising(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans of the given lengths, each after a gap."""
+    out, at = [], 0
+    for gap, size in pieces:
+        out.append((at + gap, at + gap + size))
+        at += gap + size
+    return out
+
+
+def numbers(spans: object) -> list[int]:
+    return [number for lo, hi in spans for number in range(lo, hi)]  # type: ignore[attr-defined]
+
+
+@given(PIECES, st.integers(0, 30), st.integers(0, 30))
+def test_cut_by_offsets(pieces: list[tuple[int, int]], start: int, stop: int) -> None:
+    spans = rising(pieces)[::-1]
+    assert numbers(cut(spans, start, stop)) == numbers(spans)[start:stop]
+    assert all(lo < hi for lo, hi in cut(spans, start, stop))
+    assert [number_at(spans, offset) for offset in range(count(spans))] == numbers(spans)
+
+
+@given(PIECES, st.data())
+def test_one_more_is_put_where_it_belongs(pieces: list[tuple[int, int]], data: st.DataObject) -> None:
+    spans = rising(pieces)
+    gaps = [(lo, hi) for lo, hi in without([(0, 99)], spans) if lo < hi]
+    lo, hi = data.draw(st.sampled_from(gaps))
+    a = data.draw(st.integers(lo, hi - 1))
+    b = data.draw(st.integers(a + 1, hi))
+    expected = {*numbers(spans), *range(a, b)}
+    add(spans, (a, b))
+    assert spans == joined((number, number + 1) for number in sorted(expected))

@@ -31,7 +31,7 @@ from benchmarks.isolate import MeasurementError, isolated
 from benchmarks.peers import Loader, installed
 from benchmarks.turns import measured_rows
 from benchmarks.work import sleep_overshoot_s
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 LOADS = (0.0, 1.25, 0.8)
 _QUICK = (

@@ -25,12 +25,12 @@ from benchmarks.peers.spdl import SpdlPool
 from benchmarks.peers.torchdata import TorchdataNodes
 from benchmarks.work import bound_s, first_batch_s
 from minato_gpu import shared_empty
+from minato_gpu.lab.parity import whole_tolerance
 from minato_gpu.lanes.processes import keep_freed_memory
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.worker_blocks import WorkerBlocks
-from minato_gpu.parity import whole_tolerance
-from minato_gpu.stages import Tolerance
-from minato_gpu.threads import usable_cores
+from minato_gpu.pipeline.stages import Tolerance
+from minato_gpu.util.threads import usable_cores
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def run(case: Case, loader: Loader) -> Run:
     reader.check(case.samples, case.warm_ups + case.epochs)
     loader.close(made)
     if not getattr(loader, "own_draws", False):
-        _compare(kept, asked, allowed(asked, loader))
+        compare_content(kept, asked, allowed(asked, loader))
     count = case.samples * case.epochs
     p50, p95, p99 = np.percentile(waits, [50, 95, 99])
     return Run(
@@ -257,7 +257,8 @@ def _warm_up(made: Iterable[Any], reader: Reader, epochs: int) -> tuple[float, l
     return first, kept
 
 
-def _compare(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:
+def compare_content(batches: Iterable[Any], asked: Job, tolerance: Tolerance | None) -> None:
+    """Compare batches of a pipeline's samples with what one process prepares. Raises ContentError."""
     source = Indexed(asked.source.dataset)  # does not count what is prepared for comparing
     alone = replace(asked, dataset=Prepared(source, asked.pipeline, asked.dataset.seed))
     for batch in batches:

@@ -22,8 +22,8 @@ from benchmarks.data.published import Array
 from benchmarks.peers import Job
 from benchmarks.work import ContentError
 from minato_gpu import Pipeline
+from minato_gpu.pipeline.stages import Field, Tolerance
 from minato_gpu.samples import sample_seed
-from minato_gpu.stages import Field, Tolerance
 from pipelines import object_detection, speech_recognition
 
 INDEX = "index"
@@ -155,8 +155,7 @@ class Reader:
 
     def read(self, batch: Any) -> int:
         """Read it; the number of its samples."""
-        for leaf in leaves(batch):
-            _read(leaf)
+        read_bytes(batch)
         indices = np.asarray(batch[INDEX])
         self._indices.append(indices)
         self._late = max(self._late, self._in_epoch - int(indices.min()) // self._batch_size)
@@ -206,6 +205,12 @@ def leaves(batch: Any) -> Iterator[Any]:
             yield from leaves(item)
     elif isinstance(batch, (torch.Tensor, np.ndarray, np.generic)):
         yield np.asarray(batch)
+
+
+def read_bytes(batch: Any) -> None:
+    """Read every byte of a batch."""
+    for leaf in leaves(batch):
+        _read(leaf)
 
 
 def _read(array: Any) -> None:

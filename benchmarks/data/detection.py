@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.data.published import SPREADS, Array, Curve, costs
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 from pipelines import object_detection
 from pipelines.example_photographs import COLOUR, photograph
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.data.published import SPREADS, costs
 from minato_gpu import Pipeline
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 from pipelines import speech_recognition
 from pipelines.example_voices import RATE, speak, write_chapter
 

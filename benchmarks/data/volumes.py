@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.data.published import SPREADS, Array, Curve, costs, sizes_of_mixture
 from minato_gpu import Pipeline
-from minato_gpu.extras import from_extra
+from minato_gpu.util.messages import from_extra
 from pipelines import segmentation_3d
 
 with from_extra("bench"):

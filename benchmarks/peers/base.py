@@ -130,6 +130,13 @@ class Loader(Packaged, Protocol):
         """End its workers and give back its shared memory."""
 
 
+def fetched(dataset: Any, indices: list[int]) -> list[Any]:
+    """The samples of a batch, by one call where the data set has ``__getitems__``, as PyTorch asks for them."""
+    many = getattr(dataset, "__getitems__", None)
+    samples: list[Any] = many(indices) if many else [dataset[index] for index in indices]
+    return samples
+
+
 class Epochs:
     """An iterable over ``source`` that the adapter can close; each ``iter`` is one epoch."""
 

@@ -1,7 +1,7 @@
 """PyTorch's DataLoader: in order, out of order (whole batches overtake), and with deeper prefetch.
 
 Its best: the default collate stacks straight into shared memory, which a NumPy collate of our own did not beat;
-persistent workers where several epochs follow.
+persistent workers where several epochs follow. PyTorch 2.13 has no threads for workers; ``torchdata.nodes`` has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.multiprocessing import set_sharing_strategy
 from torch.utils.data import DataLoader
 
 from benchmarks.peers.base import Job
@@ -23,6 +24,7 @@ class PyTorch:
     in_order: bool = True
     prefetch_factor: int = 2
     processes: bool = True
+    sharing: str = ""  # how tensors are shared, if not as is usual
     package: str = "torch"
     warm: bool = True
 
@@ -43,6 +45,8 @@ class PyTorch:
 
     def make(self, job: Job) -> Iterable[Any]:
         chosen = self.settings(job) | job.shuffling
+        if self.sharing:
+            set_sharing_strategy(self.sharing)
         return DataLoader(job.dataset, batch_size=job.batch_size, collate_fn=job.collate, **chosen)
 
     def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:

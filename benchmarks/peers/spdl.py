@@ -1,4 +1,5 @@
-"""SPDL 0.8, by the means that its guide names: a process pool, threads, threads in a subprocess, plain subprocesses.
+"""SPDL 0.8, by all means that its guide names: its loader with PyTorch's face, a process pool, threads, a region of
+stages that runs in processes (``.to()``), threads in a subprocess, plain subprocesses.
 
 Its best, as tried here: the thread-backed output queue (``use_thread_output_queue``, less time per batch); a
 continuous source where several epochs follow, so that the pipeline stays warm; costly samples go through one by one
@@ -17,14 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from benchmarks.peers.base import Epochs, Job, Order
-from benchmarks.work import Int64
+from benchmarks.peers.base import Epochs, Job, Order, fetched
 
 _SINK = 3  # SPDL's default
 _QUEUE = 2  # each stage's output queue, SPDL's default
-_dataset: Any = None  # set before workers are forked: SPDL pickles a stage's function with every call
+_job: Any = None  # set before workers are forked: SPDL pickles a stage's function with every call
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class SpdlPool:
     def make(self, job: Job) -> Iterable[Any]:
         from spdl.pipeline import PipelineBuilder
 
-        _fork_with(job.dataset)
+        _fork_with(job)
         executor = None
         if self.processes:
             executor = ProcessPoolExecutor(job.workers, mp_context=multiprocessing.get_context("fork"))
@@ -71,7 +69,7 @@ class SpdlPool:
             output_order="input" if self.in_order else "completion",
         )
         if not self.by_batch:
-            builder.aggregate(job.batch_size).pipe(job.join)
+            builder.aggregate(job.batch_size).pipe(_join)
         builder.add_sink(_SINK)
         threads = 1 if self.processes else job.workers
         if not self.by_batch:
@@ -91,6 +89,79 @@ class SpdlPool:
 
     def _calls(self, job: Job) -> int:
         return self.concurrency or self.calls_per_worker * job.workers
+
+
+@dataclass(frozen=True)
+class SpdlLoader:
+    """``get_pytorch_dataloader``: PyTorch's face, worker processes that begin anew with each epoch."""
+
+    name: str
+    in_order: bool = True
+    prefetch_factor: int = 2
+    package: str = "spdl.dataloader"
+    warm: bool = False
+
+    @property
+    def order(self) -> str:
+        return "in order" if self.in_order else "completion"
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        chosen = {"num_workers": job.workers, "prefetch_factor": self.prefetch_factor, "in_order": self.in_order}
+        return chosen | {"multiprocessing_context": "fork"}
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from spdl.dataloader import get_pytorch_dataloader
+
+        loader: Iterable[Any] = get_pytorch_dataloader(
+            job.dataset, job.batch_size, collate_fn=job.collate, **job.shuffling, **self.settings(job)
+        )
+        return loader
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        return (self.prefetch_factor + 1) * job.workers * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        """Nothing to do: its workers end with each epoch."""
+
+
+@dataclass(frozen=True)
+class SpdlRegion:
+    """Stages between ``.to(ProcessPoolExecutorConfig)`` and ``.to(MAIN_PROCESS)``, which keep no order.
+
+    ``buffer``: indices (or batches of them) of a transfer into the workers.
+    """
+
+    name: str
+    by_batch: bool = True
+    buffer: int = 1
+    order: str = "completion"
+    package: str = "spdl.pipeline"
+    warm: bool = True
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        unit = "batch" if self.by_batch else "sample"
+        return {"max_workers": job.workers, "unit": unit, "buffer_size": self.buffer, "continuous": job.keep_workers}
+
+    def make(self, job: Job) -> Iterable[Any]:
+        from spdl.pipeline import PipelineBuilder
+        from spdl.pipeline.defs import MAIN_PROCESS, ProcessPoolExecutorConfig
+
+        _fork_with(job)
+        pool = ProcessPoolExecutorConfig(max_workers=job.workers, mp_context="fork")
+        builder: PipelineBuilder[Any, Any] = PipelineBuilder()
+        builder.add_source(job.order(self.by_batch), continuous=job.keep_workers).to(pool, buffer_size=self.buffer)
+        if self.by_batch:
+            builder.pipe(_prepare_batch)
+        else:
+            builder.pipe(_prepare).aggregate(job.batch_size).pipe(_join)
+        builder.to(MAIN_PROCESS).add_sink(_SINK)
+        return _Running(builder.build(num_threads=1, use_thread_output_queue=True))
+
+    def peak_bytes_in_flight(self, loader: Any, job: Job) -> int:
+        return (_SINK + _QUEUE + 2 * job.workers * self.buffer) * job.batch_bytes
+
+    def close(self, loader: Any) -> None:
+        loader.close()
 
 
 @dataclass(frozen=True)
@@ -116,13 +187,13 @@ class SpdlSubprocess:
     def make(self, job: Job) -> Iterable[Any]:
         from spdl.pipeline import PipelineBuilder, run_pipeline_in_subprocess
 
-        _fork_with(job.dataset)
+        _fork_with(job)
         builder: PipelineBuilder[Any, Any] = PipelineBuilder()
         builder.add_source(job.order(self.by_batch), continuous=job.keep_workers)
         if self.by_batch:
             builder.pipe(_prepare_batch, concurrency=job.workers)
         else:
-            builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(job.join)
+            builder.pipe(_prepare, concurrency=job.workers).aggregate(job.batch_size).pipe(_join)
         config = builder.add_sink(_SINK).get_config()
         return Epochs(
             run_pipeline_in_subprocess(
@@ -170,7 +241,7 @@ class SpdlSharded:
         from spdl.pipeline import iterate_in_subprocess
         from spdl.source.utils import MergeIterator
 
-        _fork_with(job.dataset)
+        _fork_with(job)
         parts = [
             iterate_in_subprocess(
                 partial(_Shard, job.order(by_batch=True), worker, job.workers),
@@ -210,22 +281,25 @@ class _Shard:
         self._order = order
         self._mine = slice(first, None, step)
 
-    def __iter__(self) -> Iterator[Int64]:
+    def __iter__(self) -> Iterator[Any]:
         return (_prepare_batch(batch) for batch in list(self._order)[self._mine])
 
 
-def _fork_with(dataset: Any) -> None:
-    global _dataset
-    _dataset = dataset
+def _fork_with(job: Job) -> None:
+    global _job
+    _job = job
 
 
-def _prepare(index: int) -> Int64:
-    row: Int64 = _dataset[index]
-    return row
+def _prepare(index: int) -> Any:
+    return _job.dataset[index]
 
 
-def _prepare_batch(indices: list[int]) -> Int64:
-    return np.stack([_dataset[index] for index in indices])
+def _prepare_batch(indices: list[int]) -> Any:
+    return _job.join(fetched(_job.dataset, indices))
+
+
+def _join(samples: list[Any]) -> Any:
+    return _job.join(samples)
 
 
 def _arena(job: Job, segments: int) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers.base import Job
+from benchmarks.peers.base import Job, fetched
 
 _NO_SNAPSHOTS = 10**9
 
@@ -77,12 +77,14 @@ class TorchdataNodes:
         """Nothing to do: its workers are daemons of the measuring process."""
 
     def _function(self, job: Job) -> Callable[[Any], Any]:
-        dataset = job.dataset
-        if not self.by_batch:
-            return (lambda index: _to_send(dataset[index])) if self.processes else (lambda index: dataset[index])
-        if self.processes:
-            return lambda indices: torch.from_numpy(np.stack([dataset[index] for index in indices]))
-        return lambda indices: np.stack([dataset[index] for index in indices])
+        dataset, send = job.dataset, _to_send if self.processes else _as_it_is
+        if self.by_batch:
+            return lambda indices: send(job.join(fetched(dataset, indices)))
+        return lambda index: send(dataset[index])
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
 
 
 def _to_send(sample: Any) -> Any:

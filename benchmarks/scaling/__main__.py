@@ -1,7 +1,7 @@
 """How close a loader's workers come to all that they could do together, and what the loader spends on it.
 
 Emulated cores: samples sleep for their cost, so that up to 64 workers fit on a few cores, and only what loaders
-themselves spend is real. Arrays of 12 KB (``--kind`` has others), batches of 64, another order in each epoch,
+themselves spend is real. Arrays of 12 KB, batches of 64, another order in each epoch,
 persistent workers. Every loader runs in a fresh process; the loaders take turns within each repetition.
 
     bound    = (sleeps + what samples take beyond them) / workers, or the consumer's steps, where these take longer
@@ -24,8 +24,8 @@ of a sample times the rate of the bound: above the machine's cores, the bound is
 Where costs have a tail, ``window_allows`` and ``simulated`` say of this loader how close to the bound its window lets
 any policy come, and how close its own comes under a virtual clock.
 
-What is measured: every combination of what ``--workers``, ``--cost``, ``--spread``, ``--load`` and ``--kind`` say.
-``--named`` and ``--kinds`` are lists of cells.
+What is measured: every combination of what ``--workers``, ``--cost``, ``--spread`` and ``--load`` say, or (``--named``)
+a list of cells.
 """
 
 from __future__ import annotations
@@ -42,14 +42,11 @@ from benchmarks.isolate import isolated
 from benchmarks.peers import Loader
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
-    KINDS,
     LOADERS,
     NAMED,
-    OTHER_KINDS,
     SPREADS,
     TAILED,
     Cell,
-    fitting,
     worth_trying,
 )
 from benchmarks.scaling.measure import Plan, Run, reach, rehearse, run
@@ -94,7 +91,6 @@ def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any
         "cost_ms": cell.cost_ms,
         "spread": cell.spread,
         "load": cell.load,
-        "kind": cell.kind,
         "samples": len(plan.costs_s),
         "bound_s": plan.bound_s(),
         "beyond_sleep_us": 1e6 * plan.alone.beyond_s,
@@ -124,9 +120,7 @@ def _with_cell(row: dict[str, Any], plan: Plan, loader: Loader) -> dict[str, Any
 @click.option(
     "--load", "loads", type=float, multiple=True, help="How often the work takes as long as steps; 0: no steps."
 )
-@click.option("--kind", "kinds", type=click.Choice([*KINDS]), multiple=True, help="arrays, if not given.")
 @click.option("--named", is_flag=True, help=f"The {len(NAMED)} named cells.")
-@click.option("--kinds", "others", is_flag=True, help="The other kinds of data, with 8 and 32 workers.")
 @click.option("--batches", type=click.IntRange(min=1), help="Batches of an epoch, if not as many as fill some seconds.")
 def main(
     quick: bool,
@@ -136,19 +130,15 @@ def main(
     costs_ms: tuple[float, ...],
     spreads: tuple[str, ...],
     loads: tuple[float, ...],
-    kinds: tuple[str, ...],
     named: bool,
-    others: bool,
     batches: int | None,
 ) -> Iterator[dict[str, Any]]:
-    cells: Iterable[Cell] = NAMED if named else OTHER_KINDS
-    if not (named or others):
-        asked = counts or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,), kinds or ("arrays",)
-        cells = (Cell(*each) for each in itertools.product(*asked))
+    asked = counts or (8, 32), costs_ms or (3.0,), spreads or ("half",), loads or (0.0,)
+    cells: Iterable[Cell] = NAMED if named else (Cell(*each) for each in itertools.product(*asked))
     loaders = present(LOADERS, wanted)
     for cell in cells:
         plan = _plan(cell, batches or (_QUICK_BATCHES if quick else None), quick)
-        yield from cell_rows(plan, fitting(cell, loaders if wanted else worth_trying(cell, loaders)), repetitions)
+        yield from cell_rows(plan, loaders if wanted else worth_trying(cell, loaders), repetitions)
 
 
 def _plan(cell: Cell, batches: int | None, quick: bool) -> Plan:

@@ -15,7 +15,7 @@ from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Loader
 from benchmarks.scaling import cells as samples
 from benchmarks.scaling.cells import BATCH_SIZE, Cell
-from benchmarks.work import Int64, WorkLog, sleep_overshoot_s, step
+from benchmarks.work import Consumer, Int64, Slept, WorkLog, sleep_overshoot_s, step
 from minato_gpu.lab.simulation.bounds import held_bound
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
@@ -65,7 +65,7 @@ def bare(cell: Cell, costs_s: NDArray[np.float64], workers: int, seconds: float 
 
 
 def _prepare(number: int, cell: Cell, costs_s: NDArray[np.float64], seconds: float, barrier: Any, queue: Any) -> None:
-    dataset = samples.dataset(cell, costs_s)
+    dataset = Slept(costs_s)
     order = np.random.default_rng(number).permutation(len(costs_s))
     barrier.wait()
     start, cpu_s = time.perf_counter(), time.process_time()
@@ -99,7 +99,7 @@ class Plan:
     def measured(cls, cell: Cell, batches: int | None = None, bare_s: float = _BARE_S) -> Plan:
         """Measure what the cell's samples take here. ``batches`` of an epoch, if not as many as the cell says."""
         costs_s = cell.costs_s(BATCH_SIZE * batches if batches else cell.samples)
-        expected = samples.expected(samples.dataset(cell, costs_s))
+        expected = samples.expected(Slept(costs_s))
         alone = bare(cell, costs_s, 1, bare_s)
         together = bare(cell, costs_s, cell.workers, bare_s)
         return cls(cell, costs_s, expected, alone, together, sleep_overshoot_s())
@@ -170,8 +170,8 @@ def run(plan: Plan, loader: Loader) -> Run:
     """Measure one loader; call it in a fresh process. Raises ContentError where a sample is lost or changed."""
     count = len(plan.costs_s)
     log = WorkLog(count, 1 + _EPOCHS)
-    asked = samples.job(plan.cell, samples.dataset(plan.cell, plan.costs_s, log))
-    consumer = samples.Reader()
+    asked = samples.job(plan.cell, Slept(plan.costs_s, log=log))
+    consumer = Consumer()
     start = time.perf_counter()
     made = loader.make(asked)
     first, began, ended = _epoch(made, plan, consumer)
@@ -202,11 +202,11 @@ def run(plan: Plan, loader: Loader) -> Run:
 
 def rehearse(plan: Plan, loader: Loader) -> None:
     """Take one batch, in a process of its own, so that what the loader reads from files lies in the page cache."""
-    for _ in loader.make(samples.job(plan.cell, samples.dataset(plan.cell, np.full(len(plan.costs_s), 1e-4)))):
+    for _ in loader.make(samples.job(plan.cell, Slept(np.full(len(plan.costs_s), 1e-4)))):
         break
 
 
-def _epoch(made: Iterable[Any], plan: Plan, consumer: samples.Reader) -> tuple[float, float, float]:
+def _epoch(made: Iterable[Any], plan: Plan, consumer: Consumer) -> tuple[float, float, float]:
     """One epoch: the moment of its first batch (``perf_counter``), the same and its end (``monotonic``)."""
     first = began = 0.0
     for batch in made:
@@ -224,7 +224,7 @@ def _nexts(made: Iterable[Any], batch_s: float) -> list[float]:
     step_s = max(_LEAST_STEP_S, _READY * batch_s)
     end = time.perf_counter() + _NEXTS_S
     took: list[float] = []
-    consumer, batches = samples.Reader(), iter(made)
+    consumer, batches = Consumer(), iter(made)
     while len(took) < _NEXTS + _WARM_NEXTS and time.perf_counter() < end:
         start = time.perf_counter()
         batch = next(batches, None)

@@ -3,7 +3,7 @@ how fast is each?
 
 Each way in a process of its own, because one of them may end it (nvImageCodec 0.9 with regions on an H100: SIGSEGV).
 What is right alone may be wrong beside other work, where nvJPEG's hardware engine writes before its stream's turn: then
-the same is tried with a lane that waits for its stream before it decodes. The fastest of those that are right is chosen
+it is tried again with a lane that waits for its stream before it decodes. The fastest of those that are right is chosen
 for all parts that follow, by the environment (``minato_gpu/device/nvjpeg.py``).
 """
 
@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.isolate import MeasurementError, excerpt
 from benchmarks.report import progress
 from benchmarks.session import measure, steps
-from benchmarks.session.questions import executor_of, made, photographs
-from benchmarks.session.record import NO_TIME, Row
-from benchmarks.session.settings import Request, Settings
+from benchmarks.session.settings import Request, Row, Settings
 from minato_gpu.device import nvjpeg
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.samples import StageError
+from pipelines import image_classification
 
 DECISION = "decision"
 
@@ -73,13 +72,13 @@ CAREFUL = Way(False, 0.0, True)
 def probe(request: Request) -> Iterator[Row]:
     """A row for each way, then the decision, with the ``environment`` that follows from it."""
     found: list[tuple[Way, Row]] = []
-    for way in WAYS:
-        found.append((way, _row(request, way)))
+    ways = deque(WAYS)
+    while ways:
+        way = ways.popleft()
+        found.append((way, request.row(way.name, _USUAL_S, _EACH_S, _tried, request.settings, way)))
         yield found[-1][1]
-        if found[-1][1].get("wrong_while_busy") and way.load:
-            waiting = Way(way.regions, way.load, True)
-            found.append((waiting, _row(request, waiting)))
-            yield found[-1][1]
+        if found[-1][1].get("wrong_while_busy") and way.load and not way.waits:
+            ways.appendleft(Way(way.regions, way.load, True))
     yield decided(found)
 
 
@@ -96,24 +95,11 @@ def decide(rows: Sequence[Mapping[str, Any]]) -> None:
     """Let what was decided hold for this process and its children, unless its user has decided any of it: some of the
     one and some of the other may be a way that is wrong."""
     for row in rows:
-        if (row.get("case"), row.get("name")) == ("probe", DECISION) and not row["environment"].keys() & os.environ:
+        if (row["case"], row["name"]) == ("probe", DECISION) and not row["environment"].keys() & os.environ:
             os.environ.update(row["environment"])
 
 
-def _row(request: Request, way: Way) -> Row:
-    if not request.time_for(_USUAL_S):
-        return {"name": way.name, "missing": NO_TIME}
-    settings = request.settings
-    try:
-        figures = request.isolated(_EACH_S, _tried, settings, way)
-    except MeasurementError as error:
-        progress(f"probe, {way.name} failed:\n{error}")
-        return {"name": way.name, "passed": False, "error": excerpt(str(error))}
-    progress(f"probe, {way.name}: {figures}")
-    return {"name": way.name, **figures}
-
-
-def _tried(settings: Settings, way: Way) -> dict[str, Any]:
+def _tried(settings: Settings, way: Way) -> Row:
     os.environ.update(way.environment)
     measure.begin(settings)
     count = 4 if settings.quick else 64
@@ -124,10 +110,9 @@ def _tried(settings: Settings, way: Way) -> dict[str, Any]:
     off = _off(pipeline, split, sets[0][:16], alone[0][:16])
     differs = _different([executor.run(each) for each in sets], alone)
     wrong = _wrong_while_busy(executor, sets, alone) if settings.device == "cuda" else 0
-    figures: dict[str, Any] = {"max_levels": float(off.max()), "mean_levels": float(off.mean(1).max())}
+    figures: Row = {"max_levels": float(off.max()), "mean_levels": float(off.mean(1).max())}
     figures |= {"differs_alone": differs, "wrong_while_busy": wrong, **_speed(settings, executor, sets)}
-    right = not differs and not wrong and figures["max_levels"] <= _MOST_LEVELS
-    return {**figures, "passed": right}
+    return {**figures, "passed": not differs and not wrong and figures["max_levels"] <= _MOST_LEVELS}
 
 
 def _pictures(results: Sequence[Any]) -> Any:
@@ -168,7 +153,7 @@ def _speed(settings: Settings, executor: DeviceExecutor, sets: Sequence[Any]) ->
     stream = None if device is None else device.stream()
     under_way: deque[tuple[Any, Any]] = deque()
     runs, used, begin = 0, process_time(), perf_counter()
-    while perf_counter() - begin < settings.tried_s:
+    while perf_counter() - begin < settings.probed_s:
         with nullcontext() if device is None or stream is None else device.working(stream):
             results = executor.run(sets[runs % len(sets)], stream)
             under_way.append((results, None if device is None else device.event()))
@@ -180,3 +165,23 @@ def _speed(settings: Settings, executor: DeviceExecutor, sets: Sequence[Any]) ->
     steps.synchronise(settings.device)
     took, samples = perf_counter() - begin, runs * len(sets[0])
     return {"samples_per_s": samples / took, "cpu_s_per_sample": (process_time() - used) / samples}
+
+
+def photographs(settings: Settings, count: int) -> tuple[Pipeline, int, list[tuple[Any, int]]]:
+    """The pipeline, where the device lane begins, and what the host has read of photographs."""
+    source, pipeline = image_classification.dataset(settings.folder), image_classification.build(settings.size)
+    split = pipeline.host_prefix
+    return pipeline, split, [(pipeline.run(source[n % len(source)], n, stop=split), n) for n in range(count)]
+
+
+def executor_of(settings: Settings, pipeline: Pipeline, split: int, count: int) -> DeviceExecutor:
+    return DeviceExecutor(pipeline, split, device=settings.device, max_batch=count, threads=4)
+
+
+def made(results: Sequence[Any]) -> Sequence[Any]:
+    """The results of an executor. Raises the first error among them: a question about what the device does must not be
+    answered by what it has not done."""
+    for one in results:
+        if isinstance(one, StageError):
+            raise RuntimeError(f"the device could not make a sample: {one}") from one
+    return results

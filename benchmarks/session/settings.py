@@ -1,13 +1,10 @@
-"""How large a session is, what its document says of itself and where it lies, and a request for one of its parts."""
+"""How large a session is, what its document says of itself, and a request for one of its parts."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -15,117 +12,70 @@ from typing import Any, TypeVar
 import torch
 
 from benchmarks import report
-from benchmarks.isolate import isolated
-from minato_gpu.threads import usable_cores
+from benchmarks.isolate import MeasurementError, excerpt, isolated
+from minato_gpu.util.threads import usable_cores
+
+Row = dict[str, Any]
+Result = TypeVar("Result")
+
+ROOT = Path(__file__).parents[2]
+NO_TIME = "no time left"
+_LEAST_S = 5.0  # given to whatever has begun, also at the deadline
+
+_TOY = {"workers": 1, "repetitions": 1, "photographs": 0, "batch": 4, "size": 32, "classes": 16}
+_TOY_S = {"resident_s": 0.02, "warm_s": 0.02, "opening_s": 0.0, "timed_s": 0.04, "probed_s": 0.02, "settle_s": 0.0}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """``device``: "cuda" or "cpu" (the stand-ins). ``quick``: toy size. ``folder``: class folders of photographs.
+    """The size of a session.
 
     A run of a loader takes ``resident_s`` for steps on resident batches (where there are steps), then ``warm_s`` from
-    its first batch on, until it has settled, and ``timed_s`` that count, however slow it is; a try of a setting is
-    timed for ``tried_s``. Where a device lane is still opening after ``warm_s``, the run waits until it is at work, for
-    at most ``opening_s`` from its first batch on. ``settle_s``: the pause between two runs. ``cores``: how many of this
-    machine's a run may use; 0: all.
+    its first batch on, until it has settled, and ``timed_s`` that count, however slow it is. Where a device lane is
+    still opening after ``warm_s``, the run waits until it is at work, up to ``opening_s`` from its first batch on.
     """
 
-    device: str
-    quick: bool
-    folder: Path
-    workers: int
-    repetitions: int
-    photographs: int
-    batch: int
-    size: int
-    classes: int
-    resident_s: float
-    warm_s: float
-    opening_s: float
-    timed_s: float
-    tried_s: float
-    settle_s: float
-    cores: int = 0
+    device: str  # "cuda", or "cpu": the stand-ins
+    folder: Path  # class folders of photographs
+    quick: bool = False  # toy size
+    workers: int = field(default_factory=lambda: max(1, usable_cores() - 2))
+    repetitions: int = 5
+    photographs: int = 2000
+    batch: int = 256
+    size: int = 224
+    classes: int = 1000
+    resident_s: float = 1.0
+    warm_s: float = 3.0
+    opening_s: float = 15.0  # importing DALI and building graphs took 4 to 7 s on an H200
+    timed_s: float = 3.0
+    probed_s: float = 2.0  # for the rate of a way of decoding
+    settle_s: float = 0.3  # between two processes
 
     @classmethod
     def usual(cls, device: str, folder: Path, *, quick: bool) -> Settings:
         """The size of a real run, or of a toy."""
-        if quick:
-            return cls(
-                device,
-                quick,
-                folder,
-                workers=1,
-                repetitions=1,
-                photographs=0,
-                batch=4,
-                size=32,
-                classes=16,
-                resident_s=0.02,
-                warm_s=0.02,
-                opening_s=0.0,
-                timed_s=0.04,
-                tried_s=0.02,
-                settle_s=0.0,
-            )
-        return cls(
-            device,
-            quick,
-            folder,
-            workers=max(1, usable_cores() - 2),
-            repetitions=5,
-            photographs=2000,
-            batch=256,
-            size=224,
-            classes=1000,
-            resident_s=1.0,
-            warm_s=3.0,
-            opening_s=15.0,  # importing DALI and building graphs took 4 to 7 s on an H200
-            timed_s=3.0,
-            tried_s=2.0,
-            settle_s=0.3,
-        )
+        return cls(device, folder, quick, **(_TOY | _TOY_S if quick else {}))  # type: ignore[arg-type]
 
-    def on_cores(self, count: int) -> Settings:
-        """The same on so many cores."""
-        return replace(self, cores=count, workers=max(1, count - 2))
-
-    def told(self) -> dict[str, Any]:
-        """All of them but the path, which is this machine's own affair."""
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
+    @property
+    def batch_bytes(self) -> int:
+        return self.batch * 3 * self.size**2 * 4
 
 
-# --- the document's head ----------------------------------------------------------------------------------------------
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def described(settings: Settings, commit: str | None) -> dict[str, Any]:
-    """All of the document but its rows. It asks CUDA: not in a process that forks others afterwards."""
+def described(settings: Settings, commit: str | None) -> Row:
+    """The document without rows. It asks CUDA: not in a process that forks others afterwards."""
     on_gpu = settings.device == "cuda"
-    about = {
-        "commit": commit or _said("git", "rev-parse", "HEAD"),
-        "driver": _driver() if on_gpu else None,
+    about = {name: value for name, value in asdict(settings).items() if name != "folder"}
+    about |= {
+        "commit": commit or _first_line("git", "rev-parse", "HEAD"),
+        "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else None,
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
     }
-    content = report.document("gpu_session", {**settings.told(), **about}, [])
-    del content["rows"]
-    return content
+    return report.document("gpu_session", about, [])
 
 
-def _driver() -> str | None:
-    """The driver's version."""
-    file = Path("/sys/module/nvidia/version")
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except OSError:
-        return _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def _said(*command: str) -> str | None:
-    """The first line of what a command says; None where there is no such command, or nothing to say."""
+def _first_line(*command: str) -> str | None:
+    """What a command prints; None where there is no such command, or it prints nothing."""
     try:
         found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -133,82 +83,40 @@ def _said(*command: str) -> str | None:
     return next(iter(found.stdout.strip().splitlines()), None)
 
 
-def outside() -> Path:
-    """The folder for what a session makes: not in the tree, which it measures, and which may be a copy that is thrown
-    away. A machine that is lent names in OUT what it gives back."""
-    return Path(os.environ.get("OUT") or tempfile.gettempdir()) / "minato_gpu_session"
-
-
-def default_path(settings: Settings, about: Mapping[str, Any]) -> Path:
-    """By GPU and date, to be put under ``benchmarks/results/``; another name for stand-ins and toys."""
-    if settings.device != "cuda" or settings.quick:
-        return outside() / "stand-in.json"
-    name = str(about["machine"]["gpus"][0]).lower().replace(" ", "-")
-    return free(outside() / name / f"{datetime.now(UTC):%Y-%m-%d}.json")
-
-
-def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Names of what keeps figures of two commands apart: settings (commit and driver among them), or the GPUs."""
-    names = theirs["settings"].keys() | ours["settings"].keys()
-    found = [name for name in sorted(names) if theirs["settings"].get(name) != ours["settings"].get(name)]
-    return [*found, *(["gpus"] if theirs["machine"]["gpus"] != ours["machine"]["gpus"] else [])]
-
-
-def free(path: Path) -> Path:
-    """The path, or one beside it where there is a document already."""
-    found, number = path, 1
-    while found.exists():
-        number += 1
-        found = path.with_stem(f"{path.stem}-{number}")
-    return found
-
-
-# --- a request for a part ---------------------------------------------------------------------------------------------
-
-
-Result = TypeVar("Result")
-
-LEAST_S = 5.0  # what whoever comes last may take: between a part's deadline and its limit there is time for one
-
-
 @dataclass(frozen=True)
 class Request:
-    """``rows``: those of the parts before it, and its own of an earlier command; ``deadline``: by ``perf_counter``."""
+    """A part that is to be run until ``deadline`` (by ``perf_counter``). ``rows``: all that is known."""
 
     settings: Settings
     rows: Sequence[Mapping[str, Any]]
     deadline: float
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline, which may have passed."""
-        return self.deadline - perf_counter()
-
     def time_for(self, seconds: float) -> bool:
-        """Whether something that takes so long is through in time."""
-        return seconds < self.left_s
-
-    def limit_s(self, seconds: float) -> float:
-        """How long something may take that would be given so long."""
-        return max(LEAST_S, min(seconds, self.left_s))
+        """Returns whether something that takes so long ends in time."""
+        return perf_counter() + seconds < self.deadline
 
     def isolated(self, most_s: float, function: Callable[..., Result], *arguments: Any) -> Result:
-        """The result of ``function(*arguments)`` in a fresh process, for which there are ``most_s`` seconds, or those
-        that are left. Raises MeasurementError."""
-        return isolated(function, *arguments, timeout_s=self.limit_s(most_s), settle_s=self.settings.settle_s)
+        """Returns ``function(*arguments)`` of a fresh process, which has ``most_s`` seconds, or those that are left.
 
-    def row(self, case: str, name: str) -> Mapping[str, Any] | None:
-        """What is known already, if that is an answer."""
-        found = [row for row in self.rows if (row.get("case"), row.get("name")) == (case, name)]
-        return found[-1] if found and not {"error", "missing"} & found[-1].keys() else None
+        Raises MeasurementError.
+        """
+        limit_s = max(_LEAST_S, min(most_s, self.deadline - perf_counter()))
+        return isolated(function, *arguments, timeout_s=limit_s, settle_s=self.settings.settle_s)
 
+    def row(self, name: str, usual_s: float, most_s: float, function: Callable[..., Row], *arguments: Any) -> Row:
+        """A row ``name`` with what ``function(*arguments)`` returns in a fresh process, or its ``error``; ``missing``
+        where there is no time for what usually takes ``usual_s``."""
+        if not self.time_for(usual_s):
+            return {"name": name, "missing": NO_TIME}
+        try:
+            found = self.isolated(most_s, function, *arguments)
+        except MeasurementError as error:
+            report.progress(f"{name} failed:\n{error}")
+            return {"name": name, "error": excerpt(str(error))}
+        report.progress(f"{name}: {', '.join(f'{key} {value}' for key, value in found.items() if key != 'rows')}")
+        return {"name": name, **found}
 
-# --- what may differ between two candidates of a kind -----------------------------------------------------------------
-
-
-_SAME = ("name", "package", "ordered", "own_draws", "size")
-
-
-def settings_of(candidate: Any) -> dict[str, Any]:
-    """The fields of a candidate (a dataclass) that are settings."""
-    return {name: value for name, value in asdict(candidate).items() if name not in _SAME}
+    def known(self, case: str, name: str) -> bool:
+        """Returns whether an earlier command has found this."""
+        rows = [row for row in self.rows if (row["case"], row["name"]) == (case, name)]
+        return any(not {"error", "missing"} & row.keys() for row in rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,27 +18,19 @@ from benchmarks.compare.workloads import INDEX, Indexed, Prepared, first_epoch_s
 from benchmarks.peers import Job
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError
-from minato_gpu.stages import Tolerance
+from minato_gpu.pipeline.stages import Tolerance
 from pipelines import image_classification
-
-MIXED, SMALL = "mixed", "small"
-"""All photographs; the quarter with the smallest files, which the CPU lane prepares faster than any step takes them."""
 
 _CHECKED = 16  # samples whose content is compared
 _LATE = 8 + 1  # batches: the loader's usual bound of lateness, and the batch under way
 
 
-class Selection:
-    """``samples`` items of an ImageFolder: all photographs (or the small ones) in turn, each round in another order."""
+class Rounds:
+    """``samples`` items of an ImageFolder: all photographs in turn, each round in another order."""
 
-    def __init__(self, source: image_classification.ImageFolder, samples: int, which: str) -> None:
-        numbers = np.arange(len(source))
-        if which == SMALL:
-            sizes = [Path(path).stat().st_size for path in source.paths]
-            numbers = np.argsort(sizes, kind="stable")[: max(1, len(sizes) // 4)]
-        rng = np.random.default_rng(0)
-        rounds = -(-samples // len(numbers))
-        self.order = np.concatenate([rng.permutation(numbers) for _ in range(rounds)])[:samples]
+    def __init__(self, source: image_classification.ImageFolder, samples: int) -> None:
+        rng, rounds = np.random.default_rng(0), -(-samples // len(source))
+        self.order = np.concatenate([rng.permutation(len(source)) for _ in range(rounds)])[:samples]
         self.source = source
 
     def __len__(self) -> int:
@@ -59,16 +50,16 @@ class Selection:
         return [self.source.labels[number] for number in self.order]
 
 
-def job(settings: Settings, which: str = MIXED, samples: int | None = None, *, fancy_upsampling: bool = True) -> Job:
-    """Batches of those photographs; ``samples``: how many there are at most, a multiple of the batch if not given."""
+def job(settings: Settings, samples: int | None = None, *, fancy_upsampling: bool = True) -> Job:
+    """Batches of the photographs; ``samples``: how many there are at most, a multiple of the batch if not given."""
     samples = settings.batch * (64 if settings.quick else 1000) if samples is None else samples
-    source = Indexed(Selection(image_classification.dataset(settings.folder), samples, which))
+    source = Indexed(Rounds(image_classification.dataset(settings.folder), samples))
     pipeline = with_index(image_classification.build(settings.size, fancy_upsampling=fancy_upsampling))
     return Job(
         Prepared(source, pipeline, first_epoch_seed()),
         settings.batch,
         settings.workers,
-        sample_bytes=3 * settings.size**2 * 4,
+        sample_bytes=settings.batch_bytes // settings.batch,
         keep_workers=True,
         collate=default_collate,
         source=source,
@@ -104,8 +95,7 @@ class Taken:
         ``ordered``: in order or with the loader's bound of lateness, so that what is missing is known; of loaders that
         deliver on completion only what came twice is. ``own_draws``: the content is random in the loader's own way.
         """
-        batches = [indices.cpu().numpy().reshape(-1) for indices in self._indices]
-        came = np.concatenate(batches)
+        came = np.concatenate([indices.cpu().numpy().reshape(-1) for indices in self._indices])
         check_delivery(came, asked.batch_size, ordered=ordered)
         if own_draws:
             return Content()
@@ -115,7 +105,7 @@ class Taken:
 def content_of(batch: Mapping[str, Any], asked: Job, tolerance: Tolerance | None) -> Content:
     """How far a batch is from what one process prepares for the same indices. A tolerance that nobody has measured on
     this device yet must not cost the figures: they come with how far off it was. Raises ContentError where anything
-    but pictures is not the same."""
+    but pictures differs."""
     tolerance = Tolerance() if tolerance is None else tolerance
     indices = np.asarray(batch[INDEX]).tolist()
     expected = asked.join([asked.dataset[index] for index in indices])
@@ -138,7 +128,6 @@ def check_delivery(came: Sequence[int] | Any, batch: int, *, ordered: bool) -> N
     twice = np.flatnonzero(counts > 1)
     if len(twice):
         raise ContentError(f"samples that came more than once: {twice[:5].tolist()} and so on")
-    due = max(0, len(came) - _LATE * batch)
-    missing = np.flatnonzero(counts[:due] == 0)
+    missing = np.flatnonzero(counts[: max(0, len(came) - _LATE * batch)] == 0)
     if ordered and len(missing):
         raise ContentError(f"samples that should have come: {missing[:5].tolist()} and so on")

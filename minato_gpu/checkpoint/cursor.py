@@ -14,15 +14,15 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import checks, global_generator, ranks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import plain_between, plain_streams
+from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import StreamState
-from minato_gpu.packing import packed, packed_state, packed_states
 from minato_gpu.samples import Key, witness_of
 from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
 from minato_gpu.sampling.epoch_batches import EpochBatches, Mark
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, states_between
+from minato_gpu.sampling.packing import packed, packed_state, packed_states
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.snapshots import Snapshot
 
 
 class Cursor:

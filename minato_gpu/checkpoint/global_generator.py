@@ -11,10 +11,10 @@ import torch
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint import state as s
-from minato_gpu.notices import say_once
-from minato_gpu.packing import packed
 from minato_gpu.samples import JSON
+from minato_gpu.sampling.packing import packed
 from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.util.messages import say_once
 
 
 def concerns(loader: Arguments, sampling: Sampling) -> bool:

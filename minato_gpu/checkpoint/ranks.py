@@ -18,11 +18,11 @@ from torch.utils.data import DistributedSampler
 from minato_gpu.caching import orders
 from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.streams import places_of, plain_places, shared_out
-from minato_gpu.number_kinds import is_whole
-from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.order import REPLAY
+from minato_gpu.sampling.packing import packed
 from minato_gpu.sampling.samplers import Sampling, attribute_of
+from minato_gpu.util.numbers import is_whole
 
 _SEEDS = "seed", "workers_seed", "workers_epoch", "generators"
 _OF_STREAMS = "turn", "streams", "shared_seed", "global_at_start"

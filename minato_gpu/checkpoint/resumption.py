@@ -13,6 +13,7 @@ from minato_gpu.checkpoint import state as s
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.global_generator import GlobalGenerator
 from minato_gpu.checkpoint.streams import check_streams, explain_reading, resumed_streams, starts_between
+from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling import order as orders
@@ -20,7 +21,6 @@ from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.order import KEYS, REPLAY, STATE, Order
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.snapshots import Snapshot
 
 _CUTTING = ("batch_size", "drop_last")
 

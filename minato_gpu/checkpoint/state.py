@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from minato_gpu.lanes.base import NoSample
-from minato_gpu.packing import packed
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
+from minato_gpu.sampling.packing import packed
 
 FORMAT, VERSION = "minato_gpu.DataLoader", 4
 MOST_ABOVE = 1 << 20  # bytes of bits of positions above the line: eight million samples, more than any window holds

@@ -10,11 +10,11 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 
 from minato_gpu.checkpoint import state as s
+from minato_gpu.lanes.snapshots import dumps
 from minato_gpu.lanes.streams import EVERY, ITSELF, LARGE, StreamState, is_stateful
-from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.samples import JSON, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.snapshots import dumps
+from minato_gpu.util.messages import LOGGER, say_once
 
 MOST_READ_AGAIN = 1 << 28
 """So many samples of a stream without a state of its own are read again; one that is further on needs such a state."""

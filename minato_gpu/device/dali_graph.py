@@ -36,9 +36,9 @@ from minato_gpu.device.dali_errors import leaves_graph_usable
 from minato_gpu.device.dali_outputs import HeldUntilRead, Output, on_device, on_host
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import Batch, Drawn, as_tensor, device_number, plain
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import DaliFragment, Stage
 from minato_gpu.samples import Value, add_note
-from minato_gpu.stages import DaliFragment, Stage
 
 _DECODERS = (b"decoders__Image", b"ImageDecoder")  # operator names in a graph's definition, current and former
 _STACKED = 1024  # bytes of an input up to which a micro-batch is stacked into one block

@@ -23,9 +23,9 @@ from minato_gpu.device.micro_batches import MicroBatches, Samples
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.values import ExecutorInput, Result, device_number
 from minato_gpu.lanes.base import Draws
-from minato_gpu.pipeline import Pipeline, check_written, stage_error
+from minato_gpu.pipeline.pipeline import Pipeline, check_written, stage_error
+from minato_gpu.pipeline.stages import DaliFragment
 from minato_gpu.samples import StageError, Value
-from minato_gpu.stages import DaliFragment
 
 Fields = Mapping[str, Value]
 

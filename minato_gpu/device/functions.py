@@ -14,9 +14,9 @@ from minato_gpu.device.collated import mapped
 from minato_gpu.device.segments import Segment
 from minato_gpu.device.staging import Upload
 from minato_gpu.device.values import Batch, Drawn, as_tensor, to_numpy
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import CupyFunction, TorchFunction
 from minato_gpu.samples import Value
-from minato_gpu.stages import CupyFunction, TorchFunction
 
 
 class FunctionSegment(Segment):

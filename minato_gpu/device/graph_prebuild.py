@@ -13,7 +13,7 @@ from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.dali_graph import NamesUnknown
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.values import ExecutorInput
-from minato_gpu.notices import LOGGER
+from minato_gpu.util.messages import LOGGER
 
 
 class BuildAhead:

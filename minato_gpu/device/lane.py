@@ -50,10 +50,10 @@ from minato_gpu.lanes.contract import (
 )
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.notices import LOGGER, say_once
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.scheduling.messages import DEVICE
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.messages import LOGGER, say_once
+from minato_gpu.util.threads import OwnThread
 
 IN_FLIGHT = 2  # tasks of a device: one at work and one issued behind it
 

@@ -22,10 +22,10 @@ from torch._utils import ExceptionWrapper
 from minato_gpu.device.accelerator import Accelerator, Event
 from minato_gpu.device.copies import MOST, CopyRange, plan, worth
 from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.slices import Slices
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
 from minato_gpu.samples import OutputBatch, Value
-from minato_gpu.slices import Slices
 
 
 class MicroBatchOutput:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from minato_gpu.device.accelerator import Stream
 from minato_gpu.device.current_step import CurrentStep
 from minato_gpu.device.values import Batch, Drawn
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Stage
 from minato_gpu.samples import Value
-from minato_gpu.stages import Stage
 
 
 class Segment:

@@ -25,9 +25,9 @@ from minato_gpu.device.accelerator import Accelerator, Stream, is_out_of_memory
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.loads import Load, LoadContext
 from minato_gpu.device.pinned_memory import Host
-from minato_gpu.notices import LOGGER
 from minato_gpu.samples import JSON, OutputBatch
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.threads import OwnThread
 
 _ATTEMPTS = 2000  # to load the next batch while samples on the device leave no memory for it
 _MOMENT_S = 5e-3  # between attempts: executors finish their work, which may take long on a busy machine

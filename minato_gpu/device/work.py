@@ -29,6 +29,7 @@ from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.graph_prebuild import BuildAhead
 from minato_gpu.device.output import DeviceOutput, Issued
 from minato_gpu.device.run import DeviceRun, Part
+from minato_gpu.device.slices import Slices
 from minato_gpu.device.task_reader import TaskReader, ticket_failure, ticket_seed
 from minato_gpu.device.values import Result
 from minato_gpu.lanes.base import Failure, Item, Report, Task
@@ -36,9 +37,8 @@ from minato_gpu.lanes.contract import AtWork
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.status_board import Claim
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import StageError, Value
-from minato_gpu.slices import Slices
 
 _USELESS_LIMIT = 32
 

@@ -15,7 +15,6 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.children import closed_at_exit
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import DeviceLane
@@ -26,22 +25,21 @@ from minato_gpu.engine.engine import Engine
 from minato_gpu.engine.host_share import HostShare
 from minato_gpu.engine.lanes import Site
 from minato_gpu.engine.parts import Parts
-from minato_gpu.engine.read_ahead import ReadAhead, start_reader
+from minato_gpu.engine.read_ahead import ReadAhead
 from minato_gpu.engine.settings import Settings
 from minato_gpu.estimates.cuts import CutEstimator, part_names
 from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
-from minato_gpu.kept_fields import KeepableFields
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.lazily import cached_property
-from minato_gpu.notices import say_once
 from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
+from minato_gpu.pipeline.kept_fields import KeepableFields
 from minato_gpu.samples import Key
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.sampling.samplers import length_of
@@ -55,7 +53,10 @@ from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import ReaderOwner
 from minato_gpu.sources.shared_reader import open_reader
 from minato_gpu.sources.source import Source, SourceOf, source_of
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.cached_property import cached_property
+from minato_gpu.util.children import closed_at_exit
+from minato_gpu.util.messages import say_once
+from minato_gpu.util.threads import usable_cores
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.loading import Loading
 
@@ -103,7 +104,12 @@ class Builder:
         return DeviceLane(links, self.loader.pipeline, device, micro_batch, threads, transfers, both, name)
 
     def read_ahead(self, readers: ReaderOwner) -> ReadAhead | None:
-        """Borrows the reader process, if the data set says what there is to be read."""
+        """Borrows the reader process, if the data set says what there is to be read.
+
+        With workers of other machines there is none: each sample is read where it is prepared, which is not known yet.
+        """
+        if self.loader.cluster is not None:
+            return None
         loader, cache, share = self.loader, self.options.cache, self.options.share
         fingerprint = self._fingerprint() if self.options.share_bytes else ""
         source_of = _no_source if self.source_of is None and fingerprint else self.source_of
@@ -123,7 +129,7 @@ class Builder:
             fingerprint=fingerprint,
         )
         context, _ = start_method(loader.multiprocessing_context)
-        start = functools.partial(start_reader, context)
+        start = functools.partial(forking.start_reader, context)
         reader = readers.borrow(loader.pipeline, settings, functools.partial(open_reader, start, share))
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share

@@ -23,7 +23,7 @@ from minato_gpu.lanes.contract import Exit
 from minato_gpu.lanes.processes import KilledWorkers, WorkerDied
 from minato_gpu.memory.status_board import FETCHING, JOINING, REPORTING, Claim
 from minato_gpu.samples import Origin, TicketId
-from minato_gpu.spans import Span, TicketSpan, cut, number_at, tickets
+from minato_gpu.scheduling.spans import Span, TicketSpan, cut, number_at, tickets
 from minato_gpu.window.assembly import Assembly
 
 MOST = 2

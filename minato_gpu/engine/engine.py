@@ -30,7 +30,7 @@ from minato_gpu.observe.waits import Wait
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.scheduling import messages as m
-from minato_gpu.threads import OwnThread, await_event
+from minato_gpu.util.threads import OwnThread, await_event
 from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
 
 _LONGEST_SLEEP_S = 1.0  # Python sees a signal that came just before poll() only when poll() returns

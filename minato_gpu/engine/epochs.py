@@ -20,7 +20,7 @@ from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.scheduling import messages as m
-from minato_gpu.spans import Span, TicketSpan, shifted
+from minato_gpu.scheduling.spans import Span, TicketSpan, shifted
 from minato_gpu.window.records import Batch, Record
 
 _CHEAP_S = 200e-6  # seconds of a sample delivered alone, to prepare or to use; cheaper ones are drawn together

@@ -12,7 +12,7 @@ from minato_gpu.lanes.base import failure, reraise
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId, Value
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.spans import Span, tickets
+from minato_gpu.scheduling.spans import Span, tickets
 from minato_gpu.window.contract import Judge
 from minato_gpu.window.records import Batch
 

@@ -9,7 +9,7 @@ from minato_gpu.memory.status_board import JOINING, Claim
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import OutputBatch, TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.spans import TicketSpan, tickets
+from minato_gpu.scheduling.spans import TicketSpan, tickets
 from minato_gpu.window.assembly import Assembly
 
 

@@ -18,7 +18,7 @@ from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
 from minato_gpu.window.loading import Loading
 
 

@@ -13,18 +13,17 @@ from operator import index
 from time import perf_counter
 from typing import Any, cast
 
-from minato_gpu.lanes import forking
 from minato_gpu.lanes.base import Piece
-from minato_gpu.notices import LOGGER
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
 from minato_gpu.samples import Position, TicketId, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
+from minato_gpu.scheduling.spans import TicketSpan, joined, singles, tickets
 from minato_gpu.sources.reader import Outbox, Reader
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import Key, Source, prepared_key
-from minato_gpu.spans import TicketSpan, joined, singles, tickets
+from minato_gpu.util.messages import LOGGER
 from minato_gpu.window.records import Record
 
 _TIERS = ("memory", "disk")
@@ -38,19 +37,6 @@ def _number(record: Record, at: int, seeds: dict[int, int]) -> tuple[Key, ...]:
         return (prepared_key(sample_seed(seeds[record.epoch], 0, record.keys[at], occurrence) >> 1),)
     except Exception:  # the key has no digest
         return ()
-
-
-def start_reader(context: Any, *arguments: Any) -> Any:
-    """Starts a process that calls a function and passes its argument on. ``context`` is multiprocessing's."""
-    started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
-    forking.start(started)
-    return started
-
-
-def _main(main: Callable[..., None], *arguments: Any) -> None:
-    """Is the entry of the reader process."""
-    forking.begin()
-    main(*arguments)
 
 
 class ReadAhead:

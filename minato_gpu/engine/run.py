@@ -24,7 +24,7 @@ from minato_gpu.samples import Origin, Position, TicketId
 from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.flights import Flight
-from minato_gpu.spans import TicketSpan, count, cut, number_at, serials, shifted, tickets
+from minato_gpu.scheduling.spans import TicketSpan, count, cut, number_at, serials, shifted, tickets
 from minato_gpu.window.records import Record
 
 _FIRST = 1  # the first run: workers have a data pipe's seed from the data set that they were started with

@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.device.lane import IN_FLIGHT
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
 from minato_gpu.scheduling.policy import Policy
 
 MICRO_BATCH = 16
@@ -88,6 +88,7 @@ class Settings:
             max_lateness=options.lateness,
             budget_bytes=loader.host_memory_budget,
             joins=not (rests or options.free or has_device),  # of a device's no worker would have all
+            shares=options.share_bytes > 0,
             inspect=has_device,
             queues=rests and not has_device,
             cpu_runs="cpu" in options.lanes,

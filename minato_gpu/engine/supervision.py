@@ -9,9 +9,9 @@ from minato_gpu.engine.lane_watch import LaneWatch
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.watchdog import Watchdog, WorkerHung
 from minato_gpu.lanes.processes import WorkerDied
-from minato_gpu.notices import LOGGER
 from minato_gpu.observe.telemetry import Telemetry
-from minato_gpu.threads import await_event
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.threads import await_event
 
 
 class WorkerSupervisor:

@@ -17,13 +17,13 @@ import numpy as np
 
 from minato_gpu.estimates.estimator import Estimator, Features, Observed
 from minato_gpu.lanes.contract import Offers
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import JSON, Key, TicketId
 from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.plans import Plan
-from minato_gpu.spans import singles
+from minato_gpu.scheduling.spans import singles
 
 _USUAL_RATE = 5e9  # bytes/s to a device; a guess too high is corrected by the samples that it attracts
 _TRY_EVERY = 256  # samples

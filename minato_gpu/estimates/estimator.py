@@ -14,7 +14,7 @@ from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import Array, Keys, plain
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.plans import Plan
-from minato_gpu.spans import TicketSpan, tickets
+from minato_gpu.scheduling.spans import TicketSpan, tickets
 
 _COSTLY_S = 100e-6
 

@@ -6,7 +6,7 @@ from minato_gpu.estimates.estimator import Estimator, Observed, Predicted
 from minato_gpu.lanes.base import Failure, Features, Handed, HostRead, Item, Report
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.scheduling import messages as m
-from minato_gpu.spans import TicketSpan, singles, tickets
+from minato_gpu.scheduling.spans import TicketSpan, singles, tickets
 from minato_gpu.window.assembly import Assembly
 
 

@@ -21,10 +21,10 @@ from typing import Final, Literal
 from torch._utils import ExceptionWrapper
 
 from minato_gpu.lanes.base import Failure, reraise
-from minato_gpu.number_kinds import is_real, is_whole
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import JSON, Key, Origin, Position, shown
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
+from minato_gpu.util.numbers import is_real, is_whole
 
 RAISE: Final = "raise"
 SKIP: Final = "skip"

@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from minato_gpu.extras import from_extra
 from minato_gpu.lab.commands.analyze import analyze
 from minato_gpu.lab.commands.cache import cache
 from minato_gpu.lab.commands.common import CommandOutput, need_object, need_pipeline, shows, writable
@@ -24,29 +23,14 @@ from minato_gpu.lab.commands.top import top
 from minato_gpu.lab.commands.whatif import whatif
 from minato_gpu.lab.console import show
 from minato_gpu.samples import JSON
+from minato_gpu.util.messages import from_extra
 
 # Columns of ``simulate`` that a terminal has no room for.
-_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max", "slow_share_deviation"}
-_FOR_DEVELOPERS = {"replay", "simulate"}
+_ONLY_IN_JSON = {"bound_s", "makespan_s", "displacement_p50", "displacement_max"}
 _CONTEXT = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-class _Commands(click.Group):
-    """A group whose help lists what only developers of this package need under a heading of its own."""
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, theirs in (("Commands", False), ("For developers of minato_gpu", True)):
-            with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (name, command.get_short_help_str(formatter.width))
-                        for name, command in sorted(self.commands.items())
-                        if (name in _FOR_DEVELOPERS) == theirs
-                    ]
-                )
-
-
-@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.group(context_settings=_CONTEXT)
 @click.version_option(package_name="minato-gpu")
 @click.option("--traceback", is_flag=True, help="Show where an error came from.")
 @click.pass_context
@@ -117,7 +101,7 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
     Both get the same samples and the same drawn values. Exits with 1 where they differ by more than the
     pipeline's tolerance. MODULE:NAME is a torchvision transform or data set of that name in MODULE.
     """
-    from minato_gpu import parity
+    from minato_gpu.lab import parity
 
     name, _, member = module.partition(":")
     if member:
@@ -149,17 +133,27 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
 @shows
 def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
-    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named)."""
-    from minato_gpu.lab.simulation import comparison
+    """Run the scheduler under a virtual clock on named scenarios (all of them where none is named).
+
+    The scenario `cluster`, which is named alone, is a training on many machines; it takes minutes.
+    """
+    from minato_gpu.lab.simulation import cluster, comparison
 
     known = comparison.SCENARIOS
+    if scenarios == ("cluster",):
+        with out.console.status("simulating"):
+            rows = cluster.run()
+        show(out.console, cluster.DESCRIPTION, rows)
+        out.leave_rows({"command": "simulate", "scenarios": ["cluster"]}, rows)
+        return
     unknown = [name for name in scenarios if name not in known]
     if unknown:
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     if ablation and scenarios:
         raise click.UsageError("--ablation runs its own scenarios; name none")
     if only_list:
-        show(out.console, "scenarios", [{"scenario": name, "what": known[name].description} for name in known])
+        listed = {name: known[name].description for name in known} | {"cluster": cluster.DESCRIPTION}
+        show(out.console, "scenarios", [{"scenario": name, "what": what} for name, what in listed.items()])
         return
     asked = [] if ablation else list(scenarios or known)
     with out.console.status("simulating"):

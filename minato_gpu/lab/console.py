@@ -1,20 +1,20 @@
 """How commands show things: where to, and rows as tables that fit the width.
 
 No header is broken in the middle of a word, and no line is longer than the console is wide. Where not all columns fit
-beside each other, several tables follow: each begins with the rows' numbers and the columns that name them. All numbers
-of a column have as many digits behind the point, and so few that they can be read.
+beside each other, several tables follow: each begins with the rows' numbers. All numbers of a column have as many
+digits behind the point, and so few that they can be read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.numbers import number, shared_digits
-from minato_gpu.lazily import cached_property
 from minato_gpu.samples import JSON, Value
+from minato_gpu.util.cached_property import cached_property
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,19 +28,18 @@ _GAP = 2  # characters between two columns
 
 @dataclass(frozen=True)
 class Column:
-    """``cells`` under a ``heading``; ``number``: they stand to the right, and are ``whole``, that is never folded."""
+    """``cells`` under a ``heading``; ``number``: they stand to the right, and are never folded."""
 
     heading: str
     cells: Sequence[str]
     number: bool = False
-    whole: bool = False
 
     @cached_property
     def least(self) -> int:
         """The width below which a word of the heading would be broken, or a number."""
         cells = max(map(len, self.cells), default=0)
         words = max(map(len, self.heading.split()), default=0)
-        return max(words, cells if self.number or self.whole else min(cells, _WIDEST_UNFOLDED))
+        return max(words, cells if self.number else min(cells, _WIDEST_UNFOLDED))
 
     @cached_property
     def most(self) -> int:
@@ -62,11 +61,7 @@ def show(console: Console, title: str, rows: Sequence[Mapping[str, JSON]], keys:
     """Prints flat rows: a column for each key that some row has (of ``keys``, where given), in the keys' order."""
     wanted = dict.fromkeys(key for row in rows for key in row) if keys is None else keys
     shown = [key for key in wanted if any(row.get(key) is not None for row in rows)]
-    show_columns(console, title, [column(key, [row.get(key) for row in rows]) for key in shown])
-
-
-def show_columns(console: Console, title: str, columns: Sequence[Column]) -> None:
-    """Prints the columns beside each other, or as several tables where the console is too narrow for that."""
+    columns = [column(key, [row.get(key) for row in rows]) for key in shown]
     console.print()
     console.print(title, style="italic", markup=False, highlight=False)
     for group in _groups(columns, console.width):
@@ -92,26 +87,19 @@ def _cell(value: Value, digits: int | None) -> str:
     return number(value, digits) if isinstance(value, float) else str(value)
 
 
-def _groups(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """The columns of each table."""
+def _groups(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
+    """Yields the columns of each table; where there are several, each begins with the numbers of the rows."""
     if _least(columns) <= width:
-        return [list(columns)]
-    names = 0
-    while names < len(columns) - 1 and not columns[names].number:
-        names += 1
+        yield list(columns)
+        return
     numbers = Column("#", [str(number) for number in range(1, len(columns[0].cells) + 1)], number=True)
-    named = columns[:names]
-    if sum(each.most for each in named) <= 2 * width // 5:
-        named = [replace(each, whole=True) for each in named]
-    first = [numbers, *named]
-    while len(first) > 1 and any(_least([*first, each]) > width for each in columns[names:]):
-        first.pop()  # names that would leave no room are shown once, by themselves
-    groups = [[*first]]
-    for each in columns[len(first) - 1 :]:
-        if len(groups[-1]) > len(first) and _least([*groups[-1], each]) > width:
-            groups.append([*first])
-        groups[-1].append(each)
-    return groups
+    group = [numbers]
+    for each in columns:
+        if len(group) > 1 and _least([*group, each]) > width:
+            yield group
+            group = [numbers]
+        group.append(each)
+    yield group
 
 
 def _least(columns: Sequence[Column]) -> int:

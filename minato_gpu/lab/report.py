@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from minato_gpu.samples import JSON, plain
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 _PACKAGES = (
     "minato-gpu",

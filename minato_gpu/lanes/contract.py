@@ -23,10 +23,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from minato_gpu import children
 from minato_gpu.lanes.base import Report, Task
 from minato_gpu.memory import shm_limits
 from minato_gpu.memory.status_board import Claim
+from minato_gpu.util import children
 
 if TYPE_CHECKING:
     from minato_gpu.lanes.produce import Job

@@ -7,14 +7,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from minato_gpu.kept_fields import KeepableFields, PreparedSample
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.memory import blobs
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.kept_fields import KeepableFields, PreparedSample
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Fields
 from minato_gpu.samples import Value
 from minato_gpu.sources import fields as fields_socket
 from minato_gpu.sources.reading import AT_HAND
-from minato_gpu.stages import Fields
 
 
 class FieldKeeper:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 _PARENTS = (signal.SIGINT, signal.SIGTERM)
 _collects = True  # whether the process that forks does when it is not about to; a forked one inherits the answer
@@ -62,3 +64,16 @@ def _leave_to_parent(number: int, frame: object) -> None:
 
 def _hear_again() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def start_reader(context: Any, *arguments: Any) -> Any:
+    """Starts a process that calls a function and passes its arguments on. ``context`` is multiprocessing's."""
+    started = context.Process(target=_main, args=arguments, name="minato-reader", daemon=True)
+    start(started)
+    return started
+
+
+def _main(main: Callable[..., None], *arguments: Any) -> None:
+    """Is the entry of the reader process."""
+    begin()
+    main(*arguments)

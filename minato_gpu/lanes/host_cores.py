@@ -6,7 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 
 @dataclass(frozen=True)

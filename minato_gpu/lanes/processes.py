@@ -32,7 +32,6 @@ import torch
 from torch._C import _set_worker_signal_handlers
 from torch.utils.data._utils import worker as torch_worker
 
-from minato_gpu import children
 from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.produce import Job
@@ -42,7 +41,8 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.threads import OwnThread
+from minato_gpu.util import children
+from minato_gpu.util.threads import OwnThread
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

@@ -19,7 +19,7 @@ from minato_gpu.lanes.field_keeper import FieldKeeper
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.sharing import Sharing
 from minato_gpu.lanes.store import Store
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Origin, StageError, Value, explain, sample_seed, stage_seed
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.sources.reading import AT_HAND, Place

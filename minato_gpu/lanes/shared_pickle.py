@@ -29,7 +29,7 @@ from types import ModuleType
 
 from minato_gpu.lanes.produce import Job
 from minato_gpu.samples import Value
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 _MAIN = ("__main__", "__mp_main__")
 _TURN_S, _LOOK_S = 1.0, 5e-3  # a worker waits for its turn at most, and looks in between

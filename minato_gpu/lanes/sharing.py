@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 
 from minato_gpu.memory import blobs
+from minato_gpu.memory.arena import Arena
 from minato_gpu.samples import Value
-from minato_gpu.sources import fields
+from minato_gpu.sources import sent_samples
 from minato_gpu.sources.blocks import ASKED
 from minato_gpu.sources.reading import AT_HAND, Place
 
@@ -17,10 +19,11 @@ Produce = Callable[[int], Value]
 
 
 class Sharing:
-    """Sends samples, and takes copies, for one worker. ``end``: the socket of the reader process."""
+    """Sends samples, and takes copies, for one worker. ``end``: the socket of the reader process; ``arena``: memory in
+    which loaders share them. What cannot be sent is not shared: others then prepare it themselves."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    def __init__(self, end: socket.socket, arena: Arena) -> None:
+        self._end, self._arena = end, arena
 
     def shared(self, produce: Produce) -> Produce:
         """Returns the way to have the sample that AT_HAND is about: by a copy, if there is one."""
@@ -40,30 +43,24 @@ class Sharing:
         value = produce(at)
         seconds = perf_counter() - begin
         try:
-            buffers, why_not = blobs.pieces(blobs.dump(value)), ""
+            pieces = blobs.pieces(blobs.dump(value))
         except Exception as error:
-            buffers, why_not = None, f"a sample cannot be sent: {error}"
-        fields.send(self._end, place[4], buffers, 0.0, seconds, why_not)
+            self._send_why_not(place, f"a sample cannot be sent: {error}")
+            return value
+        with suppress(OSError):
+            sent_samples.send(self._end, self._arena, place, seconds, pieces)
         return value
 
     def _copy(self, produce: Produce, at: int, place: Place) -> Value:
-        data, why_not = AT_HAND.find_prepared(), ""
-        if data is not None and place[5] is None:
+        data, why_not = sent_samples.copy(self._arena, place), ""
+        if data is not None:
             try:
                 return blobs.load(data)
             except Exception as error:
                 why_not = f"a copy of a sample cannot be loaded: {error}"
-        value = produce(at)
-        if data is not None and not why_not:
-            if _same(value, data.tobytes()):
-                return value
-            why_not = "a sample that two loaders have prepared is not the same, bit for bit"
-        fields.send(self._end, place[4], None, 0.0, 0.0, why_not)
-        return value
+        self._send_why_not(place, why_not)
+        return produce(at)
 
-
-def _same(value: Value, data: bytes) -> bool:
-    try:
-        return b"".join(blobs.pieces(blobs.dump(value))) == data
-    except Exception:
-        return False
+    def _send_why_not(self, place: Place, why_not: str) -> None:
+        with suppress(OSError):
+            sent_samples.send_why_not(self._end, place[4], why_not)

@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from minato_gpu import children
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.notices import LOGGER
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER
 
 LOST = "both processes that start replacements have been killed"
 _NEEDS = (

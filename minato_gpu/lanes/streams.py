@@ -28,8 +28,8 @@ import torch
 from torch.utils.data.graph_settings import apply_random_seed
 
 from minato_gpu.lanes.produce import Job
+from minato_gpu.lanes.snapshots import dumps
 from minato_gpu.samples import Value, no_end
-from minato_gpu.snapshots import dumps
 
 ITSELF = "itself"
 """The kind of a state that is of a data set and of the iterator that it is; the others are "iterator" and "dataset"."""

@@ -21,7 +21,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.threads import OwnThread
 
 _Queue = queue.SimpleQueue[Task | None]
 

@@ -78,7 +78,7 @@ class Worker:
         if job.pipeline is not None and links.fields is not None:
             self._producer.keeping = FieldKeeper(job.pipeline, links.fields, self._producer.seeder)
         if links.prepared is not None:
-            self._producer.sharing = Sharing(links.prepared)
+            self._producer.sharing = Sharing(*links.prepared)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
         self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None

@@ -48,11 +48,11 @@ class WorkerChannels:
         fetched: Arena | None = None,
         active: int | None = None,
         fields: socket.socket | None = None,
-        prepared: socket.socket | None = None,
+        prepared: tuple[socket.socket, Arena] | None = None,
     ) -> None:
         """``fetched``: where a reader process lays down what it has read. ``active``: workers that take tasks at first,
-        if not all. ``fields``, ``prepared``: where workers send the reader process what is to be kept, and samples for
-        other loaders. All of these stay the reader's."""
+        if not all. ``fields``: where workers send the reader process what is to be kept; ``prepared``: where samples
+        for other loaders, and the memory for them. All of these stay the reader's."""
         self.workers = workers
         self.loans = Loans()  # of all arenas
         self.fetched = fetched

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data._utils import collate as torch_collate
 
-from minato_gpu.lazily import cached_property
 from minato_gpu.memory.arena import round_up
 from minato_gpu.memory.loans import apart
 from minato_gpu.samples import Value
+from minato_gpu.util.cached_property import cached_property
 
 _ALIGN = 64
 _SCALARS: dict[type, np.dtype[np.generic]] = {

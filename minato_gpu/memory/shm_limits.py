@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 
 from minato_gpu.arguments import Arguments
 from minato_gpu.memory.address_space import LEAST
-from minato_gpu.notices import say_once
+from minato_gpu.util.messages import say_once
 
 _TMPFS = Path("/dev/shm")
 _CGROUP = Path("/sys/fs/cgroup")

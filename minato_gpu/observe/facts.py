@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from minato_gpu.notices import LOGGER
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
+from minato_gpu.util.messages import LOGGER
 
 
 class EpochBegan(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from minato_gpu.number_kinds import is_whole
+from minato_gpu.util.numbers import is_whole
 
 LOOPBACK = "127.0.0.1"
 _MOST = 65535

@@ -15,10 +15,9 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from minato_gpu.extras import from_extra
-from minato_gpu.notices import say_once
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
+from minato_gpu.util.messages import from_extra, say_once
 
 _TIMEOUT_S = 5.0  # of somebody who connects and asks nothing
 

@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from minato_gpu.notices import LOGGER
 from minato_gpu.observe.counters import Counts
 from minato_gpu.samples import JSON
-from minato_gpu.threads import OwnThread
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.threads import OwnThread
 
 
 class LoaderSnapshot(NamedTuple):

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from time import perf_counter
 
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
-from minato_gpu.notices import say_once
 from minato_gpu.observe.shared_service import SharedService, SocketThread, StatsProvider, StatsProviders
 from minato_gpu.samples import JSON, plain
+from minato_gpu.util.messages import say_once
 
 PROTOCOL = "minato_gpu.stats.1"
 """The first thing that is said on a socket: what follows."""

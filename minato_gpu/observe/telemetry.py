@@ -15,7 +15,7 @@ from minato_gpu.lanes.base import Report
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.waits import LongestWaits, Wait
 from minato_gpu.samples import JSON
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
 
 _RING = 1 << 14
 

@@ -18,10 +18,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from minato_gpu.notices import LOGGER
 from minato_gpu.observe import facts as f
 from minato_gpu.observe.trace_file import TraceFile
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
+from minato_gpu.util.messages import LOGGER
 
 _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import CLOCK_BOOTTIME, CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime_ns
 from typing import Any
 
-from minato_gpu.notices import LOGGER
+from minato_gpu.util.messages import LOGGER
 
 BUFFERED = 1 << 16  # bytes that are written at once
 _KEY = b"\x0a"  # field 1 of Trace, whose values have a length

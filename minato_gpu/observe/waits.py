@@ -8,7 +8,7 @@ from heapq import heappush, heapreplace
 from typing import NamedTuple, Protocol
 
 from minato_gpu.samples import JSON, Key, TicketId
-from minato_gpu.spans import TicketSpan
+from minato_gpu.scheduling.spans import TicketSpan
 
 _LONGEST = 10
 _ARRIVALS = 256  # reports that are remembered of a wait: the last ones

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from minato_gpu.spans import Span, joined, without
+from minato_gpu.scheduling.spans import Span, joined, without
 
 HISTORY = 256  # batches that can be taken back
 _Record = tuple[int, int, Sequence[Span], int]

@@ -18,7 +18,7 @@ from minato_gpu.sampling.occurrences import Occurrences, occurrences_of
 from minato_gpu.sampling.order import REPLAY, STATE, Order, SamplerSnapshot
 from minato_gpu.sampling.samplers import Sampling
 from minato_gpu.sampling.worker_streams import WorkerStreams
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
 
 _DENSE = 8
 """Of so many of the last delivered batches every snapshot is kept, of those before one in ``_SPARSE``."""

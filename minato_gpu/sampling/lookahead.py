@@ -24,13 +24,13 @@ from torch.utils.data import DistributedSampler, RandomSampler, SubsetRandomSamp
 from minato_gpu.arguments import Arguments
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, share
-from minato_gpu.lazily import cached_property
-from minato_gpu.notices import say_once
-from minato_gpu.packing import unpacked_state
 from minato_gpu.samples import Value
 from minato_gpu.sampling.epoch_batches import EpochBatches
+from minato_gpu.sampling.packing import unpacked_state
 from minato_gpu.sampling.samplers import STATEFUL_DISTRIBUTED, Sampling, length_of, name_of
 from minato_gpu.sources.memory_tier import Begun
+from minato_gpu.util.cached_property import cached_property
+from minato_gpu.util.messages import say_once
 
 _MOST = 1 << 23  # keys of an epoch that is foretold: a microsecond each, before its first sample is looked for
 _DRAWN = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

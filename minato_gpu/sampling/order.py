@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import torch
 
+from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import EVERY, LARGE, is_stateful
-from minato_gpu.packing import packed_states
 from minato_gpu.samples import Key, Value, witness_of
+from minato_gpu.sampling.packing import packed_states
 from minato_gpu.sampling.samplers import Sampling
-from minato_gpu.snapshots import Snapshot
 
 STATE, REPLAY, KEYS = "state", "replay", "keys"
 MOST_KEYS = 1 << 24

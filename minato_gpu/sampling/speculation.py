@@ -13,8 +13,8 @@ from typing import TypeVar
 import torch
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.packing import packed_state
 from minato_gpu.samples import Value
+from minato_gpu.sampling.packing import packed_state
 from minato_gpu.sampling.samplers import Sampling
 
 T = TypeVar("T")

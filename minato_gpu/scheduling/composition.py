@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.messages import Compose
 from minato_gpu.scheduling.places import Place, Places
-from minato_gpu.spans import TicketSpan, add, cut
+from minato_gpu.scheduling.spans import TicketSpan, add, cut
 
 
 class Composition:

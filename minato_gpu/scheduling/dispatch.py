@@ -23,8 +23,8 @@ from minato_gpu.scheduling.pacing import MANY_SLOTS
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.plans import END, Plan
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.spans import TicketSpan, count, joined
 from minato_gpu.scheduling.waiting import Entry, Waiting
-from minato_gpu.spans import TicketSpan, count, joined
 
 LEAST_READS, MOST_READS = 8, 32  # samples whose headers are read at once
 JOINED_BELOW_S = 20e-3  # for costlier samples the time to store them is negligible
@@ -38,7 +38,7 @@ class Dispatcher:
         self.policy = policy
         self.lanes: dict[str, LaneState] = {}
         self.waiting = Waiting(policy.homes)
-        self.fetching = Fetching(places, whole=policy.joins)
+        self.fetching = Fetching(places, whole=policy.joins and not policy.shares)
         self.jobs: deque[m.CollateNeeded] = deque()
         self.intake = Intake(policy, self.lanes, self.waiting)
         self.flights = Flights(policy, ledger, self.lanes, self.waiting, self.intake)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.places import Place, Places
-from minato_gpu.spans import TicketSpan
+from minato_gpu.scheduling.spans import TicketSpan
 
 Part = tuple[Place, TicketId, TicketId]
 """Serials of an admitted place that can be prepared now."""

@@ -17,8 +17,8 @@ from minato_gpu.scheduling.intake import STORE_S, Intake
 from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import NONE, Held, Ledger
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.spans import cut
 from minato_gpu.scheduling.waiting import Entry, Waiting
-from minato_gpu.spans import cut
 
 PATIENCE_S = 5e-3  # no progress is asked for before a chunk has run this long
 LATE = 2.0  # times the predicted seconds after which a sample is slow, or a lease is asked for progress

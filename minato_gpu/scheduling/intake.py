@@ -13,8 +13,8 @@ from minato_gpu.scheduling.places import Place
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router
+from minato_gpu.scheduling.spans import TicketSpan
 from minato_gpu.scheduling.waiting import INFINITE, Entry, Waiting
-from minato_gpu.spans import TicketSpan
 
 STORE_S = 300e-6  # seconds to store a sample for the worker that collates its batch, and to read it there
 _ENOUGH = 512  # samples after which a lane's mean is reliable

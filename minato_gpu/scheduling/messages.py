@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling.plans import Plan
-from minato_gpu.spans import Span, TicketSpan, count
+from minato_gpu.scheduling.spans import Span, TicketSpan, count
 
 NO_BATCH = OutputBatch(-1)
 CPU, DEVICE = "cpu", "device"

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.messages import Admitted
-from minato_gpu.spans import BySerial, TicketSpan
+from minato_gpu.scheduling.spans import BySerial, TicketSpan
 
 
 class Place:

@@ -16,6 +16,7 @@ class Policy:
     max_lateness: int = 0  # batches; 0: the sampler's order
     budget_bytes: int | None = None  # host bytes in flight; None: no limit
     joins: bool = False  # workers collate batches; one that prepares all samples of a batch need not store them
+    shares: bool = False  # bytes of a batch may come when samples of it are prepared: other loaders want those, too
     inspect: bool = False  # read headers first where costs are unknown and a device lane is open
     cpu_runs: bool = True  # False: the CPU lane only inspects and collates, devices prepare every sample
     chunk_s: float = 2e-3  # least work of a dispatch of cheap samples

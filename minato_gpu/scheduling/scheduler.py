@@ -21,9 +21,9 @@ from minato_gpu.scheduling.lane_state import LaneState
 from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
+from minato_gpu.scheduling.spans import count, cut, number_at
 from minato_gpu.scheduling.streams import Streams
 from minato_gpu.scheduling.window_length import WindowLength
-from minato_gpu.spans import count, cut, number_at
 
 
 class Scheduler:

@@ -19,7 +19,7 @@ from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.messages import Admitted, Awaited, Compose, Finished
 from minato_gpu.scheduling.places import Place, Places
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.spans import TicketSpan, joined, serials, singles
+from minato_gpu.scheduling.spans import TicketSpan, joined, serials, singles
 
 
 class Streams(Composition):

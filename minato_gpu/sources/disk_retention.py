@@ -2,25 +2,18 @@
 
 It does where that has more hits than keeping what came first: where one run has the directory alone, reads a part of
 each epoch, knows which, and reads nothing twice (caching/soon.py). With several runs or ranks on one directory it is
-off.
+off. A source that several samples have in common may go with the first of them: that is a miss for the next.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-
-import numpy as np
 
 from minato_gpu.caching.choice import choose, reach
 from minato_gpu.caching.soon import Soon
 from minato_gpu.sources.disk.entry import disk_space_of
 from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.source import Key
 
 _KNOWN = (16, 128, 1024)  # sources that have been read: it is looked again how many there is room for
-_SHARED = 0.02  # of the sources: so many may have been another sample's, too
-_SOME = 8  # such sources that there may be of few
 
 
 class DiskRetention:
@@ -40,20 +33,15 @@ class DiskRetention:
         self._alone = False
         self._room = Room(0, 0, 0)
         self._is_on = False
-        self._never = ""  # why not, for good
-        self._owners = _Owners(samples)
 
     def begin(self, begun: Begun, alone: bool, room: Room) -> None:
         """Begins an epoch. ``alone``: no other run uses the directory, which has so much ``room``."""
         self._begun, self._alone, self._room = begun, alone, room
         self._decide()
 
-    def wanted(self, sample: int, keys: Sequence[Key]) -> None:
-        """Notes that the sample is going to be read, from these sources."""
-        self._parts = len(keys) or 1
-        if self._is_on and 0 <= sample < self._samples and not self._owners.note(sample, keys):
-            self._is_on, self._never = False, "minio: samples have sources in common"
-            self.why = self._never
+    def wanted(self, parts: int) -> None:
+        """Notes that a sample is going to be read, from so many sources."""
+        self._parts = parts or 1
 
     def read(self, nbytes: int) -> None:
         """Notes that a source of so many bytes has been read, from disk or storage."""
@@ -69,7 +57,7 @@ class DiskRetention:
     def _decide(self) -> None:
         """Decides what stays, from what is known by now."""
         begun = self._begun
-        if begun is None or self._never:
+        if begun is None:
             return
         self._is_on, share = False, self._share()
         if not self._alone:
@@ -103,26 +91,3 @@ class DiskRetention:
         if not nbytes:
             return None
         return (self._room.nbytes + self._memory) / (nbytes / sizes * self._samples * self._parts)
-
-
-class _Owners:
-    """Tells whether samples have sources of their own: what one sample will not need, another may.
-
-    The samples of sources are noted in a table, each at a place that follows from the source's key, which may hold
-    another's. So not all shared sources are noticed, but soon some of many.
-    """
-
-    def __init__(self, samples: int) -> None:
-        self._keys = np.zeros(2 * samples + 1, np.int64)
-        self._samples = np.zeros(2 * samples + 1, np.int64)
-        self._noted = self._shared = 0
-
-    def note(self, sample: int, keys: Sequence[Key]) -> bool:
-        """Notes a sample's sources. Returns False once too many had been another sample's."""
-        for key in keys:
-            name = hash(key)
-            at = name % len(self._keys)
-            self._shared += self._keys.item(at) == name and self._samples.item(at) != sample
-            self._keys[at], self._samples[at] = name, sample
-            self._noted += 1
-        return self._shared <= max(_SHARED * self._noted, _SOME)

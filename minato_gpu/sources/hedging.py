@@ -1,12 +1,8 @@
 """Decides when to send a slow request a second time, and when to try a failed one again. The time is an argument.
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
-mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: a share of all requests,
-and none while the storage says that it is asked too much; nor where it gives no more, unless hedges have helped. The
-share follows what they have brought: where requests only queue, the first one is answered first, and a fifth of it is
-left. A request that takes long while no hedge may be sent goes on being slow: it is asked for again as soon as one may
-be, and of several the one that is needed first. (Forgotten instead, one such request held up an epoch by 0.8 s.) The
-second one may take long as well: then there is a third.
+mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: one for twenty requests,
+and none for a while after the storage has said that it is asked too much.
 """
 
 from __future__ import annotations
@@ -21,10 +17,6 @@ _QUANTILE = 0.97
 _OVER_MEDIAN = 1.5  # where all take much the same, the slowest are not slow
 _SHARE = 0.05
 _BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is known of them
-_REMEMBERED = 4  # hedges that say whether others are worth it
-_UNKNOWN = 0.5  # as if every other one had been
-_FAIR = 0.1  # of hedges answered first: as many make the whole share worth it
-_LEAST_WORTH = 0.2  # of the share, whatever came of others: when all requests become slower, these are useless once
 _QUIET_S = 5.0
 ATTEMPTS = 5
 _FIRST_PAUSE_S = 0.1
@@ -41,49 +33,28 @@ class Hedging:
         self._since_sorted = _RECENT
         self.patience_s: float | None = None
         self._allowed = _FIRST
-        self._worth = _UNKNOWN  # of the last hedges, those that were answered first
         self._quiet_until = 0.0
-        self._slow: dict[int, float] = {}  # requests that took long when they were looked at, and since when they wait
 
-    def finished(self, number: int, latency_s: float) -> None:
+    def finished(self, latency_s: float) -> None:
         """Notes that a request has been answered; of two, the time of the answered one."""
-        self._slow.pop(number, None)
         self._recent.append(latency_s)
-        self._allowed = min(_BURST, self._allowed + _SHARE * min(1.0, max(_LEAST_WORTH, self._worth / _FAIR)))
+        self._allowed = min(_BURST, self._allowed + _SHARE)
         self._since_sorted += 1
         if self._since_sorted >= _LEAST and len(self._recent) >= _LEAST:
             self._since_sorted = 0
             known = sorted(self._recent)
             self.patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
 
-    def hedged(self, *, won: bool) -> None:
-        """Notes that a request that was sent twice has been answered; ``won``: the second one first."""
-        self._worth += (won - self._worth) / _REMEMBERED
-
     def refused(self, now: float) -> None:
         """Notes that the storage says it is asked too much."""
         self._quiet_until = now + _QUIET_S
 
-    def overdue(self, number: int, since: float) -> None:
-        """Notes that a request has waited since ``since``. Lower numbers are needed first."""
-        self._slow[number] = since
-
-    def next(self, now: float, *, at_its_limit: bool = False) -> int | None:
-        """Returns the slow request that is to be sent once more now, if one is, and counts it.
-
-        It is still slow: if all take longer by now, it is not. ``at_its_limit``: the storage gives no more; then only
-        if most hedges have been answered first.
-        """
-        if not self._slow or now < self._quiet_until or self._allowed < 1.0:
-            return None
-        if at_its_limit and self._worth <= _UNKNOWN:
-            return None
-        latest = now - (self.patience_s or 0.0)
-        number = min((number for number, since in self._slow.items() if since < latest), default=None)
-        if number is not None:
-            self._slow[number] = now  # the second one may take long as well
-            self._allowed -= 1.0
-        return number
+    def take(self, now: float) -> bool:
+        """Returns whether a slow request may be sent once more now, and counts it."""
+        if now < self._quiet_until or self._allowed < 1.0:
+            return False
+        self._allowed -= 1.0
+        return True
 
 
 def pause_s(failures: int) -> float:

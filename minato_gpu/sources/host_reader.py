@@ -23,23 +23,23 @@ from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
-from minato_gpu.sources import peer_discovery
-from minato_gpu.sources.fields import Received
+from minato_gpu.sources import peer_discovery, sent_samples
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
-from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
+from minato_gpu.sources.prepared_samples import PreparedSamples
 from minato_gpu.sources.process import Link, ReaderSettings, failed
+from minato_gpu.sources.sent_samples import SentSample
 from minato_gpu.sources.service import Ready, Service, Wanted
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 from minato_gpu.sources.source import PREPARED, Key
 
-PROTOCOL = 3
+PROTOCOL = 4
 """To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
 LINGER_S = 5.0
 HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
-ANSWER = struct.Struct("<QQQI")  # after it: capacity of the arena, bytes kept there, of prepared samples, the process
+ANSWER = struct.Struct("<QQQQI")  # after it: capacity of the arena, bytes kept there; both of samples; the process
 MAGIC = b"minato-share"
 LARGEST = 1 << 16  # bytes of what is said first
 _PAUSE_S = 1.0  # where a loader cannot be let in, as descriptors are short
@@ -52,15 +52,17 @@ def name_of(share: str) -> str:
     return f"share-{share}"
 
 
-def main(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
-    """Entry of a process that starts the reader process, and ends."""
+def main(
+    arena: Arena, of_samples: Arena | None, listening: socket.socket, share: str, settings: ReaderSettings
+) -> None:
+    """Entry of a process that starts the reader process, and ends. ``of_samples``: memory for prepared samples."""
     os.setsid()
     if os.fork():
         os._exit(0)
     try:
-        _let_go_of_all_but({arena.fd, listening.fileno()})
+        _let_go_of_all_but({each.fd for each in (arena, of_samples) if each is not None} | {listening.fileno()})
         os.chdir("/")  # sources' paths are absolute
-        asyncio.run(_serve(arena, listening, share, settings))
+        asyncio.run(_serve(arena, of_samples, listening, share, settings))
     finally:
         os._exit(0)
 
@@ -73,8 +75,10 @@ def _let_go_of_all_but(kept: set[int]) -> None:
         os.dup2(null, each, inheritable=each <= 2)
 
 
-async def _serve(arena: Arena, listening: socket.socket, share: str, settings: ReaderSettings) -> None:
-    reader = HostReader(arena, listening, PrivateFolder(), name_of(share), settings)
+async def _serve(
+    arena: Arena, of_samples: Arena | None, listening: socket.socket, share: str, settings: ReaderSettings
+) -> None:
+    reader = HostReader(arena, of_samples, listening, PrivateFolder(), name_of(share), settings)
     if settings.peers:
         reader.open_peers(settings.peers, share)
     try:
@@ -83,69 +87,59 @@ async def _serve(arena: Arena, listening: socket.socket, share: str, settings: R
         os._exit(0)
 
 
-class SharedLink(Link):
-    """A loader's, whose tickets wait for samples that others prepare, once their bytes have been read."""
+class SharingLink(Link):
+    """A loader's, whose tickets wait for samples that others prepare, once their bytes have been read. ``of_samples``:
+    where its workers send samples."""
 
-    _sharer: Sharer | None = None
-
-    def share(self, prepared: PreparedSamples, of_samples: socket.socket) -> None:
-        """Share prepared samples, which workers send by ``of_samples``."""
-        settings = self._settings
-        of_samples.setblocking(False)
-        self._fields, self._prepared = of_samples, prepared
+    def __init__(self, prepared: PreparedSamples, of_samples: socket.socket, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        settings, self._prepared, self._fields = self._settings, prepared, of_samples
         self._sharer = prepared.join(settings.fingerprint, settings.workers, super()._add)
+        of_samples.setblocking(False)
         self._loop.add_reader(of_samples.fileno(), self._take_fields)
 
-    def _take(self, found: Received) -> None:
-        if self._sharer is not None:
-            self._sharer.receive(found)
+    def _next_of(self, end: socket.socket) -> SentSample | None:
+        return sent_samples.receive(end)
+
+    def _take(self, found: SentSample) -> None:
+        self._sharer.receive(found)
 
     @property
     def _there(self) -> int:
-        return super()._there if self._sharer is None else len(self._sharer.there)
+        return len(self._sharer.there)
 
     def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
-        if self._sharer is not None:
-            for ticket, _, keys in tickets:
-                if keys and keys[-1][0] == PREPARED:
-                    self._sharer.want(ticket, keys[-1][1])
-            tickets = [(ticket, sample, _of_storage(keys)) for ticket, sample, keys in tickets]
-        super()._want(place, tickets)
+        for ticket, _, keys in tickets:
+            if keys and keys[-1][0] == PREPARED:
+                self._sharer.want(ticket, keys[-1][1])
+        super()._want(place, [(ticket, sample, _of_storage(keys)) for ticket, sample, keys in tickets])
 
     def _add(self, ready: Ready) -> None:
-        if self._sharer is None:
-            super()._add(ready)
-        else:
-            self._sharer.ready(ready)
+        self._sharer.ready(ready)
 
     def _admit(self, end: int) -> None:
-        if self._sharer is not None:
-            self._sharer.admit(end)
+        self._sharer.admit(end)
 
     def _release(self, tickets: Sequence[int]) -> None:
-        if self._sharer is not None:
-            self._sharer.release(tickets)
+        self._sharer.release(tickets)
         super()._release(tickets)
 
     def _drop(self) -> None:
-        if self._sharer is not None:
-            self._sharer.drop()
+        self._sharer.drop()
         super()._drop()
 
     def _count_anew(self) -> None:
-        if self._sharer is not None:
-            self._sharer.count_anew()
+        self._sharer.count_anew()
         super()._count_anew()
 
     def _counts(self, *, fully: bool) -> dict[str, Any]:
-        shared = {} if self._sharer is None else {"share": self._sharer.counts()}
-        return super()._counts(fully=fully) | shared
+        return super()._counts(fully=fully) | {"share": self._sharer.counts()}
 
     def leave(self) -> None:
         """Forget a loader that has left; others go on."""
         super().leave()
-        if self._sharer is not None and self._fields is not None:
-            self._prepared.leave(self._sharer)
+        self._prepared.leave(self._sharer)
+        if self._fields is not None:
             self._loop.remove_reader(self._fields.fileno())
             self._fields.close()
 
@@ -158,15 +152,25 @@ class HostReader:
     """Lets loaders in, and ends the process after the last one has left. ``settings``: the budgets in memory."""
 
     def __init__(
-        self, arena: Arena, listening: socket.socket, folder: PrivateFolder, name: str, settings: ReaderSettings
+        self,
+        arena: Arena,
+        of_samples: Arena | None,
+        listening: socket.socket,
+        folder: PrivateFolder,
+        name: str,
+        settings: ReaderSettings,
     ) -> None:
         self.ended = asyncio.Event()
         self._loop = loop = asyncio.get_running_loop()
-        self._arena, self._listening, self._folder, self._name = arena, listening, folder, name
-        self._links: set[SharedLink] = set()
+        self._arenas = [each for each in (arena, of_samples) if each is not None]
+        self._listening, self._folder, self._name = listening, folder, name
+        self._links: set[Link] = set()
+        self._settings = settings
         self._memory = SharedTier(settings.memory_bytes) if settings.memory_bytes else None
         self._reads = reads = SharedReads(arena, loop.call_soon)
-        self._prepared = PreparedSamples(settings.share_bytes, reads.blocks, loop.call_soon, loop.call_later, loop.time)
+        self._prepared: PreparedSamples | None = None
+        if of_samples is not None:
+            self._prepared = PreparedSamples(settings.share_bytes, of_samples, loop.call_later, loop.time)
         placement = FilePlacement(self._memory, reads.expected, copies=False)
         self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
         reads.pool = self._pool
@@ -189,9 +193,9 @@ class HostReader:
         memory = None
         if self._memory is not None:
             self._memory.owns, memory = pool.owns, self._memory.part()
-        self._server = PeerServer(listening, self._reads.blocks, memory, self._client, pool.guests)
+        self._server = PeerServer(listening, self._reads.blocks, memory, self._client)
         if peers[0] != peer_discovery.AUTO:
-            pool.join(address, peers[1:])
+            self._meeting = self._loop.create_task(pool.meet(address, peers[1:]))
             return
 
         def find() -> None:
@@ -237,30 +241,36 @@ class HostReader:
             if settings is None:
                 connection.send(HEAD.pack(MAGIC, PROTOCOL))
                 raise ConnectionError("it speaks another version")
-            kept = 0 if memory is None else memory.budget
-            budgets = self._arena.capacity, kept, self._prepared.budget
-            answer = HEAD.pack(MAGIC, PROTOCOL) + ANSWER.pack(*budgets, os.getpid())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-            socket.send_fds(connection, [answer], [self._arena.fd])
+            socket.send_fds(connection, [self._answer()], [each.fd for each in self._arenas])
+            of_samples = socket.socket(fileno=files[0]) if files and self._prepared is not None else None
         except OSError:
             connection.close()
             for file in files:
                 os.close(file)
             return
+        link: Link
         part = None if memory is None else memory.part()
-        link = SharedLink(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
-        for file in files:
-            if self._prepared.budget:
-                link.share(self._prepared, socket.socket(fileno=file))
-            else:
+        arguments = connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link)
+        if of_samples is None or self._prepared is None:
+            link = Link(*arguments)
+            for file in files:
                 os.close(file)
+        else:
+            link = SharingLink(self._prepared, of_samples, *arguments)
         self._links.add(link)
         self._timer.cancel()
+
+    def _answer(self) -> bytes:
+        kept = 0 if self._memory is None else self._memory.budget
+        budget = 0 if self._prepared is None else self._prepared.budget
+        sizes = ANSWER.pack(self._arenas[0].capacity, kept, self._arenas[-1].capacity, budget, os.getpid())
+        return HEAD.pack(MAGIC, PROTOCOL) + sizes + "\n".join(self._settings.peers).encode()
 
     def _client(self, service: Service) -> ClientPool:
         return self._reads.client(service, self._pool, self._peer_counts)
 
-    def _leave(self, link: SharedLink) -> None:
+    def _leave(self, link: Link) -> None:
         """A loader has left."""
         if link in self._links:
             self._links.remove(link)

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.sources.disk.filesystem import read_into, remote_kind, tells_size
 from minato_gpu.sources.source import Source
+from minato_gpu.util.messages import LOGGER, say_once
 
 if TYPE_CHECKING:
     from minato_gpu.sources.memory_tier import MemoryTier

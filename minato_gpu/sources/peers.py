@@ -3,8 +3,9 @@
 Each host has one reader process (host_reader.py). Every source has one owner among them (caching/partition.py), which
 alone keeps it in memory. A read that no tier of this host answers goes to the owner: it sends its copy, or reads the
 source from storage, keeps it if there is room, and sends it. So each source is read once by all hosts together, while
-they have room for the set. An owner that does not answer in ``ANSWER_S``, or answers wrongly, is left out for
-``LEFT_OUT_S``: its sources have other owners meanwhile, and this read goes to storage.
+they have room for the set. An owner whose storage is slow says every ``BEAT_S`` that it is still reading. One that says
+nothing for ``SILENCE_S``, or answers wrongly, is left out until it can be connected to again, which is tried every
+``AGAIN_S``: its sources have other owners meanwhile, who are asked.
 
 A connection carries one request at a time; a peer may have ``CONNECTIONS``. Both sides prove that they know the token
 before anything else is said. A request is a source as JSON; an answer is a head (``ANSWER``) and the bytes, which are
@@ -26,8 +27,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from minato_gpu.caching.partition import Partition
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, Blocks
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, code, proves
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.peer_discovery import split_address
 from minato_gpu.sources.pool import Pool, ReaderPool
@@ -35,24 +36,25 @@ from minato_gpu.sources.reading import Place, read_now
 from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.source import Key, Source
 
-ANSWER_S = 5.0  # that a peer may take for an answer: it may have to read from storage
-LEFT_OUT_S = 10.0
+SILENCE_S = 5.0  # after which a peer is taken to be gone
+BEAT_S = 1.0
+READING_S = 60.0  # that a peer may be reading: hosts with unlike lists of addresses could wait for each other for ever
+AGAIN_S = 10.0
+_LOOK_S = 0.1
+STARTS_S = 60.0  # that hosts wait for each other before they are one cache
 CONNECTIONS = 32  # to each peer
-MAGIC = b"minato peers 1\n\0"
+MAGIC = b"minato peers 2\n\0"
 REQUEST = struct.Struct("<I")  # bytes of the request that follows
 ANSWER = struct.Struct("<QQ")  # bytes that follow, and their checksum
-CANNOT = (1 << 64) - 1  # in place of the length: the owner cannot read the source
+CANNOT, READING = (1 << 64) - 1, (1 << 64) - 2  # in place of the length: it cannot be read; it is still being read
 _LONGEST_REQUEST = 1 << 16
 _GUESTS_BYTES = 64 << 20  # read for other hosts and not sent yet
+_PIECE = 1 << 20  # bytes that are sent without a look at the clock
 _IDLE_S = 60.0  # after which a connection that says nothing is closed
 
 
 class PeerError(OSError):
     """A peer says something that none says, or does not know the token."""
-
-
-class CannotRead(OSError):
-    """The owner could not read the source."""
 
 
 class PeerPool:
@@ -68,8 +70,7 @@ class PeerPool:
         self._partition: Partition | None = None  # known later than the first reads, where peers are found
         self._address = ""
         self._peers: dict[str, _Peer] = {}
-        self._left_out: dict[str, float] = {}  # until when, by address
-        self.guests: set[Source] = set()  # that other hosts want: they are not asked for them
+        self._left_out: dict[str, asyncio.Task[None]] = {}  # who tries to reach them, by address
         self._asking: dict[int, asyncio.Task[None]] = {}
         self.why = "other hosts are not known yet"
         self._is_looking = True  # for them
@@ -79,6 +80,16 @@ class PeerPool:
         """From now on these hosts own what is read; this one is at ``address``."""
         self._partition, self._address, self.why, self._is_looking = Partition(addresses), address, "", False
         self._peers = {each: _Peer(each) for each in addresses if each != address}
+
+    async def meet(self, address: str, addresses: tuple[str, ...]) -> None:
+        """Joins hosts as soon as all of them can be reached, or ``STARTS_S`` have passed: they start at any time.
+
+        One that begins before another is there would read and keep what the other one is to.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STARTS_S):
+                await asyncio.gather(*(_Peer(each).reach(_LOOK_S) for each in addresses if each != address))
+        self.join(address, addresses)
 
     def stay_alone(self, why: str) -> None:
         """There are no other hosts to be had: this one keeps what it reads."""
@@ -91,13 +102,11 @@ class PeerPool:
     def _owner(self, key: Key) -> str | None:
         if self._partition is None:
             return None
-        now = self._loop.time()
-        self._left_out = {each: until for each, until in self._left_out.items() if until > now}
         return self._partition.owner(json.dumps(key).encode(), self._left_out)
 
     def submit(self, number: int, source: Source) -> None:
         """See Pool."""
-        owner = None if source in self.guests else self._owner(source.key)
+        owner = self._owner(source.key)
         if owner is None or owner == self._address:
             self._pool.submit(number, source)
         else:
@@ -113,25 +122,41 @@ class PeerPool:
             self._pool.cancel(number)
 
     async def _ask(self, number: int, source: Source, peer: _Peer) -> None:
-        begin, found = self._loop.time(), None
+        begin = self._loop.time()
         self.asked += 1
         try:
-            found = await peer.read(source, self._blocks)
-        except CannotRead:
-            pass  # this host may be able to: then nothing is lost
+            async with peer.free:
+                if peer.address in self._left_out:  # since this has waited
+                    raise PeerError
+                found = await peer.read(source, self._blocks)
         except (OSError, MemoryError, ValueError) as error:
-            self.failed += 1
-            self.why = f"{peer.address} is left out for {LEFT_OUT_S:.0f} s: {type(error).__name__} {error}"
-            self._left_out[peer.address] = self._loop.time() + LEFT_OUT_S
-            peer.close()
+            self._leave_out(peer, error)
+            del self._asking[number]
+            self.submit(number, source)
+            return
         del self._asking[number]
-        if found is None:
+        if found is None:  # this host may be able to
             self._pool.submit(number, source)
         else:
             self._done(number, *found, None, self._loop.time() - begin, from_peer=True)
 
+    def _leave_out(self, peer: _Peer, error: Exception) -> None:
+        if peer.address not in self._left_out:
+            self.failed += 1
+            self.why = f"{peer.address} is left out: {type(error).__name__} {error}"
+            self._left_out[peer.address] = self._loop.create_task(self._take_back(peer))
+            peer.close()
+
+    async def _take_back(self, peer: _Peer) -> None:
+        """Waits until a peer can be reached again."""
+        await peer.reach(AGAIN_S)
+        del self._left_out[peer.address]
+        self.why = self.why if self._left_out else ""
+
     def close(self) -> None:
         """Closes all connections that nobody uses."""
+        for task in self._left_out.values():
+            task.cancel()
         for peer in self._peers.values():
             peer.close()
 
@@ -143,29 +168,28 @@ class PeerPool:
 
 
 class _Peer:
-    """Another host: its address, and connections that wait to be used."""
+    """Another host: its address, and connections that wait to be used. ``free``: to be held by whoever reads."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        self.address, self.free = address, asyncio.Semaphore(CONNECTIONS)
         self._idle: deque[socket.socket] = deque()
-        self._free = asyncio.Semaphore(CONNECTIONS)
 
-    async def read(self, source: Source, blocks: Blocks) -> tuple[int, int]:
-        """Returns the block with the source's bytes, and how many there are.
+    async def reach(self, every_s: float) -> None:
+        """Tries to connect, until that succeeds."""
+        while True:
+            await asyncio.sleep(every_s)
+            with suppress(OSError):
+                (await _connected(self.address)).close()
+                return
 
-        Raises CannotRead where the peer cannot read it, OSError or TimeoutError where it does not answer.
+    async def read(self, source: Source, blocks: Blocks) -> tuple[int, int] | None:
+        """Returns the block with the source's bytes, and how many there are; None where the peer cannot read it.
+
+        Raises OSError where it does not answer.
         """
         request = json.dumps(source.key).encode()
         if len(request) > _LONGEST_REQUEST:
-            raise CannotRead("its path is too long to be asked for")
-        async with self._free:
-            async with asyncio.timeout(ANSWER_S):
-                found = await self._answer(request, source, blocks)
-        if found is None:
-            raise CannotRead(self.address)
-        return found
-
-    async def _answer(self, request: bytes, source: Source, blocks: Blocks) -> tuple[int, int] | None:
+            return None
         while True:
             is_used = bool(self._idle)
             end = self._idle.pop() if is_used else await _connected(self.address)
@@ -190,9 +214,11 @@ class _Peer:
 
 async def _asked(end: socket.socket, request: bytes, source: Source, blocks: Blocks) -> tuple[int, int] | None:
     """Returns a block with what the peer sends, and its bytes; None where it cannot read the source."""
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(end, REQUEST.pack(len(request)) + request)
-    nbytes, checksum = ANSWER.unpack(await _exactly(end, ANSWER.size))
+    await _send(end, REQUEST.pack(len(request)), request)
+    nbytes = READING
+    async with asyncio.timeout(READING_S):
+        while nbytes == READING:
+            nbytes, checksum = ANSWER.unpack(await _exactly(end, ANSWER.size))
     if nbytes == CANNOT:
         return None
     if source.length not in (None, nbytes):
@@ -212,10 +238,12 @@ async def _connected(address: str) -> socket.socket:
     """Returns a connection to the peer, after both have proven that they know the token."""
     loop = asyncio.get_running_loop()
     host, port = split_address(address)
-    family, _, _, _, found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+    async with asyncio.timeout(SILENCE_S):
+        family, _, _, _, found = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
     end = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
-        await loop.sock_connect(end, found)
+        async with asyncio.timeout(SILENCE_S):
+            await loop.sock_connect(end, found)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         said = await _exactly(end, len(MAGIC) + NONCE_BYTES)
         if not said.startswith(MAGIC):
@@ -239,15 +267,8 @@ class PeerServer:
     """
 
     def __init__(
-        self,
-        listening: socket.socket,
-        blocks: Blocks,
-        memory: MemoryTier | None,
-        pool_of: Callable[[Service], Pool],
-        guests: set[Source],
+        self, listening: socket.socket, blocks: Blocks, memory: MemoryTier | None, pool_of: Callable[[Service], Pool]
     ) -> None:
-        """``guests``: sources that are being read for other hosts, kept up to date here."""
-        self._guests = guests
         self.served = self.served_bytes = 0
         self._listening, self._blocks = listening, blocks
         self._service = Service(blocks, _GUESTS_BYTES, self._ready, memory)
@@ -275,12 +296,10 @@ class PeerServer:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with closing(end), suppress(OSError):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(SILENCE_S):
                 await self._greet(end)
             while True:
-                async with asyncio.timeout(_IDLE_S):
-                    key = await _request(end)
-                await self._answer(end, key)
+                await self._answer(end, await _request(end))
 
     async def _greet(self, end: socket.socket) -> None:
         loop, own = asyncio.get_running_loop(), secrets.token_bytes(NONCE_BYTES)
@@ -294,23 +313,24 @@ class PeerServer:
 
     async def _answer(self, end: socket.socket, key: Key) -> None:
         """Sends the bytes of a source, or that it cannot be read."""
-        loop, number = asyncio.get_running_loop(), self._requests
+        number = self._requests
         self._requests += 1
-        waiting = self._waiting[number] = loop.create_future()
-        self._guests.add(Source.of(key))
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         self._service.want(number, [(number, 0, (key,))])
         try:
-            data = await self._bytes(key, await waiting)
-            async with asyncio.timeout(ANSWER_S):
-                if data is None:
-                    await loop.sock_sendall(end, ANSWER.pack(CANNOT, 0))
-                    return
-                await _send(end, ANSWER.pack(len(data), xxh3_64_intdigest(data)), data)
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=BEAT_S)
+                if not waiting.done():
+                    await _send(end, ANSWER.pack(READING, 0))
+            data = await self._bytes(key, waiting.result())
+            if data is None:
+                await _send(end, ANSWER.pack(CANNOT, 0))
+                return
+            await _send(end, ANSWER.pack(len(data), xxh3_64_intdigest(data)), data)
             self.served += 1
             self.served_bytes += len(data)
         finally:
             del self._waiting[number]
-            self._guests.discard(Source.of(key))
             self._service.release([number])
 
     async def _bytes(self, key: Key, places: tuple[Place, ...]) -> Any:
@@ -342,21 +362,20 @@ class PeerServer:
         return {"served": self.served, "served_bytes": self.served_bytes}
 
 
-async def _send(end: socket.socket, head: bytes, data: memoryview) -> None:
-    """Sends both, by one call where the socket has room for them."""
-    try:
-        sent = end.sendmsg((head, data)) - len(head)
-    except BlockingIOError:
-        sent = -len(head)
-    loop = asyncio.get_running_loop()
-    if sent < 0:
-        await loop.sock_sendall(end, head[sent:])
-    await loop.sock_sendall(end, data[max(sent, 0) :])
+async def _send(end: socket.socket, head: bytes, data: bytes | memoryview = b"") -> None:
+    """Sends both, by one call where the socket has room for them. Raises TimeoutError where nobody takes them."""
+    sent = -len(head)  # of the data
+    with suppress(BlockingIOError):
+        sent += end.sendmsg((head, data))
+    pieces = [head[sent:]] if sent < 0 else []
+    for piece in (*pieces, *(data[at : at + _PIECE] for at in range(max(sent, 0), len(data), _PIECE))):
+        async with asyncio.timeout(SILENCE_S):
+            await asyncio.get_running_loop().sock_sendall(end, piece)
 
 
 async def _request(end: socket.socket) -> Key:
     """Returns the key of the source that a peer asks for. Raises OSError for what is no request."""
-    (length,) = REQUEST.unpack(await _exactly(end, REQUEST.size))
+    (length,) = REQUEST.unpack(await _exactly(end, REQUEST.size, _IDLE_S))
     if length > _LONGEST_REQUEST:
         raise PeerError("that is noise")
     said = await _exactly(end, length)
@@ -369,17 +388,18 @@ async def _request(end: socket.socket) -> Key:
     return (*key, str(version[0])) if version else key
 
 
-async def _exactly(end: socket.socket, count: int) -> bytes:
+async def _exactly(end: socket.socket, count: int, silence_s: float | None = None) -> bytes:
     data = bytearray(count)
-    await _receive(end, memoryview(data))
+    await _receive(end, memoryview(data), silence_s)
     return bytes(data)
 
 
-async def _receive(end: socket.socket, view: memoryview) -> None:
-    """Fills the memory. Raises ConnectionError where the other end is closed before that."""
+async def _receive(end: socket.socket, view: memoryview, silence_s: float | None = None) -> None:
+    """Fills the memory. Raises ConnectionError where the other end is closed before, TimeoutError after silence."""
     loop, at = asyncio.get_running_loop(), 0
     while at < len(view):
-        count = await loop.sock_recv_into(end, view[at:])
+        async with asyncio.timeout(SILENCE_S if silence_s is None else silence_s):
+            count = await loop.sock_recv_into(end, view[at:])
         if not count:
             raise ConnectionError("it has closed the connection")
         at += count

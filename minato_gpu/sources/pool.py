@@ -97,8 +97,7 @@ class ReaderPool:
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
         self._file_reads: Files = (files or partial(FileReads, blocks, placement=placement))(self._local_ended)
-        concurrency = self._lanes[1].concurrency
-        self._urls = UrlReads(remote or RemoteReads(), lambda: concurrency.at_its_limit, self._remote_ended)
+        self._urls = UrlReads(remote or RemoteReads(), self._remote_ended)
         self._queued: set[int] = set()  # not begun
         self._cancelled: set[int] = set()
         self._behind, self._rate = behind, StorageRate()
@@ -243,11 +242,6 @@ class Concurrency:
         self._before: tuple[int, float, float] | None = None  # limit, rate and latency before the last step
         self._hold_until = 0.0
         self._hold_s = _HOLD_S
-
-    @property
-    def at_its_limit(self) -> bool:
-        """True if more reads at once have brought nothing: the storage gives no more."""
-        return self._hold_until > 0.0
 
     def allowed(self, *, behind: bool) -> int:
         """Returns how many reads may be under way now; ``behind``: little of what is wanted is there."""

@@ -7,30 +7,37 @@ window, and *staged* in memory once it is there, until all have had it; where th
 first goes. So nobody waits for a slow loader: what it has not taken in time it prepares itself, and what it was granted
 and does not prepare is granted to another.
 
-The first loader of a group is believed. The first samples of each other one are prepared twice, by it and by one that
-is believed, and compared. Decisions only: no socket, and no clock.
+The first loader of a group is believed. Each other one prepares its first samples itself, and sends their checksums:
+it is believed, and granted samples and given copies, once ten of them were those of a loader that is believed.
+
+A message wakes a loader, which costs it more than the copy of a sample. So what comes while a worker prepares some
+samples is announced together, unless workers may soon have nothing to do. Decisions only: no socket, and no clock.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
-from minato_gpu.sources.fields import Received
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources.blocks import NOWHERE
 from minato_gpu.sources.reading import Place
+from minato_gpu.sources.sent_samples import SentSample, ask, ask_checksum, place_of
 from minato_gpu.sources.service import Ready
-from minato_gpu.sources.source import PREPARED
 
-UNFINISHED = 4  # samples granted and not prepared, for each worker of a loader
+UNFINISHED = 8  # samples granted and not prepared, for each worker of a loader
+_TOGETHER = 4  # of these times, what preparing a sample takes, but no more than
+TOGETHER_S = 50e-3
 COMPARED = 10  # samples of a loader that must be the same before it is believed
 LATE_S = 1.0  # beyond what preparing usually takes
 _LOOK_S = 0.25
 _UNUSED = 128  # samples in a row that are staged although nobody is known to want them: jobs may be about to begin
 _ALONE = 64  # tickets beyond the window that a loader alone in its group may have
+_DIFFERENT = "a sample that two loaders have prepared is not the same, bit for bit"
 _LEARNED = 16  # samples whose cost is known before it is judged
-_SENDING_S, _BYTES_PER_S = 0.5e-3, 1e9  # what sharing a sample takes, about: so long, and so many bytes a second
+_SENDING_S, _BYTES_PER_S = 0.5e-3, 2e9  # what sharing a sample takes, about: so long, and so many bytes a second
 
 
 @dataclass(slots=True, eq=False)
@@ -45,14 +52,21 @@ class SharedSample:
     begun: bool = False  # somebody has prepared it, or is about to
     block: int = NOWHERE  # where it is staged
     nbytes: int = 0
-    stamp: int = 0
-    by: Sharer | None = None  # whose workers have prepared what is staged
+    checksum: int | None = None  # of what a loader that is believed has sent,
+    claims: dict[Sharer, int] = field(default_factory=dict)  # and until then what others have
     had: int = 0  # tickets that have been released
+
+    @property
+    def is_staged(self) -> bool:
+        """True if there is a copy."""
+        return self.block != NOWHERE
 
     def forget(self) -> None:
         """Removes it from its group, if nobody has a use for it."""
-        if not self.wanted and self.block == NOWHERE:
+        if not self.wanted and not self.is_staged:
             self.group.samples.pop(self.number, None)
+            for one in self.claims:
+                one.comparing.discard(self)
 
 
 class SampleGroup:
@@ -62,49 +76,56 @@ class SampleGroup:
         self.members: list[Sharer] = []
         self.samples: dict[int, SharedSample] = {}
         self.why_not = ""
+        self.largest = 0  # bytes of a sample
         self.usual_s = 0.0  # from grant to copy
         self.unused = 0  # samples staged for nobody since somebody has had one
         self._known = 0
         self._prepare_s = self._nbytes = 0.0
 
-    def observe(self, nbytes: int, prepare_s: float, seconds: float) -> None:
+    def observe(self, sent: SentSample, seconds: float) -> None:
         """Learns from a sample that has come, ``seconds`` after it was granted."""
         self._known += 1
+        self.largest = max(self.largest, sent.nbytes)
         weight = 1 / min(self._known, 100)
         self.usual_s += weight * (seconds - self.usual_s)
-        self._prepare_s += weight * (prepare_s - self._prepare_s)
-        self._nbytes += weight * (nbytes - self._nbytes)
+        self._prepare_s += weight * (sent.prepare_s - self._prepare_s)
+        self._nbytes += weight * (sent.nbytes - self._nbytes)
         sharing_s = _SENDING_S + self._nbytes / _BYTES_PER_S
         if self._known >= _LEARNED and self._prepare_s < sharing_s:
             self.why_not = f"preparing one takes {1e3 * self._prepare_s:.2f} ms, and sharing it {1e3 * sharing_s:.2f}"
 
-    def look(self, now: float) -> bool:
-        """Takes samples that are late from their owners; returns whether there is any to look at again."""
-        owned = [(one, sample) for one in self.members for sample in one.granted if sample.owner is one]
-        for one, sample in owned:
-            if now - sample.since > LATE_S + self.usual_s:
-                sample.owner, one.is_late = None, True
-        return bool(owned)
+    @property
+    def together_s(self) -> float:
+        """Returns for how many seconds what has come may wait to be announced."""
+        return min(TOGETHER_S, _TOGETHER * self._prepare_s)
+
+    def settle(self, now: float) -> None:
+        """Passes on all tickets that need not wait, and grants samples, to each loader one after the other."""
+        for one in self.members:
+            one.settle(now)
+        granting = [one.grants() for one in self.members if not self.why_not]
+        while granting:
+            granting = [grants for grants in granting if next(grants, False)]
 
 
 class PreparedSamples:
-    """The staged samples of all groups, ``budget`` bytes at most. ``soon`` and ``later`` call a function as an event
-    loop's ``call_soon`` and ``call_later`` do; ``now``: the time in seconds."""
+    """The staged samples of all groups, ``budget`` bytes at most, in an arena for them alone. ``later`` calls a
+    function as an event loop's ``call_later`` does; ``now``: the time in seconds."""
 
     def __init__(
         self,
         budget: int,
-        blocks: Blocks,
-        soon: Callable[[Callable[[], None]], object],
+        arena: Arena,
         later: Callable[[float, Callable[[], None]], object],
         now: Callable[[], float],
     ) -> None:
-        self.budget, self.now = budget, now
-        self._blocks, self._soon, self._later = blocks, soon, later
+        self.budget, self.arena, self.now = budget, arena, now
+        self._later = later
         self._groups: dict[str, SampleGroup] = {}
         self._staged: dict[SharedSample, None] = {}  # in the order in which they came
         self._nbytes = 0
-        self._is_due = self._looks = False
+        self._due = math.inf  # when this decides next, at the latest
+        self._watches = False
 
     def join(self, fingerprint: str, workers: int, pass_on: Callable[[Ready], None]) -> Sharer:
         """Adds a loader; its tickets go on by ``pass_on``."""
@@ -114,55 +135,67 @@ class PreparedSamples:
         return sharer
 
     def leave(self, sharer: Sharer) -> None:
-        """Forgets a loader that has left."""
+        """Forgets a loader that has left, and returns the memory of what is free to the system."""
         sharer.drop()
         members = sharer.group.members
         members.remove(sharer)
         if not members:
             self.drop([sample for sample in self._staged if sample.group is sharer.group])
-        if members and not any(one.believed for one in members):
+        elif not any(one.believed for one in members):
             members[0].believed = True
         self._groups = {name: group for name, group in self._groups.items() if group.members}
+        self.arena.trim()
         self.look()
 
     def look(self) -> None:
         """Decides soon who may prepare what, as something has changed."""
-        if not self._is_due:
-            self._is_due = True
-            self._soon(self._settle)
+        groups = self._groups.values()
+        is_short = any(one.is_short for group in groups for one in group.members)
+        due = self.now() + (0.0 if is_short else min((group.together_s for group in groups), default=0.0))
+        if due < self._due:
+            self._due = due
+            self._later(due - self.now(), self._settle)
 
     def _settle(self) -> None:
-        self._is_due = False
+        self._due = math.inf
         for group in self._groups.values():
             if group.why_not:
-                self.drop([sample for sample in group.samples.values() if sample.block != NOWHERE])
-            for sharer in group.members:
-                sharer.settle()
-        if not self._looks:
-            self._look()
+                self.drop([sample for sample in group.samples.values() if sample.is_staged])
+            group.settle(self.now())
+        if not self._watches and any(one.granted for group in self._groups.values() for one in group.members):
+            self._watches = True
+            self._later(_LOOK_S, self._watch)
 
-    def _look(self) -> None:
-        """Looks for what is late, now and while anything is granted."""
-        now = self.now()
-        self._looks = sum(group.look(now) for group in self._groups.values()) > 0
-        if self._looks:
-            self._later(_LOOK_S, self._look_again)
+    def _watch(self) -> None:
+        self._watches = False
+        self._settle()
 
-    def _look_again(self) -> None:
-        self._look()
-        self.look()
-
-    def stage(self, sample: SharedSample, found: Received, by: Sharer) -> None:
-        """Stages what has come of a sample; what came first makes room."""
+    def lend(self, group: SampleGroup) -> tuple[int, int]:
+        """Returns a block for a sample, and its size; none where that is not known, or there is no room."""
+        if not group.largest:
+            return NOWHERE, 0
         try:
-            block, view = self._blocks.allocate(found.nbytes)
+            return self.arena.allocate(group.largest), group.largest
         except MemoryError:
-            return
-        found.fill(view)
-        sample.block, sample.nbytes, sample.stamp = block, found.nbytes, self._blocks.publish(block)
-        sample.by = by
+            return NOWHERE, 0
+
+    def give_back(self, block: int) -> None:
+        """Frees a block that was lent, or of what was staged."""
+        if block != NOWHERE:
+            self.arena.free(block)
+
+    def stage(self, sample: SharedSample, sent: SentSample, block: int) -> None:
+        """Stages what has come of a sample, in the block that was lent or in a file; what came first makes room."""
+        if sent.file >= 0:
+            self.give_back(block)
+            try:
+                block = self.arena.allocate(sent.nbytes)
+            except MemoryError:
+                return
+            sent.fill(self.arena.buffer[block : block + sent.nbytes])
+        sample.block, sample.nbytes = block, sent.nbytes
         self._staged[sample] = None
-        self._nbytes += found.nbytes
+        self._nbytes += sent.nbytes
         while self._nbytes > self.budget:
             self.drop([next(iter(self._staged))])
 
@@ -171,7 +204,7 @@ class PreparedSamples:
         for sample in samples:
             del self._staged[sample]
             self._nbytes -= sample.nbytes
-            self._blocks.free(sample.block)
+            self.give_back(sample.block)
             sample.block = NOWHERE
             sample.forget()
 
@@ -183,8 +216,8 @@ class Sharer:
         self, shared: PreparedSamples, group: SampleGroup, workers: int, pass_on: Callable[[Ready], None]
     ) -> None:
         self.group = group
-        self.believed = not group.members  # others take what it prepares without a look
-        self.granted: set[SharedSample] = set()  # and not prepared
+        self.believed = not group.members  # others take what it prepares
+        self.granted: dict[SharedSample, tuple[int, int]] = {}  # and not prepared: the blocks lent, and their sizes
         self.is_late = False  # with one of these
         self.there: set[int] = set()  # tickets that were passed on, and are not released
         self._shared, self._workers, self._pass_on = shared, workers, pass_on
@@ -192,8 +225,8 @@ class Sharer:
         self._ready: dict[int, Ready] = {}  # whose bytes are there, not passed on
         self._ahead: list[int] = []  # of these a heap of those that were not in the window,
         self._waiting: dict[int, SharedSample] = {}  # and the others
-        self._comparing: dict[int, Sharer] = {}  # tickets that are compared, each for the one that is not believed
-        self.equal = self.compared = 0  # samples for its sake: that were the same, and on which it is waited
+        self.comparing: set[SharedSample] = set()  # that it prepares although others may, to be compared
+        self._equal = 0  # samples that were the same
         self._admitted = 0
         self.count_anew()
 
@@ -238,76 +271,97 @@ class Sharer:
     def release(self, tickets: Iterable[int]) -> None:
         """Forgets tickets whose samples have been prepared, or are not wanted any more."""
         for ticket in tickets:
-            self.there.discard(ticket)
             self._ready.pop(ticket, None)
             self._waiting.pop(ticket, None)
+            self.there.discard(ticket)
             sample = self._wants.pop(ticket, None)
             if sample is not None:
                 self._leave(ticket, sample)
-            self._end_comparison(ticket, equal=1)
         self._shared.look()
-
-    def _end_comparison(self, ticket: int, equal: int) -> None:
-        other = self._comparing.pop(ticket, None)
-        if other is not None:
-            other.compared -= 1
-            other.equal += equal
-            other.believed = other.believed or other.equal >= COMPARED
 
     def _leave(self, ticket: int, sample: SharedSample) -> None:
         """Ends a ticket's interest in a sample."""
-        self._finish(sample)
+        self._shared.give_back(self._finish(sample))
+        if self not in sample.claims:
+            self.comparing.discard(sample)
         sample.wanted[self].remove(ticket)
         if not sample.wanted[self]:
             del sample.wanted[self]
         sample.had += 1
-        if not sample.wanted and sample.block != NOWHERE and sample.had >= max(2, len(self.group.members)):
+        if not sample.wanted and sample.is_staged and sample.had >= max(2, len(self.group.members)):
             self._shared.drop([sample])
         sample.forget()
 
-    def _finish(self, sample: SharedSample) -> None:
-        """Gives up a sample that was granted: unless it has come, another is to prepare it."""
-        if sample in self.granted:
-            self.granted.remove(sample)
-            self.is_late = False
+    def _finish(self, sample: SharedSample) -> int:
+        """Ends what was granted: unless it has come, another is to prepare it. Returns the block that was lent."""
+        block, _ = self.granted.pop(sample, (NOWHERE, 0))
+        self.is_late = self.is_late and bool(self.granted)
         if sample.owner is self:
             sample.owner = None
+        return block
 
     def drop(self) -> None:
         """Forgets all tickets."""
-        for ticket in [*self._comparing]:
-            self._end_comparison(ticket, equal=0)
         self.release([*self._wants, *self.there])
         self._ahead, self._admitted = [], 0
 
-    def receive(self, found: Received) -> None:
-        """Takes what a worker has sent: a sample, or why there is none, or nothing if it found no copy."""
-        shared, group, sample = self._shared, self.group, self.group.samples.get(found.sample)
-        if found.why_not:
-            group.why_not = group.why_not or found.why_not
-        elif found.file < 0:
+    def receive(self, sent: SentSample) -> None:
+        """Takes what a worker has sent."""
+        group, sample = self.group, self.group.samples.get(sent.number)
+        if sent.why_not:
+            group.why_not = group.why_not or sent.why_not
+        elif sent.is_gone:
             self.again += 1
-            for ticket in [ticket for ticket in self._comparing if self._wants[ticket].number == found.sample]:
-                self._end_comparison(ticket, equal=0)
-        elif found.nbytes > shared.budget:
-            group.why_not = f"one of {found.nbytes} bytes is more than the share_budget of {shared.budget}"
+        elif sample is not None and sample in self.granted:
+            self._take(sample, sent)
+        elif sample is not None and sample.checksum is None:
+            sample.claims[self] = sent.checksum
         elif sample is not None:
-            if sample in self.granted:
-                group.observe(found.nbytes, found.prepare_s, shared.now() - sample.since)
-            self._finish(sample)
-            if sample.block == NOWHERE:
-                shared.stage(sample, found, self)
-        shared.look()
+            self._compare(sample, sent.checksum)
+        self._shared.look()
+
+    def _take(self, sample: SharedSample, sent: SentSample) -> None:
+        """Takes a sample that was granted."""
+        shared, group, (lent, room) = self._shared, self.group, self.granted[sample]
+        group.observe(sent, shared.now() - sample.since)
+        block = self._finish(sample)
+        if sent.nbytes > shared.budget:
+            group.why_not = f"one of {sent.nbytes} bytes is more than the share_budget of {shared.budget}"
+        sample.checksum, claims, sample.claims = sent.checksum, sample.claims, {}
+        for other, checksum in claims.items():
+            other._compare(sample, checksum)
+        is_there = sent.file >= 0 or (sent.block == lent != NOWHERE and 0 <= sent.nbytes <= room)
+        if group.why_not or sample.is_staged or not is_there:
+            shared.give_back(block)
+        else:
+            shared.stage(sample, sent, block)
+
+    def _compare(self, sample: SharedSample, checksum: int) -> None:
+        """Compares a sample that this loader has prepared with that of one that is believed."""
+        self.comparing.discard(sample)
+        self._equal += checksum == sample.checksum
+        self.believed = self.believed or self._equal >= COMPARED
+        if checksum != sample.checksum:
+            self.group.why_not = self.group.why_not or _DIFFERENT
 
     # --- what becomes of its tickets -------------------------------------------------------------------------
+
+    @property
+    def is_short(self) -> bool:
+        """True if its workers may soon have nothing to do."""
+        comes = self._ahead and self._ahead[0] < self._admitted
+        return len(self.granted) <= self._workers and bool(self._waiting or comes)
 
     def waits_for(self, sample: SharedSample) -> bool:
         """Returns whether a ticket in the window waits for the sample."""
         return any(ticket in self._waiting for ticket in sample.wanted[self])
 
-    def settle(self) -> None:
-        """Passes on all tickets that need not wait."""
+    def settle(self, now: float) -> None:
+        """Passes on all tickets of which there is a copy, or that are not shared; gives up samples that are late."""
         group, alone = self.group, len(self.group.members) == 1
+        for sample in self.granted:
+            if sample.owner is self and now - sample.since > LATE_S + group.usual_s:
+                sample.owner, self.is_late = None, True
         end = self._admitted + (_ALONE if alone and group.unused >= _UNUSED else 0)
         while self._ahead and (self._ahead[0] < end or group.why_not):
             ticket = heapq.heappop(self._ahead)
@@ -316,48 +370,41 @@ class Sharer:
         for ticket, sample in [*self._waiting.items()]:
             if group.why_not:
                 self._pass(ticket)
-            elif sample.by is not None and sample.block != NOWHERE:
-                self._copy(ticket, sample, sample.by)
-            elif sample.owner is None and self._has_room:
-                self._grant(ticket, sample)
+            elif not self.believed and self._equal + len(self.comparing) < COMPARED and sample not in self.comparing:
+                self.comparing.add(sample)
+                self._prepare_alone(ticket, sample)
+            elif self.believed and sample.is_staged and sample.checksum is not None:
+                self.group.unused = 0
+                self.copied += 1
+                self._pass(ticket, place_of(sample.number, sample.block, sample.nbytes, sample.checksum))
 
-    @property
-    def _has_room(self) -> bool:
-        return len(self.granted) < UNFINISHED * self._workers
+    def grants(self) -> Iterator[bool]:
+        """Grants samples that nobody has, or is about to have: one whenever it is asked to go on."""
+        for ticket, sample in [*self._waiting.items()]:
+            if sample.owner is None and not sample.is_staged and sample not in self.granted:
+                if self.believed:
+                    yield from self._grant(ticket, sample)
+                elif not any(one.believed and not one.is_late and one.waits_for(sample) for one in sample.wanted):
+                    self._prepare_alone(ticket, sample)
 
-    def _copy(self, ticket: int, sample: SharedSample, by: Sharer) -> None:
-        self.group.unused = 0
-        place = sample.block, sample.nbytes, sample.stamp, PREPARED, sample.number
-        doubted = by if self.believed else self
-        if self.believed and by.believed:
-            self.copied += 1
-            self._pass(ticket, (*place, None))
-        elif (self.believed or by.believed) and doubted.equal + doubted.compared < COMPARED:
-            self.again += 1
-            self._comparing[ticket] = doubted
-            doubted.compared += 1
-            self._pass(ticket, (*place, 1))
-        elif self._has_room and not self._comparing:  # else this loader's own workers soon tell more
-            self._grant(ticket, sample)
+    def _grant(self, ticket: int, sample: SharedSample) -> Iterator[bool]:
+        group, wanted = self.group, len(sample.wanted) > 1 or bool(sample.claims)
+        if self.is_late or (not wanted and (sample.begun or group.unused >= _UNUSED)):
+            self._prepare_alone(ticket, sample)
+        elif len(self.granted) < UNFINISHED * self._workers:
+            block, room = self.granted[sample] = self._shared.lend(group)
+            sample.owner, sample.since = self, self._shared.now()
+            group.unused += not wanted
+            self.granted_count += 1
+            self.again += sample.begun
+            sample.begun = True
+            self._pass(ticket, ask(sample.number, block, room))
+            yield True
 
-    def _grant(self, ticket: int, sample: SharedSample) -> None:
-        group, is_there, wanted = self.group, sample.block != NOWHERE, len(sample.wanted) > 1
-        others = not self.believed and sample.wanted
-        if others and any(one.believed and not one.is_late and one.waits_for(sample) for one in others):
-            return  # it is about to be there, to be compared
+    def _prepare_alone(self, ticket: int, sample: SharedSample) -> None:
         self.again += sample.begun
-        if not (is_there or wanted) and (sample.begun or group.unused >= _UNUSED):
-            self._pass(ticket)  # others have had it, or are elsewhere
-            return
         sample.begun = True
-        self.granted.add(sample)
-        if is_there:  # and it is not known whether it is the same
-            self._pass(ticket)
-            return
-        group.unused += not wanted
-        sample.owner, sample.since = self, self._shared.now()
-        self.granted_count += 1
-        self._pass(ticket, (ASKED, 0, 0, PREPARED, sample.number, None))
+        self._pass(ticket, *(() if self.believed else (ask_checksum(sample.number),)))
 
     def _pass(self, ticket: int, *more: Place) -> None:
         _, places = self._ready.pop(ticket)

@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from minato_gpu import children
 from minato_gpu.memory.arena import Arena
-from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk_retention import DiskRetention
@@ -27,6 +25,8 @@ from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.service import Ready, Service, Wanted
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER
 
 if TYPE_CHECKING:
     from minato_gpu.sources.disk.tier import DiskTier
@@ -140,8 +140,12 @@ class Link:
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
         self._loop.add_reader(of_fields.fileno(), self._take_fields)
 
-    def _take(self, found: fields.Received) -> None:
-        """Fields have come."""
+    def _next_of(self, end: socket.socket) -> Any:
+        """Returns the next fields, which have a ``file`` to be closed; None if there are none."""
+        return fields.receive(end)
+
+    def _take(self, found: Any) -> None:
+        """Takes what ``_next_of`` has returned."""
         self._service.receive(found)
 
     @property
@@ -167,7 +171,7 @@ class Link:
         end = self._fields
         while end is not None:
             try:
-                found = fields.receive(end)
+                found = self._next_of(end)
             except OSError:
                 self._loop.remove_reader(end.fileno())
                 return

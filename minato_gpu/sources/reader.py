@@ -16,16 +16,16 @@ from time import monotonic
 from typing import Any
 from weakref import WeakSet, finalize
 
-from minato_gpu import children
 from minato_gpu.memory import address_space
 from minato_gpu.memory.arena import MOST, Arena, round_up
-from minato_gpu.notices import LOGGER
 from minato_gpu.sources import fields
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.messages import SOCKET_BYTES, MessageSocket
 from minato_gpu.sources.process import ReaderSettings, main
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.service import Ready, Wanted
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER
 
 _LEAVE_S = 10.0  # what is to be kept may have to be written yet
 TOGETHER = 64  # tickets
@@ -91,7 +91,7 @@ class Reader:
     """
 
     fields: socket.socket | None = None  # where workers send fields that are to be kept,
-    prepared: socket.socket | None = None  # and samples that other loaders want, too
+    prepared: tuple[socket.socket, Arena] | None = None  # and samples for other loaders; and the memory for these
     process: Any = None
     _owner: int
 

@@ -70,13 +70,7 @@ class AtHand(threading.local):
 
     def find_fields(self) -> NDArray[np.uint8] | None:
         """Returns a copy of the sample's kept fields; None if they are not there (any more)."""
-        return self._copy(self.fields)
-
-    def find_prepared(self) -> NDArray[np.uint8] | None:
-        """Returns a copy of the sample that another loader has sent; None if it is not there (any more)."""
-        return self._copy(self.prepared)
-
-    def _copy(self, place: Place | None) -> NDArray[np.uint8] | None:
+        place = self.fields
         return None if place is None or self.arena is None else blocks.copy(self.arena, *place[:3])
 
 

@@ -171,15 +171,14 @@ class _UrlRead:
 
 
 class UrlReads:
-    """Reads URLs: as many attempts as it takes, and in each one request, or two if the first takes long (hedging.py).
+    """Reads URLs: as many attempts as it takes, and in each one request, or more if the first takes long (hedging.py).
 
-    ``ended`` is called for every read; ``at_its_limit`` returns whether the storage gives no more. ``counts``: see
-    ``ReaderPool.stats``. A request is a task, and the only one: its answer is dealt with as it ends, and requests that
-    wait too long are found by two timers for all.
+    ``ended`` is called for every read. ``counts``: see ``ReaderPool.stats``. A request is a task, and the only one: its
+    answer is dealt with as it ends, and requests that wait too long are found by two timers for all.
     """
 
-    def __init__(self, remote: RemoteReads, at_its_limit: Callable[[], bool], ended: Answered) -> None:
-        self._remote, self._at_its_limit, self._ended = remote, at_its_limit, ended
+    def __init__(self, remote: RemoteReads, ended: Answered) -> None:
+        self._remote, self._ended = remote, ended
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()
         self._reads: dict[int, _UrlRead] = {}
@@ -214,9 +213,7 @@ class UrlReads:
         if is_second is None:  # the other one was answered first, or it took too long
             return
         if isinstance(answer, bytes):
-            if is_second or read.requests:
-                self.counts["hedges_won"] += is_second
-                self._hedging.hedged(won=is_second)
+            self.counts["hedges_won"] += is_second
             self._answered(read, answer)
         elif not read.requests:
             self._answered(read, answer)
@@ -231,13 +228,12 @@ class UrlReads:
         now = self._loop.time()
         seconds = now - read.attempt_begin
         patient = self._hedging.patience_s is not None
-        self._hedging.finished(read.number, seconds)
+        self._hedging.finished(seconds)
         if not patient and self._hedging.patience_s is not None:
             self._slow.look()
         if isinstance(answer, bytes) or not self._tries_again(read, answer):
             del self._reads[read.number]
             self._ended(read.number, answer, seconds, now - read.begin)
-        self._ask_again()
 
     def _tries_again(self, read: _UrlRead, error: BaseException) -> bool:
         """Returns whether there will be one more attempt."""
@@ -258,15 +254,12 @@ class UrlReads:
     # --- what takes long -------------------------------------------------------------------------------------
 
     def _takes_long(self, read: _UrlRead) -> None:
-        self._hedging.overdue(read.number, read.attempt_begin)
-        self._ask_again()
-
-    def _ask_again(self) -> None:
-        """Sends slow requests a second time, as far as that is allowed now."""
-        now = self._loop.time() + _SLACK_S
-        while (number := self._hedging.next(now, at_its_limit=self._at_its_limit())) is not None:
+        """Sends the request once more, if that is allowed now. It is looked at again: so may the second take long."""
+        now = self._loop.time()
+        if self._hedging.take(now):
             self.counts["hedges"] += 1
-            self._request(self._reads[number], is_second=True)
+            self._request(read, is_second=True)
+        self._slow.add(read, since=now)
 
     def _time_out(self, read: _UrlRead) -> None:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
@@ -300,9 +293,9 @@ class Overdue(Generic[T]):
         self._since: dict[T, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, each: T, now: float) -> None:
-        """Adds one that waits from now on, not before any other did."""
-        self._since[each] = now
+    def add(self, each: T, since: float) -> None:
+        """Adds one that waits since then, not before any other did."""
+        self._since[each] = since
         if self._timer is None:
             self._set()
 

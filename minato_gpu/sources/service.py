@@ -121,7 +121,7 @@ class Service:
             if asked:
                 ticket.asked = sample
             if self.disk is not None:
-                self.disk.following.wanted(sample, keys)
+                self.disk.following.wanted(len(keys))
             for key, item in zip(found, items, strict=True):
                 self._want(ticket, sample, key, item)
             if not ticket.missing:

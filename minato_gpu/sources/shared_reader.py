@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
-from minato_gpu import children
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.notices import LOGGER, say_once
 from minato_gpu.sources import fields, host_reader
 from minato_gpu.sources.host_reader import ANSWER, HEAD, LARGEST, MAGIC
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.sources.reader import Reader, arena_of
 from minato_gpu.sources.service import Ready
+from minato_gpu.util import children
+from minato_gpu.util.messages import LOGGER, say_once
 
 _PATIENCE_S = 10.0  # with one that has just been started, by a fork server perhaps, or is stopped
 _SILENT = (
@@ -46,7 +47,7 @@ class SharedReader(Reader):
         end = _connected(start, share, settings)
         theirs, ours = fields.pair(_ROOM) if settings.share_bytes else (None, None)
         try:
-            arena, kept, prepared, self.pid = _welcomed(end, settings, theirs)
+            found = _welcomed(end, settings, theirs)
         except BaseException:
             for each in (end, ours):
                 if each is not None:
@@ -55,20 +56,36 @@ class SharedReader(Reader):
         finally:
             if theirs is not None:
                 theirs.close()
-        self._hold(end, arena, settings, stays=True)
-        if ours is not None and not prepared:
-            ours.close()
-        self.prepared = ours if prepared else None
-        if settings.memory_bytes not in (0, kept):
-            say_once(
-                f"share={share!r}: its reader process keeps {kept} bytes in memory, as the loader said that came "
-                f"first; the {settings.memory_bytes} of this loader's cache count for nothing"
+        self.pid = found.pid
+        self._hold(end, found.arena, settings, stays=True)
+        self.prepared = None if ours is None or found.of_samples is None else (ours, found.of_samples)
+        if self.prepared is None:
+            for unused in (ours, found.of_samples):
+                if unused is not None:
+                    unused.close()
+        self._compare(found)
+
+    def _compare(self, found: _Welcome) -> None:
+        """Logs what counts for nothing, as another loader has started the process."""
+        settings, said = self.settings, list[str]()
+        if settings.memory_bytes not in (0, found.kept):
+            said.append(
+                f"keeps {found.kept} bytes in memory, as the loader said that came first; the {settings.memory_bytes} "
+                "of this loader's cache count for nothing"
             )
-        if settings.share_bytes not in (0, prepared):
-            say_once(
-                f"share={share!r}: its reader process keeps {prepared} bytes of prepared samples, as the loader said "
-                f"that came first; the share_budget of this loader, {settings.share_bytes}, counts for nothing"
+        if settings.share_bytes not in (0, found.budget):
+            said.append(
+                f"keeps {found.budget} bytes of prepared samples, as the loader said that came first; the share_budget "
+                f"of this loader, {settings.share_bytes}, counts for nothing"
             )
+        if settings.peers != found.peers:
+            theirs, ours = (", ".join(peers[1:] or peers) or "no other host" for peers in (found.peers, settings.peers))
+            said.append(
+                f"has one cache with {theirs}, as the loader said that came first; the cache_peers of this loader "
+                f"({ours}) count for nothing: give all loaders of a share the same"
+            )
+        for each in said:
+            say_once(f"share={self._share!r}: its reader process {each}")
 
     def _heard(self) -> list[list[Ready]] | None:
         heard = super()._heard()
@@ -107,8 +124,8 @@ class SharedReader(Reader):
             self._is_closed = True
             self.end.close()
             self.arena.close()
-            if self.prepared is not None:
-                self.prepared.close()
+            for each in self.prepared or ():
+                each.close()
 
 
 def open_reader(start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> Reader:
@@ -143,25 +160,34 @@ def _connected(start: Callable[..., Any], share: str, settings: ReaderSettings) 
 
 def _start(start: Callable[..., Any], listening: socket.socket, share: str, settings: ReaderSettings) -> None:
     """Start it, by way of a process that ends at once: it is to be no child of this one."""
-    arena = arena_of(settings.memory_bytes + settings.share_bytes)
-    try:
-        starter = start(host_reader.main, arena, listening, share, settings)
+    with ExitStack() as undo:
+        arenas = [arena_of(settings.memory_bytes), arena_of(settings.share_bytes) if settings.share_bytes else None]
+        for arena in arenas:
+            if arena is not None:
+                undo.callback(arena.close)
+        starter = start(host_reader.main, *arenas, listening, share, settings)
         starter.join()
         children.close(starter)
-    finally:
-        arena.close()
 
 
-def _welcomed(
-    end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None
-) -> tuple[Arena, int, int, int]:
-    """Say who comes, and where prepared samples do; returns what is said in return: its memory, the bytes that it keeps
-    there, those of prepared samples, and its pid."""
+class _Welcome(NamedTuple):
+    """What the process says first."""
+
+    arena: Arena
+    kept: int  # bytes that it keeps there,
+    of_samples: Arena | None  # memory for prepared samples,
+    budget: int  # and how many bytes of them are kept
+    peers: tuple[str, ...]
+    pid: int
+
+
+def _welcomed(end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None) -> _Welcome:
+    """Say who comes, and where prepared samples do."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     files = [] if of_samples is None else [of_samples.fileno()]
     socket.send_fds(end, [host_reader.hello(settings)], files)
     try:
-        said, files, _, _ = socket.recv_fds(end, LARGEST, 1, socket.MSG_CMSG_CLOEXEC)
+        said, files, _, _ = socket.recv_fds(end, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
     except TimeoutError:
         raise TimeoutError(_SILENT) from None
     try:
@@ -173,8 +199,10 @@ def _welcomed(
                 f"its reader process speaks version {version} of the protocol, and this loader version {own}: another "
                 "version of minato_gpu has started it"
             )
-        capacity, kept, prepared, pid = ANSWER.unpack_from(said, HEAD.size)
-        return Arena("kept", capacity, fd=files.pop()), kept, prepared, pid
+        capacity, kept, of_samples_bytes, budget, pid = ANSWER.unpack_from(said, HEAD.size)
+        peers = tuple(said[HEAD.size + ANSWER.size :].decode().split())
+        shared = Arena("samples", of_samples_bytes, fd=files.pop()) if budget else None
+        return _Welcome(Arena("kept", capacity, fd=files.pop()), kept, shared, budget, peers, pid)
     finally:
         for file in files:
             os.close(file)

@@ -15,13 +15,13 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset
 
-from minato_gpu.notices import say_once
+from minato_gpu.util.messages import say_once
 
 Key = tuple[str, int, int | None] | tuple[str, int, int | None, str]
 """Path, offset and length, and the version where one is declared: what the bytes are."""
 
 
-FIELDS = "fields:"  # in the place of a path: what was made of a sample (kept_fields.py), not what was read
+FIELDS = "fields:"  # in the place of a path: what was made of a sample (pipeline/kept_fields.py), not what was read
 
 
 def fields_key(sample: int) -> Key:

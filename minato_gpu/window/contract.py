@@ -8,7 +8,7 @@ from typing import Protocol
 from minato_gpu.lanes.base import Failure
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import Ticket, Value
-from minato_gpu.spans import Span
+from minato_gpu.scheduling.spans import Span
 
 Judge = Callable[[Sequence[Failure], int], None]
 """Called with the samples that a batch is to come without, and how many others it has; raises if it must not come."""

@@ -16,7 +16,7 @@ from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.memory.layout import Layout, Views
 from minato_gpu.samples import JSON, OutputBatch, TicketId, Value
-from minato_gpu.spans import singles, without
+from minato_gpu.scheduling.spans import singles, without
 from minato_gpu.window.records import Batch, Record
 
 Part = tuple[Record, TicketId, TicketId]

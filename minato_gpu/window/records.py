@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from minato_gpu.device.loads import Load
 from minato_gpu.lanes.base import Failure, HostRead, Item, Piece, Resident
 from minato_gpu.samples import Key, OutputBatch, Position, Ticket, TicketId, Value
-from minato_gpu.spans import BySerial, TicketSpan, count, serials, tickets
+from minato_gpu.scheduling.spans import BySerial, TicketSpan, count, serials, tickets
 
 _FIRST = OutputBatch(0)
 

@@ -36,7 +36,7 @@ from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import TicketId, Value
-from minato_gpu.spans import TicketSpan, count, serials, tickets
+from minato_gpu.scheduling.spans import TicketSpan, count, serials, tickets
 from minato_gpu.window.host_memory import HostMemoryAccount, stored_part
 from minato_gpu.window.loading import Loading, Part
 from minato_gpu.window.records import Batch, Record, Window

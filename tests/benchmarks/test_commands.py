@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import verdicts
-from minato_gpu.lab.analysis.verdict import Case
+from minato_gpu.lab.analysis.preparation import Case
 from minato_gpu.lab.cli import main
 from tests.support import programs
 
@@ -39,7 +39,7 @@ TOYS = (
     Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),
-    Toy("overhead", "samples_per_s scheduler_us_per_sample", 6),
+    Toy("paired --class arrays", "samples_per_s cpu_us batch_ms penalty", 4),
     Toy("saves", "save_p50_us save_cpu_p99_us own_bytes batch_us saved_batch_us", 16, ("window", {256, 4096})),
     Toy("swap", "epoch_s wait_p99_ms first_epoch_s", 4),
     Toy("storage --loader pytorch", "of_bound samples_per_s", 2),

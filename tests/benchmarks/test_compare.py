@@ -22,7 +22,7 @@ from benchmarks.isolate import isolated
 from benchmarks.peers import Job, Loader
 from benchmarks.work import ContentError
 from minato_gpu import Pipeline
-from minato_gpu.stages import Tolerance
+from minato_gpu.pipeline.stages import Tolerance
 from pipelines import object_detection, segmentation_3d, speech_recognition
 from tests.support import programs
 

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import faulthandler
-import gc
 import json
-import os
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
 from benchmarks import gpu_session
-from benchmarks.gpu_session import PARTS
-from benchmarks.isolate import MeasurementError, isolated
-from benchmarks.session import checks, gpu_tests, harm, questions
-from benchmarks.session import settings as about
-from benchmarks.session.record import NO_TIME
-from benchmarks.session.settings import LEAST_S, Request, Settings
-from minato_gpu import parity
-from tests.support.fake_device import FakeDevice
+from benchmarks.gpu_session import PARTS, Record
+from benchmarks.isolate import MeasurementError
+from benchmarks.session import gpu_tests, loaders, parts, price
+from benchmarks.session.dali import Dali
+from benchmarks.session.measure import Run
+from benchmarks.session.settings import NO_TIME, Request, Row, Settings
+from minato_gpu.lab import parity
 
-ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc", "quick": True}, "machine": {"gpus": ["H"]}}
+ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc"}, "machine": {"gpus": ["H"]}, "rows": []}
 
 
 def settings(tmp_path: Path) -> Settings:
     return Settings.usual("cpu", tmp_path, quick=True)
+
+
+def request_of(chosen: Settings, seconds: float = 600.0, rows: Any = ()) -> Request:
+    return Request(chosen, list(rows), time.perf_counter() + seconds)
 
 
 @pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
@@ -45,211 +44,218 @@ def test_every_part_at_toy_size(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads(path.read_text(encoding="utf-8"))
     assert content["settings"]["device"] == "cpu" and content["settings"]["commit"]
-    assert str(tmp_path) not in path.read_text(encoding="utf-8")
+    assert content["complete"] == sorted(PARTS) and str(tmp_path) not in path.read_text(encoding="utf-8")
     rows = {case: {row["name"]: row for row in content["rows"] if row["case"] == case} for case in PARTS}
-    assert [row["passed"] for case in ("first", "parity") for row in rows[case].values()] == [True, True]
+    assert [row["passed"] for case in ("tests", "parity") for row in rows[case].values()] == [True, True]
     assert [row["passed"] for row in rows["probe"].values()] == [True] * 5
-    asked = {name: row for name, row in rows["checks"].items() if "missing" not in row}
-    assert list(rows["checks"]) == [check.name for check in checks.CHECKS]
-    assert list(asked) == [check.name for check in checks.CHECKS if check.anywhere]
-    assert all(isinstance(row["holds"], bool) and row["means"] for row in asked.values())
-    tuned = [name for name, row in rows["tune"].items() if "missing" not in row]
-    assert tuned[0] == "hybrid" and {"dali", "pytorch", "spdl"} < {*tuned}
-    assert {*rows["rates"]} == {*rows["training"]} == {"cpu", "device", *rows["tune"]}
-    assert len(rows["light"]) == 3 and {"cpu", "hybrid"} < {*rows["light"]}
-    assert len(rows["cores"]) == 8
-    for case in ("rates", "training", "light", "cores"):
+    assert (
+        {"cpu", "device", "hybrid", "dali", "dali_dynamic", "pytorch", "spdl"} < {*rows["rates"]} == {*rows["training"]}
+    )
+    for case in ("rates", "training"):
         measured = [row for row in rows[case].values() if "missing" not in row]
-        assert all(row["samples_per_s"] > 0 and row["step_s"] > 0 for row in measured)
-        assert all(row["cores_busy"] > 0 and row["cpu_s_per_sample"] > 0 for row in measured)
+        assert all(row["samples_per_s"] > 0 and row["step_s"] > 0 and row["cores_busy"] > 0 for row in measured)
         assert all(row.get("content_ok", True) for row in measured)
-        assert all(("resident_step_p99_s" in row) == (case in ("training", "light")) for row in measured)
+        assert all(("resident_step_p99_s" in row) == (case == "training") for row in measured)
     assert list(rows["memory"]) == ["hybrid", "hybrid, budget", "dali"]
     assert all(row["device_bytes_peak"] > 0 for row in rows["memory"].values())
-    assert len(rows["price"]) == len(harm.EVERY) + 1 and rows["price"]["slope"]["step_s_per_device_s"] is not None
+    assert len(rows["price"]) == len(price.EVERY) + 1 and rows["price"]["slope"]["step_s_per_device_s"] is not None
     assert rows["price"]["a batch for every 1 steps"]["device_busy"] > 0
-    assert rows["thread"]["hybrid"]["next_p99_s"] >= rows["thread"]["hybrid"]["next_p50_s"] > 0
-    unmeasured = {target["name"] for target in content["targets"] if target["measured"] is None}
-    assert unmeasured <= {"step_slowdown"}  # where the CPU lane did not suffice
+    assert all(target["measured"] is not None for target in content["targets"])
 
 
 @pytest.mark.parametrize("commit", [None, "abc"])
 def test_on_a_gpu_it_must_be_said_what_is_measured(monkeypatch: pytest.MonkeyPatch, commit: str | None) -> None:
-    monkeypatch.setattr(gpu_session, "_begun", _never)
+    monkeypatch.setattr(gpu_session, "Record", _never)
     monkeypatch.setattr(gpu_session, "isolated", lambda *_, **__: {})
     command = ["--device", "cuda", *(["--commit", commit] if commit else [])]
     done = CliRunner().invoke(gpu_session.main, command)
     assert ("--commit must be given" in done.output) is (commit is None)
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_results_lie_outside_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
-    on_gpu = replace(settings(tmp_path), device="cuda", quick=quick)
-    monkeypatch.delenv("OUT", raising=False)
-    assert not about.default_path(on_gpu, ABOUT).is_relative_to(about.ROOT)
-    monkeypatch.setenv("OUT", str(tmp_path))
-    assert about.default_path(on_gpu, ABOUT).is_relative_to(tmp_path)
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("it was run")
 
 
-@pytest.mark.parametrize(("holds", "means"), [(True, "good"), (False, "bad")])
-def test_an_answer_comes_with_what_it_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds: bool, means: str
-) -> None:
-    """And a question that cannot be asked hides no other."""
-    asked = Request(replace(settings(tmp_path), device="cuda"), [], time.perf_counter() + 60)
-
-    def answered(ask: Any, *rest: Any, **options: Any) -> Any:
-        if ask is settings:
-            raise MeasurementError("no driver")
-        return holds, {"figure": 3}
-
-    breaks: Any = settings
-    questions_ = (("known", breaks, "", ""), ("breaks", breaks, "", ""), ("works", questions.new_enough, "good", "bad"))
-    monkeypatch.setattr("benchmarks.session.settings.isolated", answered)
-    monkeypatch.setattr(checks, "CHECKS", [checks.Check(*one) for one in questions_])
-    known = [{"case": "checks", "name": "known", "holds": True}]
-    broken, works = checks.checks(replace(asked, rows=known))
-    assert broken == {"name": "breaks", "error": "no driver"}
-    assert works == {"name": "works", "holds": holds, "means": means, "figure": 3}
-    late = replace(asked, deadline=time.perf_counter())
-    assert [row["missing"] for row in checks.checks(late)] == [NO_TIME] * 3
-
-
-def test_the_driver_is_asked_for_a_context() -> None:
-    class Driver:
-        def __init__(self, status: int) -> None:
-            self.status = status
-
-        def cuInit(self, flags: int) -> int:
-            return 0
-
-        def cuDevicePrimaryCtxGetState(self, device: int, flags: Any, active: Any) -> int:
-            active._obj.value = device
-            return self.status
-
-    assert [questions.has_context(Driver(0), number) for number in (0, 1)] == [False, True]
-    with pytest.raises(RuntimeError, match="error 100"):
-        questions.has_context(Driver(100))
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_it_is_seen_whether_a_late_error_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    device = FakeDevice()
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
-
-    def later(holds: Any) -> None:
-        if fails and not holds:
-            device.fail(RuntimeError("device-side assert triggered"))
-
-    monkeypatch.setattr(questions, "assert_later", later)
-    holds, figures = questions.late_errors_are_told(settings(tmp_path))
-    assert holds is fails and ("device-side assert" in figures["told"]) is fails
-    assert (figures["threads_left"], figures["ended"]) == ([], "status 0") and "said" not in figures
-
-
-class Aborts:
-    """Ends its process where it is let go of, as memory of PyTorch's does after an error of CUDA's."""
-
-    def __str__(self) -> str:
-        return "device-side assert triggered"
-
-    def __del__(self) -> None:
-        faulthandler.disable()
-        os.write(2, b"terminate called: device-side assert triggered\n")
-        os.abort()
-
-
-@pytest.mark.parametrize("when", ["before it is told", "after"])
-def test_a_late_error_that_ends_the_process_is_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    def load(*_: Any, **__: Any) -> Any:
-        if when == "after":
-            raise RuntimeError(Aborts())
-        Aborts()
-
-    monkeypatch.setattr(questions, "DataLoader", load)
-    holds, figures = questions.late_errors_are_told(settings(tmp_path))
-    assert not holds and figures["threads_left"] is None and figures["ended"] == "ended by SIGABRT"
-    assert ("assert" in figures["told"]) is (when == "after") and figures["said"].startswith("terminate called")
-
-
-def test_nothing_is_given_more_time_than_its_part_has(tmp_path: Path) -> None:
-    """A part that is ended loses all that it has found."""
-    asked = Request(settings(tmp_path), [], time.perf_counter() + 20)
-    assert asked.limit_s(6.0) == 6.0 and 6.0 < asked.limit_s(63.0) <= 20.0
-    late = Request(settings(tmp_path), [], time.perf_counter() - 20)
-    assert late.limit_s(63.0) == LEAST_S
+# --- the GPU tests and parity ------------------------------------------------------------------------------------
 
 
 def test_tests_that_take_too_long_tell_what_they_have_found() -> None:
     says = "print('tests/a.py::one PASSED', flush=True); import time; time.sleep(600)"
-    limit_s, told = 0.5, ""
-    while "PASSED" not in told:  # on a busy machine it takes a while until Python has begun
-        status, told = gpu_tests.run([sys.executable, "-c", says], limit_s)
+    limit_s, said = 0.5, ""
+    while "PASSED" not in said:  # on a busy machine it takes a while until Python has begun
+        ended, said = gpu_tests.run([sys.executable, "-c", says], limit_s)
         limit_s *= 2
-    assert status is None
-    assert gpu_tests.run([sys.executable, "-c", "import sys; print('no'); sys.exit(3)"], 60.0) == (3, "no\n")
+    assert ended == "not through in time"
+    assert gpu_tests.run([sys.executable, "-c", "import sys; print('no'); sys.exit(3)"], 60.0) == ("status 3", "no\n")
+    assert gpu_tests.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 60.0)[0] == "ended by SIGKILL"
 
 
-def test_each_file_of_tests_is_a_row_and_a_crash_is_told_with_its_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gpu_tests.FIRST in gpu_tests.files() and len(gpu_tests.files()) > 5
-    answers = {"a.py": (0, "1 passed"), "b.py": (-11, "Fatal Python error\nFAILED b.py::one"), "c.py": (None, "")}
-    monkeypatch.setattr(gpu_tests, "files", lambda: [*answers, "d.py"])
+def test_each_file_of_tests_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_tests.files()[0] == gpu_tests.FIRST and len(gpu_tests.files()) > 5
+    answers = {"a.py": ("status 0", "1 passed"), "b.py": ("ended by SIGSEGV", "Fatal Python error"), "c.py": ("x", "")}
+    monkeypatch.setattr(gpu_tests, "files", lambda: ["a.py", "b.py", "c.py", "d.py"])
     monkeypatch.setattr(gpu_tests, "run", lambda command, limit_s: answers[command[-1]])
-    known = [{"case": "first", "name": "d.py", "passed": True}]
-    asked = Request(replace(settings(tmp_path), quick=False), known, time.perf_counter() + 60)
+    known = [{"case": "tests", "name": "d.py", "passed": True}]
+    asked = request_of(replace(settings(tmp_path), quick=False), rows=known)
     rows = {row["name"]: row for row in gpu_tests.tests(asked)}
     assert {name: row["passed"] for name, row in rows.items()} == {"a.py": True, "b.py": False, "c.py": False}
-    assert rows["b.py"]["failed"] == ["FAILED b.py::one"] and rows["b.py"]["error"].endswith("ended by SIGSEGV")
-    assert rows["c.py"]["error"].endswith("not through in time")
+    assert rows["b.py"]["error"].endswith("ended by SIGSEGV")
 
 
 def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where soundfile is not installed."""
-    asked = Request(replace(settings(tmp_path), quick=False), [], time.perf_counter() + 60)
     report = parity.ParityReport([{"stage": "a", "passed": True}], [])
 
-    def checked(function: Any, module: str, *rest: Any, **options: Any) -> Any:
+    def checked(module: str, *rest: Any) -> Any:
         if "speech" in module:
             raise MeasurementError("no module named 'soundfile'")
         return report
 
-    monkeypatch.setattr("benchmarks.session.settings.isolated", checked)
-    rows = {row["name"]: row for row in gpu_session.check(asked)}
-    assert list(rows) == list(gpu_session.MODULES)
-    assert [name for name, row in rows.items() if not row["passed"]] == ["speech_recognition"]
+    monkeypatch.setattr(parity, "run_check", checked)
+    monkeypatch.setattr("benchmarks.session.settings.isolated", lambda function, *rest, **options: function(*rest))
+    rows = {row["name"]: row for row in parts.check(request_of(replace(settings(tmp_path), quick=False)))}
+    assert list(rows) == list(parts.MODULES)
+    assert [name for name, row in rows.items() if not row.get("passed")] == ["speech_recognition"]
     assert "soundfile" in rows["speech_recognition"]["error"]
 
 
-def test_a_measurement_may_end_by_itself(fresh: Executor, tmp_path: Path) -> None:
-    for grace_s, left in ((60.0, "unwound"), (0.0, "")):
-        note = tmp_path / f"{grace_s}"
-        assert fresh.submit(_ended, note, grace_s).result() == left
+# --- loaders that take turns -------------------------------------------------------------------------------------
 
 
-def _ended(note: Path, grace_s: float) -> str:
-    def unwinds() -> None:
-        import signal
-
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-        note.write_text("", encoding="ascii")
-        try:
-            time.sleep(600)
-        finally:
-            note.write_text("unwound", encoding="ascii")
-
-    gc.freeze()
-    limit_s = 0.5
-    while not note.exists():
-        with pytest.raises(MeasurementError, match="no result"):
-            isolated(unwinds, timeout_s=limit_s, settle_s=0.0, grace_s=grace_s)
-        limit_s *= 2
-    return note.read_text(encoding="ascii")
+def ran(rate: float, **more: Any) -> Run:
+    """A run of 100 samples."""
+    return Run(100, 100 / rate, 1.0, [0.25], [0.5], **more)
 
 
-def _never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("it was run")
+def turns_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[str], Run]) -> None:
+    """Runs are what the function makes of a contender's name."""
+    monkeypatch.setattr("benchmarks.session.settings.isolated", lambda _, settings, each, step, **__: run(each.name))
+
+
+def test_claims_have_two_repetitions_before_others_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def run(name: str) -> Run:
+        names.append(name)
+        return ran(5.0)
+
+    turns_of(monkeypatch, run)
+    monkeypatch.setattr(parts, "peers", lambda settings: [Dali(name, 2) for name in ("a", "b")])
+    monkeypatch.setattr(loaders, "available", lambda contender: True)
+    assert [*parts.rates(request_of(replace(settings(tmp_path), repetitions=3)))]
+    first = ["hybrid", "a", "cpu", "device"]
+    assert names == [*first, *first, "b", *first, "b"]
+
+
+def test_no_run_begins_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one as long as the longest so far; and one that has failed is not run again."""
+    asked, runs = request_of(settings(tmp_path)), list[str]()
+
+    def run(name: str) -> Run:
+        if name == "device":
+            raise MeasurementError("one\ntwo")
+        runs.append(name)
+        if len(runs) == 3:
+            object.__setattr__(asked, "deadline", time.perf_counter())
+        return ran(7.0)
+
+    turns_of(monkeypatch, run)
+    rows = [*parts.turns(asked, [loaders.ours(1)] * 5, "empty")]
+    assert runs == ["cpu", "hybrid", "cpu"]
+    assert [(row["name"], row.get("repetitions"), row.get("error")) for row in rows] == [
+        *(("cpu", 1, None), ("device", None, "one\ntwo"), ("hybrid", 1, None), ("cpu", 2, None))
+    ]
+    late = parts.turns(request_of(settings(tmp_path), 0.0), [loaders.ours(1)], "empty")
+    assert [row["missing"] for row in late] == [NO_TIME] * 3
+
+
+def test_a_peer_that_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dali, "package", "nvidia.no_such_package")
+    (row,) = parts.turns(request_of(settings(tmp_path)), [[Dali("dali", 1)]], "empty")
+    assert row["name"] == "dali" and row["missing"] == "nvidia.no_such_package is not installed"
+
+
+# --- what is known is written at once, and a later command goes on with it; time is shared out ------------------------
+
+
+def parts_of(monkeypatch: pytest.MonkeyPatch, **named: Callable[[Request], Iterator[Row]]) -> None:
+    """Parts of the session that are these functions."""
+    for name, run in named.items():
+        monkeypatch.setitem(PARTS, name, (run, 60.0))
+
+
+def test_a_row_is_written_when_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "session.json"
+    seen: list[list[Row]] = []
+
+    def rates(asked: Request) -> Iterator[Row]:
+        yield {"name": "hybrid", "samples_per_s": 1.0}
+        seen.append(json.loads(path.read_text(encoding="utf-8"))["rows"])
+        yield {"name": "hybrid", "samples_per_s": 2.0}
+        yield {"name": "dali", "missing": NO_TIME}
+
+    def parity_(asked: Request) -> Iterator[Row]:
+        seen.append([dict(row) for row in asked.rows])
+        yield {"name": "p", "passed": True}
+        raise MeasurementError("one\nand two")
+
+    def memory(asked: Request) -> Iterator[Row]:
+        yield {"name": "dali", "missing": "not installed"}
+
+    parts_of(monkeypatch, rates=rates, parity=parity_, memory=memory)
+    record = Record(path, ABOUT)
+    gpu_session.session(settings(tmp_path), ["rates", "parity", "memory"], record, time.perf_counter() + 60)
+    assert seen[0] == [{"case": "rates", "name": "hybrid", "samples_per_s": 1.0}]
+    assert [(row["name"], row.get("samples_per_s")) for row in seen[1]] == [("hybrid", 2.0), ("dali", None)]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    told = {(row["case"], row["name"]): row for row in content["rows"]}
+    assert [*told][:4] == [("rates", "hybrid"), ("rates", "dali"), ("parity", "p"), ("parity", "parity")]
+    assert told["parity", "parity"]["error"].endswith("one\nand two\n")
+    assert content["complete"] == ["memory"], "there was no time for one, and an error of the other"
+
+
+def test_a_later_command_goes_on_with_what_an_earlier_one_knew(tmp_path: Path) -> None:
+    path = tmp_path / "session.json"
+    Record(path, ABOUT).add({"case": "rates", "name": "dali", "samples_per_s": 9.0})
+    again = Record(path, ABOUT)
+    assert [row["name"] for row in again.rows] == ["dali"]
+    for name, other in (("commit", {"settings": {"commit": "def"}}), ("gpus", {"machine": {"gpus": ["B"]}})):
+        with pytest.raises(click.UsageError, match=f"measured otherwise: {name} differ; name another --out"):
+            Record(path, {**ABOUT, **other})
+
+
+def test_a_row_without_figures_takes_no_place_of_one_with(tmp_path: Path) -> None:
+    """A later command with less time knows less, not better; but a test that passed once may fail."""
+    record = Record(tmp_path / "session.json", ABOUT)
+    known = {"case": "rates", "name": "dali", "samples_per_s": 9.0}
+    passed = {"case": "tests", "name": "a.py", "passed": True}
+    for row in (known, passed, {"case": "rates", "name": "dali", "missing": NO_TIME}, {**passed, "error": "one"}):
+        record.add(row)
+    assert record.rows == [{**passed, "error": "one"}, known]
+    record.add({**known, "samples_per_s": 8.0, "error": "in the last run"})
+    assert record.rows[1]["samples_per_s"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("row", "failed"),
+    [
+        ({"case": "rates", "name": "dali", "error": "no such engine"}, False),
+        ({"case": "probe", "name": "regions", "error": "SIGSEGV"}, False),
+        ({"case": "rates", "name": "rates", "error": "the part has died"}, True),
+        ({"case": "parity", "name": "speech_recognition", "passed": False}, True),
+        ({"case": "memory", "name": "memory", "error": "of an earlier command"}, False),
+    ],
+)
+def test_a_command_fails_for_its_own_parts_and_not_for_what_they_found(row: Row, failed: bool) -> None:
+    assert gpu_session.failed(row, ["probe", "rates", "parity"]) is failed
+
+
+def test_the_time_is_shared_out_over_what_is_left() -> None:
+    names, left = list(PARTS), 480.0
+    for number, name in enumerate(names):
+        share = gpu_session.share_of(names[number:], left)
+        assert share <= left and share >= min(left, PARTS[name][1])
+        left -= share
+    assert left == pytest.approx(0.0), "all of it is used"
+    plenty = gpu_session.share_of(["rates", "memory"], 10_000.0)
+    assert plenty == pytest.approx(10_000.0 * 150 / 210), "and more where there is more"

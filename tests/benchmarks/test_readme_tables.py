@@ -68,8 +68,20 @@ def test_a_check_without_an_answer_says_why() -> None:
 def test_every_document_has_a_table() -> None:
     """But those of which the page tells in words."""
     told = {"busy", "busy_step", "chaos", "whatif_segmentation_3d"}
-    shown = {name for names in PAGES.values() for name in names} - {"workloads", "compare"}
-    assert {path.stem for path in RESULTS.glob("*.json")} == shown | told
+    shown = {name for names in PAGES.values() for name in names} - {"pairs", "compare"}
+    assert {path.stem for path in RESULTS.glob("*.json")} | {"paired"} == shown | told
+
+
+def test_readme_shows_pairs_that_are_decided() -> None:
+    ours = {"case": "arrays, 2 workers", "loader": "minato_gpu", "penalty": 0.02}
+    rows = [
+        {**ours, "loader": peer, "penalty": 0.1, "ratio": 1.2, "ratio_low": low, "ratio_high": high}
+        for peer, low, high in (("PyTorch", 1.1, 1.3), ("SPDL", 0.9, 1.4), ("torchdata", 0.9, None))
+    ]
+    head = {"date": "2026-11-27", "machine": {"cores": 2, "processor": "one", "gpus": []}, "versions": {}}
+    said = block("pairs", {**head, "rows": [ours, *rows]})
+    assert "| arrays, 2 workers | PyTorch | 1.20 (1.10 to 1.30) | 10% | 2% |" in said and "SPDL" not in said
+    assert said.endswith("Of 3 comparisons 2 are not shown: their interval includes 1.")
 
 
 def test_a_page_without_the_place_is_an_error(tmp_path: Path) -> None:

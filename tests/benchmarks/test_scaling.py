@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 from benchmarks.compare.ratios import scaling_summary as summary
 from benchmarks.isolate import descendants_cpu_s
 from benchmarks.peers import Job
 from benchmarks.readme import markdown
-from benchmarks.scaling import cells as samples
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
-    KINDS,
     LOADERS,
     NAMED,
-    OTHER_KINDS,
     SPREADS,
     Cell,
-    Reader,
-    fitting,
     worth_trying,
 )
 from benchmarks.scaling.measure import Bare, Plan, reach
-from benchmarks.work import Slept, WorkLog
 from tests.support import programs
 
 _FIGURES = ("samples_per_s", "of_bound", "first_epoch_of_bound", "first_batch_s", "main_us_per_sample")
@@ -52,31 +44,7 @@ def test_the_mean_of_a_cell_is_its_cost(spread: str) -> None:
 
 def test_the_named_cells() -> None:
     assert len(set(NAMED)) == 18
-    assert {cell.kind for cell in OTHER_KINDS} == set(KINDS) - {"arrays"}
-    assert all(cell.samples % BATCH_SIZE == 0 for cell in (*NAMED, *OTHER_KINDS))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_delivered_is_checked(kind: str) -> None:
-    cell = Cell(2, 1, "none", kind=kind)
-    log = WorkLog(8, 1)
-    dataset = samples.dataset(cell, np.full(8, 1e-6), log)
-    of_torch: Any = dataset
-    reader = Reader()
-    for batch in DataLoader(of_torch, 4, collate_fn=KINDS[kind].collate):
-        assert reader.read(batch) == 4
-    reader.check(samples.expected(dataset))
-    assert log.done_before(np.inf, 0, np.ones(8)) == 8
-
-
-def test_each_kind_goes_to_loaders_that_are_made_for_it() -> None:
-    assert fitting(Cell(8, 3, "half"), LOADERS) == list(LOADERS)
-    replaced = fitting(Cell(8, 3, "half", kind="replace"), LOADERS)
-    assert {each.package.partition(".")[0] for each in replaced} == {"torch", "minato_gpu"}
-    settings = [each.settings(samples.job(Cell(8, 3, "half"), Slept(np.ones(1)))) for each in replaced]
-    assert [each["on_worker_death"] for each in settings if "on_worker_death" in each] == ["replace"] * 2
-    large = [each.name for each in fitting(Cell(32, 3, "half", kind="tensors"), LOADERS)]
-    assert "pytorch in order" in large and "pytorch prefetch 8" not in large
+    assert all(cell.samples % BATCH_SIZE == 0 for cell in NAMED)
 
 
 def test_the_bound_is_work_or_steps() -> None:
@@ -128,15 +96,15 @@ def test_the_time_of_grandchildren_that_have_ended_counts() -> None:
 @pytest.mark.on_request  # twenty seconds, of what is benchmarks' own
 @pytest.mark.timeout(180)
 def test_the_command_and_its_table() -> None:
-    asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--kind", "arrays", "--kind", "tokens"]
+    asked = ["--workers", "2", "--cost", "1", "--spread", "half", "--spread", "none"]
     loaders = ["--loader", "pytorch in order", "--loader", "pytorch out of order", "--loader", "minato_gpu"]
     said = programs.run("benchmarks.scaling", "--quick", "--json", "-", *asked, *loaders)
     document = json.loads(said)
     rows = document["rows"]
     assert "sleep" in document["settings"]["samples"] and document["settings"]["quick"] is True
-    assert [row["kind"] for row in rows] == ["arrays"] * 4 + ["tokens"] * 4
+    assert [row["spread"] for row in rows] == ["half"] * 4 + ["none"] * 4
     for row in rows:
-        assert (row["workers"], row["cost_ms"], row["spread"]) == (2, 1.0, "half") and "error" not in row
+        assert (row["workers"], row["cost_ms"]) == (2, 1.0) and "error" not in row
         assert all(row[key] > 0 for key in _FIGURES) and row["of_bound"] < 1.5
         assert {"workers_us_per_sample", "next_us_p50", "next_us_p99"} <= row.keys()
     ours = [row for row in rows if row["loader"].startswith("minato_gpu")]

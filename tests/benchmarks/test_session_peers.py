@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,11 +14,10 @@ import pytest
 import torch
 
 from benchmarks.compare.workloads import INDEX
-from benchmarks.session import dali, loaders, work
-from benchmarks.session.dali import DaliDynamic
+from benchmarks.session import work
+from benchmarks.session.dali import Dali, DaliDynamic
+from benchmarks.session.loaders import Files, TorchvisionGpu, decoded, joined
 from benchmarks.session.settings import Settings
-from benchmarks.session.torch_gpu import Files, TorchvisionGpu, decoded, joined
-from minato_gpu.device import nvjpeg
 from pipelines import image_classification
 from pipelines.image_classification import MEAN, STD
 
@@ -28,22 +26,14 @@ def settings(folder: Path) -> Settings:
     return Settings.usual("cpu", folder, quick=True)
 
 
-CHANGED = [
-    ("dali", {"regions": True}),
-    ("dali", {"regions": False}),
-    ("dali_cpu", {}),
-    ("dali_cpu", {"squares": True}),
-    ("dali_dynamic", {"regions": False}),
-    ("dali_dynamic", {"capture": False, "ahead": 1}),
-]
+DALI = [Dali("dali", 2), DaliDynamic("dali_dynamic", 2)]
 
 
-@pytest.mark.parametrize(("name", "change"), CHANGED)
-def test_dali_delivers_each_sample_once_finished(photographs: Path, name: str, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("peer", DALI, ids=lambda peer: peer.name)
+def test_dali_delivers_each_sample_once_finished(photographs: Path, peer: Dali) -> None:
     pytest.importorskip("nvidia.dali")
     asked = work.job(settings(photographs), samples=32)
-    peer: Any = loaders.peers(settings(photographs))[name]
-    batches = list(replace(peer, **change).make(asked, "cpu"))
+    batches = list(peer.make(asked, "cpu"))
     assert [batch[INDEX].tolist() for batch in batches] == [list(range(first, first + 4)) for first in range(0, 32, 4)]
     labels = asked.source.dataset.labels
     assert all(batch["label"].tolist() == [labels[number] for number in batch[INDEX]] for batch in batches)
@@ -53,46 +43,22 @@ def test_dali_delivers_each_sample_once_finished(photographs: Path, name: str, c
     assert not torch.equal(batches[0]["image"], batches[1]["image"])
 
 
-GRAPHS = [  # what is changed, and where each operator of the graph is
-    ("dali", {"regions": True, "hints": True, "padding": True}, {"ImageRandomCrop": "gpu", "Resize": "gpu"}),
-    ("dali", {"regions": False, "hints": True, "padding": True}, {"Image": "gpu", "RandomResizedCrop": "gpu"}),
-    ("dali_cpu", {}, {"ImageRandomCrop": "cpu", "Resize": "gpu"}),
-    ("dali_cpu", {"squares": True}, {"ImageRandomCrop": "cpu", "Resize": "cpu"}),
-]
-
-
-@pytest.mark.parametrize("exec_dynamic", [True, False])
-@pytest.mark.parametrize(("name", "change", "places"), GRAPHS)
-def test_dali_accepts_the_graph_for_a_gpu(
-    photographs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    change: dict[str, Any],
-    places: dict[str, str],
-    exec_dynamic: bool,
-) -> None:
+def test_dali_accepts_the_graph_for_a_gpu(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dali = pytest.importorskip("nvidia.dali")
+    monkeypatch.setenv("MINATO_HW_DECODER_LOAD", "0.5")
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: None)  # the rest needs the GPU
-    asked = work.job(settings(photographs), samples=16)
-    peer: Any = loaders.peers(settings(photographs))[name]
-    graph = replace(peer, exec_dynamic=exec_dynamic, **change)._graph(asked, "cuda")
+    graph = Dali("dali", 2)._graph(work.job(settings(photographs), samples=16), "cuda")
     graph._build_graph()  # names and types of all arguments are checked
     made_on = {each.name.strip("_").rstrip("_0123456789"): each.outputs[0].device for each in graph._ops}
     made_on.pop("Copy", None)  # of what the CPU made
-    assert made_on == {"reader": "cpu", **places, "CoinFlip": "cpu", "CropMirrorNormalize": "gpu"}
+    on_gpu = ("Image", "RandomResizedCrop", "CropMirrorNormalize")
+    assert made_on == {"reader": "cpu", "CoinFlip": "cpu", **dict.fromkeys(on_gpu, "gpu")}
 
 
-def test_the_gpu_decodes_as_this_machine_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINATO_JPEG_REGIONS", "0")
-    monkeypatch.setattr(nvjpeg, "found", lambda: (13, 1, 0))
-    monkeypatch.setenv("MINATO_HW_DECODER_LOAD", "0")
-    for peer in (dali.DaliGpu("dali", 2), DaliDynamic("dali_dynamic", 2)):
-        assert peer.regions is False and peer.options(on_gpu=True) == {"hw_decoder_load": 0.0}
-    tried = [change for name in ("dali", "dali_dynamic") for change in loaders.changes(quick=False)[name]]
-    assert not any({"regions", "hw_decoder_load"} & set(change) for change in tried)
-    recipe = dali.DaliGpu("dali", 2, hints=True, padding=True)
-    assert recipe.options(on_gpu=True) == {"hw_decoder_load": 0.0, **dali.HINTS, **dali.PADDING}
-    assert recipe.options(on_gpu=False) == {}
+@pytest.mark.parametrize("kind", [Dali, DaliDynamic])
+def test_the_gpu_decodes_as_this_machine_was_told(monkeypatch: pytest.MonkeyPatch, kind: type[Dali]) -> None:
+    monkeypatch.setenv("MINATO_HW_DECODER_LOAD", "0.5")
+    assert kind("dali", 2)._decoder("cuda") == {"hw_decoder_load": 0.5} and kind("dali", 2)._decoder("cpu") == {}
 
 
 @pytest.fixture
@@ -133,7 +99,7 @@ def test_torchvision_prepares_the_samples_of_the_pipeline(photographs: Path) -> 
     peer = TorchvisionGpu("torchvision", 1, 32)
     for first in range(0, len(files), 8):
         numbers = range(first, min(first + 8, len(files)))
-        batch = decoded(joined([files[number] for number in numbers]), "cpu", 32)
+        batch = decoded(joined([files[number] for number in numbers]), 32)
         assert batch["image"].shape == (len(numbers), 3, 32, 32)
         taken = work.Taken()
         taken.add(batch)

@@ -44,12 +44,6 @@ def test_the_table(shards: int, share: float) -> None:
     assert bound(shards, share) == pytest.approx(most, abs=0.0006)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_one_reader_hits_what_it_keeps(share: float) -> None:
-    assert bound(1, share) == pytest.approx(share)
-    assert look_ahead(1, share) == (share > 0)
-
-
 @given(st.floats(1, 64), st.floats(0, 1), st.floats(0, 1))
 def test_more_room_is_never_worse_and_costs_a_bounded_look_ahead(shards: float, one: float, other: float) -> None:
     low, high = sorted((one, other))
@@ -106,30 +100,6 @@ def test_policies_by_name() -> None:
 # --- what is wanted soon ---------------------------------------------------------------------------------------
 
 EPOCHS = Listed(((0, 1, 2, 3), (4, 5, 6, 7), (0, 4, 8, 9), (1, 5, 8, 9)))
-
-
-def soon_after(epoch: int, reach: float, orders: Listed = EPOCHS) -> set[int]:
-    soon = Soon(10)
-    assert soon.begin(epoch, orders, reach)
-    return {key for key in range(10) if soon.after(epoch, key)}
-
-
-def test_soon_is_what_comes_within_so_many_epochs_and_a_part_of_the_next() -> None:
-    assert soon_after(0, 0.0) == set()
-    assert soon_after(0, 0.5) == {4, 5}
-    assert soon_after(0, 1.0) == {4, 5, 6, 7}
-    assert soon_after(0, 1.25) == {4, 5, 6, 7, 0}
-    assert soon_after(1, 2.0) == {0, 1, 4, 5, 8, 9}
-
-
-def test_of_the_epoch_before_it_is_still_known_and_of_others_not() -> None:
-    soon = Soon(10)
-    for epoch in range(3):
-        assert soon.begin(epoch, EPOCHS, 1.0)
-    assert [key for key in range(10) if soon.after(1, key)] == [0, 4, 8, 9]
-    assert [key for key in range(10) if soon.after(2, key)] == [1, 5, 8, 9]
-    assert all(soon.after(epoch, key) for epoch in (0, 3) for key in range(10))
-    assert soon.after(2, -1) and soon.after(2, 10), "of what is no key nothing is known"
 
 
 @pytest.mark.parametrize("orders", [Listed(((0,), (10,))), Listed(((0,), (-1,))), Listed(((0,),))])
@@ -228,12 +198,3 @@ def test_none_is_better(
     assert shares.fields * field + shares.raw * raw <= budget * (1 + 1e-6)
     assert keeps_raw or shares.raw == 0
     assert seconds(means, shares) <= _best(means, budget, keeps_raw=keeps_raw) * (1 + 1e-6)
-
-
-def test_a_mixture_is_much_better_than_either() -> None:
-    """As DESIGN.md says of what a cache saves: adding both savings up, or keeping one kind only, is worse."""
-    means = Means(4.0, 2.0, 1.5, 100, 300)
-    found = seconds(means, split(means, 100)) / seconds(means, Shares(0, 0))
-    assert found == pytest.approx(0.42, abs=0.005)
-    assert seconds(means, Shares(0, 1)) / 4 == pytest.approx(0.5)
-    assert seconds(means, Shares(1 / 3, 0)) / 4 == pytest.approx(2 / 3)

@@ -1,13 +1,17 @@
-"""Next use: as good as can be where items are alike, better than others where they are not, not misled for long."""
+"""Next use: as good as can be where items are alike, better than others where they are not, not misled for long; and
+what is true of every policy."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from benchmarks.cache_replay import most_hits
 from minato_gpu.caching.future import NEVER, Future
@@ -15,7 +19,8 @@ from minato_gpu.caching.lru import Lru
 from minato_gpu.caching.minio import Minio
 from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.policy import KEEP, PASS, Admission, CachePolicy
-from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, shuffled_shares
+from tests.caching.model import KEYS, Listed, Tier, best_hits, epochs_of_keys, hits, lru_hits, shuffled_shares
+from tests.support.examples import half
 
 
 @given(epochs_of_keys, st.integers(1, 3))
@@ -81,16 +86,6 @@ def test_a_missed_epoch_or_another_order_leaves_no_trace() -> None:
     assert policy.offer(3, 1, 1.0, start + 1) == Admission(True, (1,))
 
 
-def test_accesses_out_of_order_are_all_taken_for_what_they_are() -> None:
-    policy = NextUse(2, KEYS)
-    start = policy.begin(0, Listed(((0, 1, 2, 0, 1, 2),)), 0)
-    assert policy.offer(1, 1, 1.0, start + 1) == KEEP  # was read faster than the one before it
-    assert policy.offer(0, 1, 1.0, start) == KEEP
-    assert policy.offer(2, 1, 1.0, start + 2) == PASS
-    policy.used(1, start + 4)
-    assert policy.offer(2, 1, 1.0, start + 2) == Admission(True, (1,))  # which will not be needed any more
-
-
 @pytest.mark.parametrize("shards", [1, 2, 4])
 @pytest.mark.parametrize("known", [True, False])
 def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: bool) -> None:
@@ -110,25 +105,6 @@ def test_unlike_items_save_more_seconds_than_with_others(shards: int, known: boo
                     if tier.access(key, int(nbytes[key]), float(costs[key]), now):
                         saved[type(policy)] += float(costs[key])
         assert saved[NextUse] > 1.2 * max(saved[Lru], saved[Minio])
-
-
-def test_of_items_alike_in_all_but_size_or_cost_the_dear_and_small_stay() -> None:
-    policy = NextUse(10, KEYS)
-    start = policy.begin(0, Listed(((0, 1, 2), (2, 1, 0))), 1)
-    assert policy.offer(0, 8, 1.0, start) == KEEP
-    assert policy.offer(1, 8, 3.0, start + 1) == Admission(True, (0,))
-    assert policy.offer(2, 9, 2.0, start + 2) == PASS  # a byte earns less, though it is needed sooner
-    assert policy.offer(0, 0, 0.0, start + 2) == KEEP
-
-
-def test_an_item_makes_room_once_however_often_it_came() -> None:
-    policy = NextUse(2, KEYS)
-    for _ in range(2):
-        policy.dropped(0)
-        assert policy.offer(0, 1, 0.1, 0) == KEEP
-    assert policy.offer(1, 1, 9.0, 0) == KEEP
-    assert policy.offer(2, 2, 2.0, 0) == PASS  # 0 alone is no room for it, and 1 is dearer
-    assert policy.offer(2, 1, 1.0, 0) == Admission(True, (0,))
 
 
 @pytest.mark.parametrize("changed", [True, False])
@@ -176,15 +152,97 @@ def test_it_is_the_first_use_after_now(
         assert lengths[future.epoch(position)] <= position < lengths[future.epoch(position) + 1]
 
 
-def test_a_time_that_was_asked_for_is_over() -> None:
-    """Of accesses that come out of order, the later one tells what is needed next."""
-    future = Future(2)
-    future.extend(np.array([0, 0, 1, 0]))
-    assert future.after(0, 1) == 3
-    assert future.after(0, 0) == 3
-
-
 @pytest.mark.parametrize("order", [[0, 2], [-1, 0]])
 def test_there_are_no_other_keys(order: list[int]) -> None:
     with pytest.raises(ValueError, match="keys must be from 0 to 1, got"):
         Future(2).extend(np.array(order))
+
+
+MAKERS: dict[str, Callable[[int], CachePolicy]] = {
+    "minio": Minio,
+    "lru": Lru,
+    "next-use": lambda budget: NextUse(budget, KEYS),
+}
+every = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+keys = st.integers(0, KEYS - 1)
+sizes = st.integers(0, 12)  # some larger than the budget
+costs = st.sampled_from([0.0, 0.1, 0.1, 1.0, 7.5])
+places = st.integers(0, 60)  # also such as are over, or come much later
+
+
+class Used(RuleBasedStateMachine):
+    """A tier at work: items of any size come again, in other sizes, are lost, and other orders come true."""
+
+    @initialize(name=st.sampled_from(sorted(MAKERS)), budget=st.integers(0, 10))
+    def made(self, name: str, budget: int) -> None:
+        self.tier = Tier(MAKERS[name](budget))
+        self.epoch = 0
+
+    @rule(key=keys, nbytes=sizes, cost=costs, now=places)
+    def offer(self, key: int, nbytes: int, cost: float, now: int) -> None:
+        before = dict(self.tier.kept)
+        kept = self.tier.offer(key, nbytes, cost, now)
+        room = self.tier.policy.budget - sum(before.values()) + before.get(key, 0)
+        assert not (kept and nbytes > self.tier.policy.budget)
+        if nbytes <= room:  # whatever fits is kept, and nothing goes for it
+            assert self.tier.kept == {**before, key: nbytes}
+        if not kept:  # nor does anything go for nothing
+            assert self.tier.kept == {other: size for other, size in before.items() if other != key}
+
+    @rule(key=keys, nbytes=sizes, cost=costs, now=places)
+    def access(self, key: int, nbytes: int, cost: float, now: int) -> None:
+        self.tier.access(key, nbytes, cost, now)
+
+    @rule(key=keys)
+    def drop(self, key: int) -> None:
+        self.tier.drop(key)
+        self.tier.drop(key)
+
+    @rule(epochs=epochs_of_keys, known=st.booleans(), ahead=st.integers(0, 3), step=st.integers(0, 2))
+    def begin(self, epochs: list[list[int]], known: bool, ahead: int, step: int) -> None:
+        self.epoch += step
+        orders = Listed(((),) * self.epoch + tuple(map(tuple, epochs)))
+        self.tier.policy.begin(self.epoch, orders if known else None, ahead)
+
+    @invariant()
+    def budget_holds(self) -> None:
+        if hasattr(self, "tier"):
+            self.tier.check()
+
+
+TestUsed = Used.TestCase
+TestUsed.settings = half(TestUsed.settings)
+
+
+@every
+@pytest.mark.parametrize(("nbytes", "cost"), [(-1, 1.0), (1, -1.0), (1, math.nan)])
+def test_no_item_has_a_negative_size_or_cost(make: Callable[[int], CachePolicy], nbytes: int, cost: float) -> None:
+    with pytest.raises(ValueError, match="must be >= 0"):
+        make(10).offer(0, nbytes, cost, 0)
+
+
+@every
+def test_many_uses_do_not_fill_the_memory(make: Callable[[int], CachePolicy]) -> None:
+    policy = make(10)
+    for now in range(20_000):
+        if now % KEYS in policy:
+            policy.used(now % KEYS, now)
+        else:
+            policy.offer(now % KEYS, 3, 1.0 + now % KEYS, now)
+    assert max([len(each) for each in vars(policy).values() if isinstance(each, (list, dict))], default=0) < 5000
+
+
+@given(shuffled_shares(), st.integers(0, 30))
+def test_minio_keeps_who_came_first(epochs: list[list[int]], capacity: int) -> None:
+    came = dict.fromkeys(key for keys in epochs for key in keys)
+    first = set(list(came)[:capacity])
+    seen: set[int] = set()
+    for keys, found in zip(epochs, hits(Minio(capacity), epochs), strict=True):
+        assert found == [key in seen & first for key in keys]
+        seen |= set(keys)
+
+
+@given(epochs_of_keys, st.integers(0, KEYS))
+def test_lru_of_items_that_are_alike(epochs: list[list[int]], capacity: int) -> None:
+    expected = lru_hits(epochs, capacity) if capacity else [[False] * len(keys) for keys in epochs]
+    assert hits(Lru(capacity), epochs) == expected

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
-from minato_gpu.checkpoint import checks
 from minato_gpu.checkpoint import state as s
 from minato_gpu.sampling.delivered_positions import DeliveredPositions
 from tests.contracts.samplers import KeepsPlace, Unknown
@@ -104,14 +103,6 @@ def test_merging_states_nested_deeply() -> None:
         merge_state_dicts(both)
 
 
-@pytest.mark.parametrize("progress", [None, [], {}, {"batches": -1, "below": 0, "above": ""}])
-def test_merging_states_of_damaged_progress(progress: Any) -> None:
-    """Refused when they are merged, or when what came of that is loaded."""
-    both = [{**_state("ranks", rank), "progress": progress} for rank in (0, 1)]
-    with pytest.raises(ValueError, match="state: '"):
-        _loader("ranks").load_state_dict(merge_state_dicts(both))
-
-
 @half()
 @given(
     st.recursive(
@@ -147,19 +138,6 @@ def test_keys_are_not_drawn_again_for_ever(below: int) -> None:
         _endless().load_state_dict(state)
 
 
-def test_what_could_not_be_drawn_again_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass over the data set always can, whatever its length."""
-    monkeypatch.setattr(checks, "MOST_READ_AGAIN", 10)
-    loader = _endless()
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
-    assert loader.state_dict()["progress"]["below"] == 20
-    next(iterator)
-    with pytest.raises(ValueError, match=r"'below' tells of 30 samples .* at most 24 are"):
-        loader.state_dict()
-
-
 @settings(max_examples=20)
 @given(st.integers(256, 2000))
 def test_planes_are_bounded(count: int) -> None:
@@ -169,17 +147,6 @@ def test_planes_are_bounded(count: int) -> None:
         _loader("state").load_state_dict(state)
     state["source"]["planes"] = [[0, ""]] * 255
     _loader("state").load_state_dict(state)
-
-
-@pytest.mark.parametrize("below", [1 << 62, 24, 23])
-def test_what_is_gone_is_bounded(below: int) -> None:
-    """However much of the order is said to be gone, no more is than there is."""
-    state = copy.deepcopy(_STATES["ranks"])
-    state["source"].update(gone={"below": below, "above": ""}, witness=None)
-    state["progress"] = {"batches": 0, "below": 0, "above": ""}
-    loader = _loader("ranks")
-    loader.load_state_dict(state)
-    assert sum(len(batch) for batch in loader) == (below < 24)
 
 
 @pytest.mark.parametrize("parts", [[], [3, 3], [{"batches": 0, "below": 0, "above": ""}], None])
@@ -203,20 +170,6 @@ def test_merging_states_that_hold_tensors(field: str) -> None:
         return
     with pytest.raises(ValueError, match=r"differ in more than their rank|a state of version"):
         merge_state_dicts(both)
-
-
-@pytest.mark.parametrize("field", ["length", "batch_size", "witness"])
-def test_tensors_in_place_of_numbers(field: str) -> None:
-    state = copy.deepcopy(_STATES["ranks"])
-    state["source"][field] = torch.ones(3)
-    loader = _loader("ranks")
-
-    def resumed() -> None:
-        loader.load_state_dict(state)
-        next(iter(loader))
-
-    with pytest.raises(ValueError, match=r"the state was saved with|yields another order"):
-        resumed()
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 2), (1, 0)])

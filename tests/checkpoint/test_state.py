@@ -131,27 +131,6 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
     assert sum(len(batch) for batch in loader) == 24, "a state that is refused changes nothing"
 
 
-def test_another_loader() -> None:
-    with pytest.raises(ValueError, match="saved with batch_size 4, this loader has 3"):
-        DataLoader(_DATA, 3, shuffle=True).load_state_dict(_STATES["replay"])
-    with pytest.raises(ValueError, match="saved with sampler 'RandomSampler', this loader has 'SequentialSampler'"):
-        DataLoader(_DATA, 4).load_state_dict(_STATES["replay"])
-    with pytest.raises(ValueError, match="saved with length of the sampler 24, this loader has 23"):
-        DataLoader(_DATA[:23], 4, shuffle=True).load_state_dict(_STATES["replay"])
-    with pytest.raises(TypeError, match="takes what state_dict"):
-        DataLoader(_DATA, 4).load_state_dict([])  # type: ignore[arg-type]
-
-
-def test_another_order_of_the_same_length() -> None:
-    loader: Any = DataLoader(_DATA, 4, sampler=[*range(24)])
-    iterator = iter(loader)
-    next(iterator)
-    other: Any = DataLoader(_DATA, 4, sampler=[*range(24)][::-1])
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="yields another order"):
-        iter(other)
-
-
 _JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
@@ -322,32 +301,3 @@ def test_an_order_of_numpys_numbers_is_no_larger_than_one_of_pythons() -> None:
     assert len(json.dumps(plain)) - len(json.dumps(s.plain_batches([list(map(int, keys)) for keys in batches]))) < 32
     back = s.batches_of(plain)
     assert back == batches and {type(key) for keys in back for key in keys} == {np.int32}
-
-
-@pytest.mark.parametrize(
-    "plain",
-    [["int8", 300], ["uint8", -1], ["int8", True], ["bool", 1], ["float32", 1], ["int64", [1]], ["int64"], ["str_", 1]],
-    ids=str,
-)
-def test_what_is_no_number_of_numpys(plain: Any) -> None:
-    with pytest.raises(ValueError, match=r"state: not (a key of a data set|keys of dtype)"):
-        s.key_of(plain)
-    with pytest.raises(ValueError, match=r"state: ('dtype' must be one of|not keys of dtype|a batch of no keys)"):
-        s.batches_of({"drawn": [plain[1:]], "dtype": plain[0]})
-
-
-@pytest.mark.parametrize("key", [np.datetime64("2020-01-01"), np.longdouble(0.5), 1j, (1, {2})], ids=repr)
-def test_keys_that_are_refused(key: Any) -> None:
-    with pytest.raises(ValueError, match="only numbers, strings, bytes, tuples and lists can be"):
-        s.plain_key(key)
-
-
-def test_digests_tell_keys_apart() -> None:
-    keys: list[Any] = [(1, 2), [1, 2], (2, 1), ((1, 2),), (1, (2,)), (), [], ("",), "", b"", ("1", "2"), 1, 1.5, None]
-    assert len({key_digest(key) for key in keys}) == len(keys)
-
-
-@given(_JUNK)
-def test_junk_for_a_key(junk: Any) -> None:
-    with contextlib.suppress(ValueError):
-        s.key_of(junk)

@@ -125,6 +125,7 @@ class Case:
     share: bool | str = (
         False  # whether ranks, resumed loaders and the like share a reader process; "prepared": samples too
     )
+    far: str = "none"  # workers of an agent beside these; "killed": its sessions are, in the middle of each epoch
 
     def __str__(self) -> str:
         """The call that makes the case, without what is as usual."""
@@ -372,6 +373,15 @@ KNOWN: tuple[Case, ...] = (
     Case(data="urls", share="prepared", sampler="distributed", ranks=2, cache="little", workers=3),
     Case(data="files", share="prepared", sampler="repeats", interruption="saved twice", batch=None, fault="retry"),
     Case(data="ragged", share="prepared", interruption="forked", batch=1, budget=40_000, most=4),
+    Case(far="there", sampler="shuffled", interruption="saved"),
+    Case(far="there", data="mapping", sampler="shuffle=True", stay="persistent", interruption="left"),
+    Case(far="there", data="objects", sampler="listed", lateness=8, interruption="elsewhere"),
+    Case(far="there", data="many at once", sampler="repeats", fault="killed once", interruption="saved twice"),
+    Case(far="there", data="files", sampler="distributed", ranks=2, stay="persistent"),
+    Case(far="killed", sampler="shuffled", interruption="ahead"),
+    Case(far="killed", data="ragged", lateness=8, stay="persistent"),
+    Case(far="killed", data="pipeline", batch=None, sampler="repeats", interruption="saved"),
+    Case(far="killed", data="urls", sampler="shuffled", fault="raise", workers=1),
 )
 """Costly cases, of which few are enough, and counter-examples of the past, each with a word on what went wrong."""
 

@@ -26,9 +26,3 @@ def lateness(order: Sequence[Hashable], batches: Sequence[Sequence[Hashable]], b
     """
     place = {key: position // batch_size for position, key in enumerate(order)}
     return [number - place[key] for number, batch in enumerate(batches) for key in batch]
-
-
-def batch_lateness(planned: Sequence[Sequence[Any]], delivered: Sequence[Sequence[Any]]) -> list[int]:
-    """The same for whole batches of a user's batch sampler; raises ValueError for a batch that was not planned."""
-    places = [tuple(batch) for batch in planned]
-    return [number - places.index(tuple(batch)) for number, batch in enumerate(delivered)]

@@ -84,6 +84,9 @@ def counts_of_epoch(case: Case, order: list[Keys], parts: list[Part], new: set[i
         return
     flat = [key for batch in order for key in batch]
     bad = flat.count(BAD)
+    if case.streams and case.interruption == "none":
+        done = sum(each[name] for each in every for name in ("samples_delivered", "samples_failed", "samples_skipped"))
+        yield from same("samples of streams delivered, failed and skipped", done, len(flat))
     positions = [failure["position"] for each in every for failure in each["failures"]]
     yield from same("keys at the positions of failures", [flat[at] for at in positions], [BAD] * len(positions))
     if not case.raises:

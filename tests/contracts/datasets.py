@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from minato_gpu import Source, read_bytes
 
@@ -102,24 +102,6 @@ class Counts(Streams):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.at = state["epoch"], state["at"]
-
-
-class Recorded(Sampler[Any]):
-    """Yields what ``inner`` yields and keeps it, epoch by epoch, in ``epochs``."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.epochs: list[list[Any]] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        yielded: list[Any] = []
-        self.epochs.append(yielded)
-        for key in self.inner:
-            yielded.append(key)
-            yield key
-
-    def __len__(self) -> int:
-        return len(self.inner)
 
 
 def rows(batches: Any) -> list[tuple[Any, ...]]:

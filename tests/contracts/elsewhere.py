@@ -9,7 +9,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from minato_gpu.notices import LOGGER
+from minato_gpu.util.messages import LOGGER
 from tests.contracts.cases import Case
 from tests.contracts.lineage import Lineage, Saved, check
 from tests.support.programs import Program

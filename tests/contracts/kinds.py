@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.pipeline import TorchFunction
+from minato_gpu.pipeline.pipeline import TorchFunction
 
 ROW_BYTES = 8_000
 UNEVEN_BYTES = 16_000

@@ -26,7 +26,7 @@ from fsspec.asyn import get_loop
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from minato_gpu.notices import LOGGER
+from minato_gpu.util.messages import LOGGER
 from tests.contracts import elsewhere
 from tests.contracts.cases import FILES, Case, legal, walked
 from tests.contracts.lineage import DEATHS, Lineage, Saved, send, with_files

@@ -22,6 +22,8 @@ from minato_gpu import ShardedDataset, Source, read_bytes
 from tests.contracts.cases import BAD, FILES, OF_FILES, SAMPLES, SHARDS, STARTS, STREAM_OF, STREAMS, Case
 from tests.contracts.far import url_of
 from tests.contracts.kinds import KINDS, Sample, drawn, file_of, file_sample
+from tests.support.agents import is_at_agent
+from tests.support.waiting import wait_until
 
 BROKEN = f"sample {BAD} is broken"
 NO_START = "no disk for this worker"
@@ -49,9 +51,19 @@ class Data:
 
     def __getitem__(self, key: Any) -> Any:
         _count(self.begun)
+        if self.case.far != "none":
+            self._meet()
         if self.case.data == "pipeline":  # whose first stage calls it
             return {"n": int(key), "make": self.sample, "path": f"/of/{key}", "tries": np.zeros(1)}
         return self.sample(int(key))
+
+    def _meet(self) -> None:
+        """In each epoch workers here begin none before an agent's have begun one: else these would come too late."""
+        met = self.folder / f"met {counted(self.epochs)}"
+        if is_at_agent():
+            met.touch()
+        else:
+            wait_until(met.exists)
 
     def sample(self, key: int) -> Any:
         """The sample, or what happens instead."""

@@ -18,10 +18,11 @@ import torch
 import torch.distributed
 from torch.utils.data import DistributedSampler, Subset
 
-from minato_gpu import DataLoader, delivery
+from minato_gpu import DataLoader
 from minato_gpu.device import accelerator
 from minato_gpu.device.collated import mapped
 from minato_gpu.engine import builder
+from minato_gpu.epoch import delivery
 from tests.support.fake_device import FakeDevice
 from tests.support.numbers import PIPELINE, Numbers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,17 +20,6 @@ def generator(seed: int = 17) -> torch.Generator:
 def through_json(state: Any) -> Any:
     """The state as another process would read it from a file."""
     return json.loads(json.dumps(state))
-
-
-def interrupted(make: Callable[[], Any], batches: int) -> tuple[list[Any], Any, Any]:
-    """The first batches of a loader's epoch, its state then, and another loader that took the state."""
-    loader = make()
-    iterator = iter(loader)
-    first = [next(iterator) for _ in range(batches)]
-    state = through_json(loader.state_dict())
-    resumed = make()
-    resumed.load_state_dict(state)
-    return first, state, resumed
 
 
 def saves_along(loader: Any, stride: int = 1) -> list[tuple[list[Any], Any]]:
@@ -54,11 +43,6 @@ def loader_of(sampler: Any = None, **more: Any) -> Any:
 
 def values(batches: Any) -> list[Any]:
     return [batch.tolist() for batch in batches]
-
-
-def sorted_samples(batches: Any) -> list[Any]:
-    """The samples of all batches, whichever order they came in."""
-    return sorted(sample for batch in batches for sample in batch)
 
 
 def after(loader: Any, batches: int) -> Any:

@@ -24,11 +24,16 @@ from tests.contracts.cases import ALLOWED, FILES, HANG_S, STARTS, Case, Step, el
 from tests.contracts.kinds import PIPELINE, Sample
 from tests.contracts.material import collate_of, counted, data_of, samples_of, start_of
 from tests.contracts.orders import SEED, sampler_of
+from tests.support.agents import AgentProcess, agents
 
 _MACHINE = re.compile("will create .* worker processes|is multi-threaded")  # warnings that depend on the machine
 _LITTLE = 10 * 4096  # a cache for ten files
 _NO_SAMPLES = (*STARTS, "sampler raises", "collate raises")  # faults that are no sample's, so not left out
 _MOST = 60  # batches and errors of a part: one that goes on for ever is cut off
+
+_FAR_WORKERS = 2  # of the agent
+_KILLED_AT = 2  # batches of an epoch before its sessions are killed
+_agents: list[AgentProcess] = []  # of the case that runs
 
 Batch = tuple[Sample, ...]
 
@@ -87,6 +92,17 @@ class Outcome:
 
 def run(case: Case, folder: Path, loader_class: Any = minato_gpu.DataLoader) -> Outcome:
     """The case, once. ``folder``: an empty one, beside which ``files`` are those of the data set."""
+    if case.far == "none":
+        return _run(case, folder, loader_class)
+    with agents(1, _FAR_WORKERS) as started:
+        _agents[:] = started
+        outcome = _run(case, folder, loader_class)
+        gc.collect()
+        _agents.clear()
+    return outcome
+
+
+def _run(case: Case, folder: Path, loader_class: Any) -> Outcome:
     outcome = Outcome()
     began = Path.cwd()
     _seed()
@@ -216,6 +232,8 @@ def _own_arguments(case: Case, folder: Path, outcome: Outcome) -> dict[str, Any]
     if case.cache != "none":
         more["cache"] = {"memory": 1 << 20, "little": _LITTLE, "both": {"memory": _LITTLE, "disk": 8 << 20}}[case.cache]
         more["cache_dir"] = folder / "cache" if case.cache == "both" else None
+    if case.far != "none":
+        more["cluster"] = minato_gpu.Lanes(_agents[0].address)
     if case.share:
         more["share"] = f"case-{zlib.crc32(bytes(folder)):x}"
         more["share_budget"] = 1 << 20 if case.share == "prepared" else None
@@ -262,6 +280,9 @@ class _Taking:
         if len(got) == 1 and self.case.budget is not None and self.case.data in ("many at once", "uneven"):
             self._dawdle()
         try:
+            if len(got) == _KILLED_AT and self.case.far == "killed":
+                for session in _agents[0].sessions():
+                    session.kill()
             batch = next(self.iterator)
             if len(got) % 2 == 0:
                 self.held[len(got)] = batch

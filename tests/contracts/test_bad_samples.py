@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader, Pipeline, Stage, TooManyFailures
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from tests.contracts.datasets import Made
 from tests.contracts.modes import MINATO, Mode
 from tests.support.raising import error_of
@@ -51,27 +51,6 @@ def test_data_sets_that_fetch_fewer_than_they_are_asked_for(workers: int) -> Non
     assert (stats["samples_delivered"], stats["samples_failed"]) == (35, 5)
     with pytest.raises((IndexError, ValueError)):
         list(DataLoader(Fewer(12, torch.tensor), 4, num_workers=workers))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_share_of_an_unknown_number(workers: int) -> None:
-    """The first failure is a large share of what has been seen, and says little; a second soon after is too many."""
-    batches = [list(range(lo, lo + 8)) for lo in range(0, 400, 8)]
-    for bad, fits in (({3}, True), ({3, 390}, True), ({3, 5}, False)):
-
-        def make(index: int, bad: set[int] = bad) -> Any:
-            if index in bad:
-                raise ValueError("broken")
-            return torch.tensor(index)
-
-        loader = DataLoader(
-            Made(400, make), batch_sampler=batches, num_workers=workers, on_error="skip", max_failures=0.05
-        )
-        if fits:
-            assert len(numbers(loader)) == 400 - len(bad)
-        else:
-            with pytest.raises(TooManyFailures):
-                list(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -7,15 +7,11 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from minato_gpu import Source
-from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.memory_tier import MemoryTier
 from tests.contracts.cached import DISK, PAGE, SAMPLES, Files, loader_of, of_tier, read, rows, sums, write_files
 from tests.contracts.cached import without_draws as plain
@@ -38,15 +34,6 @@ def kept_bytes(loader: Any) -> int:
     return os.fstat(loader._session.readers._reader.arena.fd).st_blocks * 512
 
 
-@pytest.mark.parametrize("memory", [0, 20])
-def test_another_run_has_what_lies_on_disk(folder: Path, tmp_path: Path, memory: int) -> None:
-    cache: Any = {"memory": memory * PAGE, "disk": DISK} if memory else {"disk": DISK}
-    for reads in (SAMPLES, memory):
-        loader = loader_of(Files(folder), cache if reads == SAMPLES else DISK, tmp_path / "cache")
-        assert _whole(loader) == sums(folder)
-        assert read(loader) == reads
-
-
 @pytest.mark.parametrize("change", ["size", "time"])
 def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path, change: str) -> None:
     folder = write_files(tmp_path / "files")
@@ -63,36 +50,6 @@ def test_a_file_that_has_changed_is_read_anew_by_the_tier_on_disk(tmp_path: Path
         assert _whole(loader) == sums(folder)
         assert read(loader) == reads
     assert of_tier(loader, "disk")["stale"] == 0, "of the last epoch"
-
-
-class Shard(Files):
-    """Samples that lie in a few large files; some have more than one source, and one is in all of them."""
-
-    def __init__(self, folder: Path, *, numpy: bool = False) -> None:
-        super().__init__(folder)
-        data = b"".join((folder / f"{key}.bin").read_bytes() for key in range(SAMPLES))
-        (folder / "shard").write_bytes(data)
-        self.path: Any = np.array([str(folder / "shard")])[0] if numpy else str(folder / "shard")
-        self.offsets: Any = np.arange(SAMPLES) * 700 if numpy else range(0, SAMPLES * 700, 700)
-
-    def source(self, key: Any) -> Any:
-        header, own = Source(self.path, 0, 100), Source(self.path, self.offsets[key], 700)
-        return (own, header) if key % 3 else (own, header, Source(self.path, self.offsets[key] + 1, 5))
-
-
-@pytest.mark.each_value
-@pytest.mark.parametrize("numpy", [False, True], ids=["plain", "strings and numbers of NumPy"])
-@pytest.mark.parametrize("parts", [2, 3])
-def test_samples_with_several_sources_and_one_in_common(tmp_path: Path, parts: int, numpy: bool) -> None:
-    """The first sample tells how many are kept of each."""
-    dataset = Shard(write_files(tmp_path / "files"), numpy=numpy)
-    order = range(SAMPLES) if parts == 3 else range(SAMPLES - 1, -1, -1)
-    without, cached = loader_of(dataset, sampler=order), loader_of(dataset, 10**6, sampler=order)
-    for _ in range(2):
-        assert plain(rows(cached)) == plain(rows(without))
-    thirds = SAMPLES // 3
-    assert of_tier(cached)["copies"] == SAMPLES + 1 + (thirds if parts == 3 else 0)
-    assert read(cached) == (0 if parts == 3 else thirds)
 
 
 # --- what fails ------------------------------------------------------------------------------------------------------
@@ -153,38 +110,6 @@ def test_the_directory_vanishes(folder: Path, tmp_path: Path, when: str) -> None
     for reads in (0,) if iterator is None else (SAMPLES, 0):
         assert _whole(loader) == sums(folder)
         assert read(loader) == reads, "it has been made anew"
-
-
-@pytest.mark.parametrize("cache", [{"disk": DISK}, _BOTH], ids=["disk", "both"])
-def test_what_waits_to_be_written_is_on_disk_when_workers_have_ended(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Any
-) -> None:
-    write = DiskTier.write
-
-    def slow(self: DiskTier, *arguments: Any) -> bool:
-        time.sleep(0.01)
-        return write(self, *arguments)
-
-    monkeypatch.setattr(DiskTier, "write", slow)
-    loader = loader_of(Files(folder), cache, tmp_path / "cache")
-    assert _whole(loader) == sums(folder)
-    kept = of_tier(loader)["copies"] if "memory" in cache else 0
-    assert of_tier(loader, "disk")["written"] == SAMPLES - kept
-    other = loader_of(Files(folder), DISK, tmp_path / "cache")
-    assert _whole(other) == sums(folder)
-    assert read(other) == kept
-
-
-def test_what_is_kept_in_memory_stays_with_the_process(folder: Path) -> None:
-    """Until what it was started for has changed."""
-    loader: Any = loader_of(Files(folder), 10**6)
-    rows(loader)
-    first = loader._session.readers._reader.process.pid
-    assert _whole(loader) == sums(folder) and read(loader) == 0
-    assert loader._session.readers._reader.process.pid == first
-    loader.dataset.samples -= 8
-    assert len(rows(loader)) == SAMPLES - 8
-    assert read(loader) == SAMPLES - 8 and loader._session.readers._reader.process.pid != first
 
 
 def test_memory_of_the_budget_and_no_more(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.contracts.datasets import Made, draw, rows
-from tests.contracts.modes import BOUNDED_1, BOUNDED_8, IN_ORDER, Mode
+from tests.contracts.modes import BOUNDED_8, IN_ORDER, Mode
 from tests.support import programs
 
 
@@ -79,14 +79,6 @@ def test_what_other_samples_draw_does_not_matter(make: Callable[[Any], Any]) -> 
     assert _epochs(BOUNDED_8, make, 2, sampler=list(reversed(range(40)))) == reference
     alone = _epochs(IN_ORDER, make, 1, sampler=[18])
     assert alone == [[row for row in epoch if row[0] == 18] for epoch in reference]
-
-
-def test_occurrences_are_counted_from_the_start_of_the_epoch() -> None:
-    """The first occurrence has the content that the index has in an epoch without repeats."""
-    once = _epochs(IN_ORDER, draw, 2, epochs=1, sampler=[7])[0]
-    thrice = _epochs(BOUNDED_1, draw, 2, epochs=1, sampler=[7, 1, 7, 2, 7])[0]
-    assert once[0] in thrice
-    assert len({row for row in thrice if row[0] == 7}) == 3
 
 
 _SCRIPT = """

@@ -3,7 +3,6 @@ the rest comes with the same draws in every mode is in the table (``cases.py``).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -18,7 +17,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made
-from tests.support.leaks import gone, no_child_stays, stop
+from tests.support.leaks import no_child_stays, stop
 from tests.support.raising import error_of
 from tests.support.waiting import wait_until
 
@@ -51,19 +50,6 @@ def _loader(dataset: Any, batch: int = 4, **more: Any) -> Any:
 
 def _keys(batches: Any) -> list[int]:
     return [key for batch in batches for key in batch.tolist()]
-
-
-@pytest.mark.parametrize("how", DEATHS)
-def test_a_death_loses_nothing(how: str) -> None:
-    loader = _loader(_deadly(1, how))
-    assert _keys(loader) == list(range(40))
-    assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 1}
-
-
-def test_a_death_that_is_an_error_is_counted() -> None:
-    loader = _loader(_deadly(1, "_exit"), on_worker_death="raise")
-    assert "exit code 3" in str(error_of(RuntimeError, list, loader))
-    assert loader.stats()["workers"] == {"died": 1, "hung": 0, "replaced": 0}
 
 
 class _Own(BaseException):
@@ -126,21 +112,6 @@ def test_what_ended_one_worker_is_not_said_of_the_next() -> None:
     assert (bad.index, bad.error) == (17, "KilledWorkers") and "SystemExit" not in bad.traceback
 
 
-@pytest.mark.parametrize(
-    ("start", "says"),
-    [
-        (DEATHS["_exit"], "3 workers in a row"),
-        (lambda: (_ for _ in ()).throw(SystemExit("not today")), "SystemExit: not today"),
-    ],
-    ids=["killed", "SystemExit"],
-)
-def test_start_functions_that_kill_end_the_loader(start: Callable[[], Any], says: str) -> None:
-    loader = _loader(Costly(40), worker_init_fn=lambda worker: start())
-    with no_child_stays():
-        text = str(error_of(RuntimeError, list, loader))
-    assert says in text and "ended before they had taken any work" in text
-
-
 @pytest.mark.parametrize("order", [{}, {"in_order": False}], ids=["in order", "bounded"])
 @pytest.mark.parametrize("times", [1, 9])
 def test_a_collate_function_that_kills(order: dict[str, Any], times: int) -> None:
@@ -195,27 +166,6 @@ def test_a_loader_made_in_a_thread() -> None:
     assert _keys(made[1]) == list(range(40))
 
 
-def _ragged(key: int) -> Any:
-    return torch.full((key % 5 + 1, 40_000), key)
-
-
-def test_what_the_dead_had_laid_down_stays_as_it_was() -> None:
-    """Samples that travel as objects lie in the worker's own memory, which its replacement goes on with."""
-    left = FORK.Value("i", 4, lock=False)
-
-    def make(key: int) -> Any:
-        if key % 20 == 19 and left.value * 20 > 100 - key:
-            left.value -= 1
-            os.kill(os.getpid(), signal.SIGKILL)
-        return _ragged(key)
-
-    loader = DataLoader(Made(100, make), 2, num_workers=2, collate_fn=list, on_worker_death="replace")
-    kept = list(loader)
-    assert [int(sample[0, 0]) for batch in kept for sample in batch] == list(range(100))
-    assert all(torch.equal(sample, _ragged(int(sample[0, 0]))) for batch in kept for sample in batch)
-    assert loader.stats()["workers"]["died"] == 4
-
-
 def test_a_worker_with_nothing_to_do_is_replaced_while_the_consumer_is_away() -> None:
     iterator = iter(_loader(Costly(8), prefetch_factor=4))
     assert len(next(iterator)) == 4
@@ -245,13 +195,6 @@ def _kill(lane: Any, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: pid not in _pids(lane))
     _both(lane)
-
-
-def _kill_worker(lane: Any, number: int) -> None:
-    pid = lane.pids[number]
-    with contextlib.suppress(ProcessLookupError):  # it has ended with the one that forked it
-        os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: lane.pids[number] != pid)
 
 
 def test_the_one_that_forks_is_killed_when_it_is_asked() -> None:
@@ -284,29 +227,3 @@ def test_both_processes_that_fork_are_killed() -> None:
             os.kill(pid, signal.SIGKILL)
         text = str(error_of(RuntimeError, list, iterator))
         assert "could not be replaced: both processes that start replacements have been killed" in text
-
-
-def _parent(pipe: Any, kills: bool) -> None:
-    iterator = iter(_loader(Costly(400)))
-    next(iterator)
-    lane = iterator._engine.pump.lanes["cpu"]
-    if kills:
-        _kill(lane, _both(lane)[0])
-    _kill_worker(lane, 0)
-    pipe.send([*lane.pids, *_both(lane)])
-    signal.pause()
-
-
-@pytest.mark.parametrize("kills", [False, True], ids=["both as they were", "one that forks was killed before"])
-def test_nothing_is_left_when_the_parent_is_killed(kills: bool) -> None:
-    mine, theirs = FORK.Pipe()
-    parent = FORK.Process(target=_parent, args=(theirs, kills))
-    parent.start()
-    assert mine.poll(30)
-    pids = mine.recv()
-    assert len(pids) == 4 and not any(gone(pid) for pid in pids)
-    parent.kill()
-    parent.join()
-    assert wait_until(lambda: all(gone(pid) for pid in pids))
-    for each in (parent, mine, theirs):
-        each.close()

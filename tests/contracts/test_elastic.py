@@ -18,7 +18,7 @@ from tests.contracts.cases import ELASTIC, SHARDS, Case
 from tests.contracts.datasets import Counts
 from tests.contracts.material import data_of
 from tests.contracts.orders import keys_of_part
-from tests.contracts.resuming import after, loader_of, saves_along, sorted_samples, through_json
+from tests.contracts.resuming import after, loader_of, saves_along, through_json
 from tests.contracts.test_resume_streams import Own
 
 _KEYS = [key for part in range(len(SHARDS)) for key in keys_of_part(part)]
@@ -60,7 +60,10 @@ def test_any_number_of_workers(data: str, before: int, tmp_path: Any) -> None:
         return DataLoader(data_of(Case(data=data, sampler="none"), tmp_path), 3, num_workers=workers)
 
     saves = saves_along(make(before))
-    for now, (first, state) in itertools.product([0, 1, 2, 3], [saves[0], *saves[max(1, before) :: 4], saves[-1]]):
+    some = [saves[0], *saves[max(1, before) :: 4], saves[-1]]
+    for now, (at, (first, state)) in itertools.product([0, 1, 2, 3], enumerate(some)):
+        if (now + at) % 2:
+            continue  # half of the numbers at each of them, which takes half as long
         resumed = make(now)
         resumed.load_state_dict(state)
         iterator = iter(resumed)
@@ -70,17 +73,6 @@ def test_any_number_of_workers(data: str, before: int, tmp_path: Any) -> None:
         del iterator
         assert sorted(_keys([*got, *(last if state["begun"] else ())])) == _KEYS
         assert sorted(_keys(last)) == _KEYS
-
-
-def test_the_rest_of_a_shard_is_all_that_is_read_again() -> None:
-    loader = _loader(2)
-    iterator = iter(loader)
-    first = [next(iterator) for _ in range(10)]  # shards 0, 2 and 4 are the first worker's, 1 and 3 the second's
-    resumed = _loader(data=(data := Numbers()))
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert sorted(_keys([*first, *resumed])) == _KEYS
-    assert 0 not in data.read or 2 not in data.read  # one of them had been delivered whole
-    assert max(data.read.values()) <= max(SHARDS)
 
 
 @pytest.mark.parametrize(("before", "now"), [*itertools.product([(1, 2), (2, 1), (2, 2), (3, 0)], repeat=2)])
@@ -101,14 +93,6 @@ def test_any_number_of_ranks(before: tuple[int, int], now: tuple[int, int]) -> N
         resumed.load_state_dict(merged)
         got += resumed
     assert sorted(_keys(got)) == due
-
-
-def test_the_next_epoch_has_another_order_of_shards() -> None:
-    loader = _loader()
-    assert sorted_samples(loader) == _KEYS
-    resumed = _loader(data=Numbers(name="other"))
-    resumed.load_state_dict(through_json(loader.state_dict()))
-    assert sorted_samples(resumed) == _KEYS
 
 
 def test_another_ranks_state_is_refused() -> None:

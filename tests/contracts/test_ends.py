@@ -219,16 +219,6 @@ def test_interrupt(mode: Mode, scenario: str, whole_group: bool) -> None:
         assert errors.count("Traceback") <= 1 or mode is PYTORCH, errors
 
 
-@pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=str_of)
-def test_interrupt_that_is_handled(mode: Mode) -> None:
-    """The program catches Ctrl-C, nothing is left, and a new epoch is whole."""
-    with _victim("survives", mode) as (process, workers):
-        os.kill(process.pid, signal.SIGINT)
-        output, errors = process.communicate()
-        assert (process.returncode, output.strip()) == (0, "whole"), errors
-        assert _gone(workers)
-
-
 @pytest.mark.parametrize("scenario", ["saves", "saves_replacing"])
 @pytest.mark.parametrize("mode", [IN_ORDER, BOUNDED_8, IN_ORDER_THREADS], ids=str_of)
 def test_sigterm_to_the_whole_job_that_is_handled(mode: Mode, scenario: str) -> None:

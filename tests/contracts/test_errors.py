@@ -6,7 +6,6 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -124,25 +123,6 @@ def test_exceptions_that_cannot_be_made_of_a_text(kind: str, kind_of_worker: Any
     for part in (f"Caught {type(make()).__name__} in DataLoader worker", "index 17", "in raises_here"):
         assert part in text
     assert "the reason" in text or kind in ("a text of its own", "without a text")
-
-
-@dataclass(frozen=True)
-class _Frozen(Exception):
-    """Takes no notes."""
-
-    code: int
-
-
-def test_errors_without_workers_keep_their_cause_and_may_refuse_notes() -> None:
-    def make(index: int) -> Any:
-        try:
-            return dict[int, int]()[index]
-        except KeyError as error:
-            raise _Frozen(index) from error
-
-    with pytest.raises(_Frozen) as caught:
-        list(DataLoader(Made(4, make), 2, num_workers=0))
-    assert caught.value.code == 0 and isinstance(caught.value.__cause__, KeyError)
 
 
 class _Unloadable:

@@ -6,7 +6,6 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data import Dataset
 
@@ -102,24 +101,3 @@ def test_a_sample_that_waits_for_the_training_loop_holds_up_none_before_it() -> 
     for number, sample in enumerate(loader(waits)):
         assert sample == number
         had.release()
-
-
-def test_of_large_samples_no_more_are_prepared_ahead_than_prefetch_factor_says() -> None:
-    begun = _FORK.Value("i", 0)
-
-    def large(index: int) -> np.ndarray[Any, Any]:
-        begun.value += 1
-        return np.zeros(1 << 21, np.uint8)
-
-    for number, _ in enumerate(loader(large), 1):
-        assert begun.value <= number + 4
-        if number == 60:
-            break
-
-
-def test_what_cannot_be_sent_is_told_by_its_own_index() -> None:
-    iterator = iter(loader(lambda index: (lambda: None) if index == 300 else index))
-    assert [next(iterator) for _ in range(300)] == list(range(300))
-    with pytest.raises(Exception, match="index 300"):
-        next(iterator)
-    assert list(iterator) == list(range(301, LENGTH))

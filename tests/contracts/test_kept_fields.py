@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.pipeline import Field, Keepable, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import Field, Keepable, Pipeline, Stage
 from minato_gpu.sources import fields as kept_fields
-from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, read, write_files
+from tests.contracts.cached import SAMPLES, close, loader_of, of_tier, write_files
 from tests.contracts.modes import BOUNDED_8, BOUNDED_8_THREADS, IN_ORDER, IN_ORDER_THREADS, Mode
 
 Fields = Mapping[str, Any]
@@ -179,40 +177,3 @@ def test_what_depends_on_a_draw_from_a_global_generator_is_not_kept(folder: Path
     plain, cached = loader_of(Photographs(folder), **more), loader_of(Photographs(folder), _ENOUGH, **more)
     for _ in range(3):
         assert epoch(cached) == epoch(plain)
-
-
-@pytest.mark.parametrize("dies", ["worker", "reader"])
-def test_the_death_of_a_process_changes_nothing(folder: Path, dies: str) -> None:
-    data: Any = Photographs(folder)
-    more: dict[str, Any] = {"pipeline": APART, "num_workers": 2, "persistent_workers": True}
-    loader: Any = loader_of(data, _ENOUGH, on_worker_death="replace", **more)
-    plain = loader_of(data, **more)
-    for number in range(4):
-        expected, got = epoch(plain), []
-        for at, batch in enumerate(loader):
-            if number == at == 1:
-                pump = loader._session.engine.pump
-                os.kill(
-                    pump.lanes["cpu"].pids[0] if dies == "worker" else pump.reads.reader.process.pid, signal.SIGKILL
-                )
-            got += [(int(key), *x.tolist()) for key, x in zip(batch["key"], batch["x"], strict=True)]
-        assert got == expected
-    if dies == "worker":
-        close(loader)
-        assert read(loader) <= SAMPLES + 8
-
-
-def _no_picture(fields: Fields) -> Fields:
-    raise ValueError("the whole is broken, and the crop is not")
-
-
-def test_what_cannot_be_kept_is_no_failure(folder: Path) -> None:
-    crop = IN_ONE.stages[1]
-    keep = Keepable(("data",), _PICTURE, _no_picture, _crop)
-    stage = Stage("crop", crop.reads, crop.writes, crop.cpu, draw=crop.draw, keep=keep)
-    data = Photographs(folder)
-    plain = loader_of(data, pipeline=IN_ONE)
-    cached = loader_of(data, _ENOUGH, pipeline=Pipeline((_READ, stage), outputs=("x", "key")))
-    for _ in range(2):
-        assert epoch(cached) == epoch(plain)
-    assert of_tier(cached)["fields"] == 0

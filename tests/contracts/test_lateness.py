@@ -1,8 +1,10 @@
-"""P3 and P5: nothing comes later than promised, and within that nothing waits for a slow sample."""
+"""P3 and P5: nothing comes later than promised, and within that nothing waits for a slow sample; workers that come and
+go while an epoch runs change nothing."""
 
 from __future__ import annotations
 
 import multiprocessing
+import random
 import sys
 import threading
 from types import FrameType
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contracts.checks import NOTHING, batch_lateness, differences, lateness
-from tests.contracts.datasets import Made
-from tests.contracts.modes import BOUNDED, STRICT, Mode
+from minato_gpu.engine import builder
+from tests.contracts.checks import NOTHING, differences, lateness
+from tests.contracts.datasets import Costly, Made
+from tests.contracts.modes import BOUNDED, MINATO, STRICT, Mode
 from tests.support.waiting import wait_until
 
 _FORK = multiprocessing.get_context("fork")
@@ -49,19 +52,6 @@ def test_a_blocked_sample_delays_no_other_batch_until_the_limit(mode: Mode, bloc
     assert differences(range(80), flat) == NOTHING
     assert blocked not in flat[: 4 * allowed]
     assert max(lateness(range(80), batches, 4)) <= mode.lateness
-
-
-@pytest.mark.parametrize("mode", BOUNDED, ids=lambda mode: mode.name)
-def test_a_blocked_batch_of_a_user_delays_no_other_batch(mode: Mode) -> None:
-    make = _Blocked(2)
-    planned = [[start, start + 1, start + 2] for start in range(0, 60, 3)]
-    iterator = iter(mode.loader(Made(60, make), batch_sampler=planned, num_workers=2))
-    delivered = [next(iterator).tolist() for _ in range(mode.lateness)]
-    make.gate.set()
-    delivered += [batch.tolist() for batch in iterator]
-    assert differences(map(tuple, planned), map(tuple, delivered)) == NOTHING
-    assert [0, 1, 2] not in delivered[: mode.lateness]
-    assert max(batch_lateness(planned, delivered)) <= mode.lateness
 
 
 @pytest.mark.parametrize("mode", STRICT, ids=lambda mode: mode.name)
@@ -109,3 +99,48 @@ def _is_inside(thread: threading.Thread, function: str) -> bool:
     while frame is not None and frame.f_code.co_name != function:
         frame = frame.f_back
     return frame is not None
+
+
+_MOST = 4
+
+
+class Restless:
+    """Another number with every batch."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.workers = self.least = least
+        self.most = most
+        self._random = random.Random(7)
+
+    def begin(self, now: float) -> None:
+        """An epoch begins."""
+
+    def waited(self, cause: str, seconds: float) -> None:
+        """The consumer has waited."""
+
+    def delivered(self, now: float, samples: int, idle: int) -> bool:
+        """A batch was delivered."""
+        before, self.workers = self.workers, self._random.randint(self.least, self.most)
+        return self.workers != before
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "WorkerCount", Restless)
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("mode", MINATO, ids=lambda mode: mode.name)
+def test_all_comes_while_they_come_and_go(mode: Mode, persistent: bool) -> None:
+    loader = mode.loader(Costly(120), 4, num_workers=1, persistent_workers=persistent, max_workers=_MOST)
+    at_work = set()
+    for stop in (3, 30, 30):
+        received = []
+        for number, batch in enumerate(loader):
+            received += batch.tolist()
+            at_work.add(loader.stats()["workers"]["at_work"])
+            if number == stop:
+                break
+        assert len(received) == 4 * (stop + 1) or differences(range(120), received) == NOTHING
+    assert at_work == set(range(1, _MOST + 1))

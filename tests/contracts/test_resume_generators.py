@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, RandomSampler
+from torch.utils.data import IterableDataset
 
 from minato_gpu import DataLoader
-from minato_gpu.packing import packed_state
+from minato_gpu.sampling.packing import packed_state
 from tests.contracts.datasets import Made, draw
-from tests.contracts.resuming import DATA, generator, loader_of, through_json, values
-from tests.contracts.samplers import Unknown
+from tests.contracts.resuming import generator, loader_of, through_json
 
 EPOCHS, SAMPLES, SIZE = 4, 20, 4
 
@@ -66,20 +65,6 @@ def trained(loader: Any, state: Any = None, stop: Any = None) -> tuple[list[Any]
             return got, loader.state_dict()
         at = 0
     return got, None
-
-
-class Permuted(Unknown):
-    """A sampler of the user's own with a generator, which it draws from in every epoch."""
-
-    def __init__(self, own: torch.Generator) -> None:
-        super().__init__()
-        self.generator = own
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(40, generator=self.generator).tolist())
-
-    def __len__(self) -> int:
-        return 40
 
 
 def test_the_users_own_wins(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,36 +148,6 @@ def test_later_epochs(way: str) -> None:
         seed(99)
         rest, _ = trained(make(**_WAYS[way]), through_json(state))
         assert _comparable(way, got + rest) == _comparable(way, _reference(way)), stop
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        lambda: RandomSampler(DATA),
-        lambda: Permuted(torch.default_generator),
-    ],
-)
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_order_is_drawn_once(sampler: Callable[[], Any], workers: int) -> None:
-    """Without workers a sampler draws when the first batch is asked for, and a state may come before or after that."""
-
-    def new() -> Any:
-        return loader_of(sampler(), num_workers=workers)
-
-    torch.manual_seed(3)
-    loader = new()
-    reference = [values(loader) for _ in range(2)]
-    for step in (0, 1, 2):
-        for ahead in {0, step}:
-            torch.manual_seed(3)
-            loader = new()
-            iterator = iter(loader)
-            for _ in range(step):
-                next(iterator)
-            state = through_json(loader.state_dict(ahead=ahead))
-            resumed = new()
-            resumed.load_state_dict(state)
-            assert [values(resumed) for _ in range(2)] == [reference[0][step - ahead :], reference[1]], (step, ahead)
 
 
 _DRAWS: dict[str, Callable[[int], int]] = {

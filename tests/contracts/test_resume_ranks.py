@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 from minato_gpu import DataLoader, merge_state_dicts
 from minato_gpu.faults.failures import TooManyFailures
@@ -84,14 +83,6 @@ def test_another_number_of_ranks(ranks: int, shuffle: bool, in_order: bool) -> N
         first, state = _some(_loaders(3, shuffle=shuffle, in_order=in_order), batches)
         rest = _rest(_loaders(ranks, shuffle=shuffle, in_order=in_order), state)
         _check(first + rest, max(3, ranks) if in_order else 3 + ranks - 1)
-
-
-def test_the_same_ranks_go_on_as_they_were() -> None:
-    reference = [[rows([batch]) for batch in loader] for loader in _loaders(2)]
-    first, state = _some(_loaders(2), 3)
-    rest = _rest(_loaders(2), state)
-    assert first[:3] + rest[:5] == reference[0]
-    assert first[3:] + rest[5:] == reference[1]
 
 
 def test_ranks_that_seeded_differently() -> None:
@@ -218,61 +209,6 @@ def test_failures_of_all_ranks() -> None:
     loader.load_state_dict(state)
     with pytest.raises(TooManyFailures, match="4 samples failed in this epoch, max_failures=3"):
         list(loader)
-
-
-class _Heir(DistributedSampler[int]):
-    pass
-
-
-class _Batches:
-    """A batch sampler of one's own over a sampler that has a rank's share."""
-
-    def __init__(self, data: Any, ranks: int, rank: int) -> None:
-        self.sampler: Any = DistributedSampler(data, ranks, rank)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(BatchSampler(self.sampler, 4, drop_last=False))
-
-
-class _Tells:
-    """A sampler of one's own that tells its share, in whatever numbers it was given."""
-
-    def __init__(self, ranks: Any, rank: Any) -> None:
-        self.num_replicas, self.rank = ranks, rank
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.rank, 40, self.num_replicas))
-
-
-def _share_of(kind: str, ranks: int, rank: int) -> Any:
-    data: Any = range(40)
-    if kind == "numpy":
-        return DataLoader(data, 4, sampler=_Tells(np.int64(ranks), np.int32(rank)))
-    if kind == "batches":
-        return DataLoader(data, batch_sampler=_Batches(data, ranks, rank))
-    if kind == "torchdata":
-        made: Any = pytest.importorskip("torchdata.stateful_dataloader.sampler").StatefulDistributedSampler
-    else:
-        made = _Heir
-    return DataLoader(data, 4, sampler=made(data, ranks, rank))
-
-
-@pytest.mark.parametrize("kind", ["heir", "torchdata", "batches", "numpy"])
-def test_another_ranks_state_is_refused(kind: str) -> None:
-    """Keys that are stored are those of the rank that saved them."""
-    loader = _share_of(kind, 2, 0)
-    iterator = iter(loader)
-    next(iterator)
-    state = through_json(loader.state_dict())
-    for ranks, rank in ((2, 1), (3, 0)):
-        other = _share_of(kind, ranks, rank)
-        with pytest.raises(
-            ValueError, match=f"rank 0 of 2, .* rank {rank} of {ranks}; every rank resumes from its own"
-        ):
-            other.load_state_dict(state)
-    again = _share_of(kind, 2, 0)
-    again.load_state_dict(state)
-    assert torch.cat(list(again)).tolist() == torch.cat(list(iterator)).tolist()
 
 
 def _between(own: list[Any]) -> list[Any]:

@@ -141,17 +141,6 @@ def test_a_million_gaps() -> None:
     assert json.dumps(loader.state_dict())
 
 
-def test_a_sampler_that_cannot_be_stored() -> None:
-    class Objects(Unknown):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([object() for _ in range(8)])
-
-    loader = DataLoader(Made(8, lambda key: 1), 2, sampler=Objects(), num_workers=1)
-    next(iter(loader))
-    with pytest.raises(ValueError, match="is a object, and only numbers, strings, bytes, tuples and lists can be"):
-        loader.state_dict()
-
-
 class _Untold(Sampler[int]):
     def __len__(self) -> int:
         return 8
@@ -263,18 +252,6 @@ def test_states_of_other_streams() -> None:
         with pytest.raises(ValueError, match="state"):
             DataLoader(Counts([4]), 2).load_state_dict({**state, "source": {**state["source"], "streams": streams}})
     assert merge_state_dicts([state]) == state
-
-
-def test_streams_of_another_number_of_workers() -> None:
-    loader = DataLoader(Streams([7, 7]), 2, num_workers=2)
-    next(iter(loader))
-    other = DataLoader(Streams([7, 7, 7]), 2, num_workers=3)
-    with pytest.raises(ValueError, match="streams of 2 workers, this loader has 3"):
-        other.load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="saved with batch_size 2, this loader has 3"):
-        DataLoader(Streams([7, 7]), 3, num_workers=2).load_state_dict(loader.state_dict())
-    with pytest.raises(ValueError, match="of a data set of kind 'iterable'"):
-        DataLoader(Made(3, torch.tensor), 2).load_state_dict(loader.state_dict())
 
 
 class _UntoldStream(Counts):

@@ -206,20 +206,6 @@ def test_others_that_draw_while_a_replayed_order_is_drawn(others: bool, workers:
             assert _keys(again)[0] == _keys(islice(make()[0], 10))[batch]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_fewer_keys_than_told_by_one_of_which_nothing_is_known(workers: int) -> None:
-    """The last batch may be short wherever the keys that are left are stored."""
-
-    def make() -> Any:
-        return IN_ORDER_THREADS.loader(DATA[:20], 4, sampler=Unstated(7, told=10), num_workers=workers)
-
-    whole = _keys(make())
-    for step in range(3):
-        resumed = make()
-        resumed.load_state_dict(after(make(), step))
-        assert _keys(resumed) == whole[step:]
-
-
 @pytest.mark.parametrize("sampler", [Counting, Unstated])
 @pytest.mark.parametrize(("before", "after"), [(2, 0), (0, 2), (0, 0), (2, 2)])
 def test_another_number_of_workers(before: int, after: int, sampler: type[Counting]) -> None:
@@ -244,22 +230,6 @@ def test_another_number_of_workers(before: int, after: int, sampler: type[Counti
     ]
     if after:
         assert rest == whole[2:]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_that_was_left(workers: int) -> None:
-    """The sampler still tells how far that had come when the next one begins."""
-
-    def make() -> Any:
-        return IN_ORDER.loader(Made(15, torch.tensor), 4, sampler=_distributed(False), num_workers=workers)
-
-    loader = make()
-    next(iter(loader))
-    iterator = iter(loader)
-    state = stored(loader.state_dict())
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert _keys(resumed) == _keys(resumed) == _keys(iterator) == [DATA[:4], DATA[4:8], DATA[8:12], DATA[12:15]]
 
 
 def test_a_sampler_is_asked_for_nothing_before_its_first_key() -> None:

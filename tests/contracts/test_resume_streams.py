@@ -290,34 +290,6 @@ def _loader(mode: Mode, workers: int, bad: int | None = None) -> Any:
     return mode.loader(Large(bad), 3, num_workers=workers, collate_fn=torch.tensor)
 
 
-def _after(loader: Any, iterator: Any, batches: int, ahead: int = 0) -> tuple[list[Any], Any]:
-    got = [next(iterator)[:, :2].tolist() for _ in range(batches)]
-    return got, through_json(loader.state_dict(ahead=ahead))
-
-
-def _whole(found: list[Any], workers: int) -> None:
-    """Every worker's stream was delivered once, in its order."""
-    samples = [tuple(sample) for batch in found for sample in batch]
-    for worker in range(max(1, workers)):
-        assert [n for owner, n in samples if owner == worker] == list(range(_SAMPLES))
-
-
-@pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
-def test_at_any_step(mode: Mode, workers: int) -> None:
-    """A first save of an epoch, with what came before and ahead; and one more, right after it was taken up."""
-    for step in (0, 16, 17) if mode.processes and workers else (0, 1, 15, 16, 17, 31, 40, 47):
-        loader = _loader(mode, workers)
-        first, state = _after(loader, iter(loader), step)
-        resumed = _loader(mode, workers)
-        resumed.load_state_dict(state)
-        second, state = _after(resumed, iterator := iter(resumed), 1, ahead=1)
-        for got, own in ((first, state), ([*first, *second], through_json(resumed.state_dict()))):
-            last = _loader(mode, workers)
-            last.load_state_dict(own)
-            _whole([*got, *(batch[:, :2].tolist() for batch in last)], workers)
-        del iterator
-
-
 @pytest.mark.parametrize(("mode", "workers"), _MODES, ids=lambda each: getattr(each, "name", str(each)))
 def test_how_often_it_is_asked(mode: Mode, workers: int) -> None:
     """While nobody saves, for one batch in so many; while somebody does at every step, for each."""

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.memory.status_board import WorkerStatusBoard
-from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from tests.support.numbers import X, double, double_on_device, draw, read, shift, shift_on_device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import minato_gpu.delivery
 import minato_gpu.device.accelerator
 import minato_gpu.engine.builder
+import minato_gpu.epoch.delivery
 from minato_gpu.device.collated import mapped
 from tests.device.several import Careless, Machine
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
@@ -24,7 +24,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, no_leaks: None) -> Machine:
         monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
         monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[device.index])
         put = lambda batch, device: mapped(batch, devices[device.index].put)  # noqa: E731
-        monkeypatch.setattr(minato_gpu.delivery, "to_device", put)
+        monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", put)
         return devices
 
     return make

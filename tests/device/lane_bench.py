@@ -18,7 +18,7 @@ from minato_gpu.device.pinned_memory import Host
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Handed, Local, Report
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, TorchFunction
 from minato_gpu.samples import sample_seed
 from tests.lanes.harness import Slab, open_links, piece, task
 from tests.support.fake_device import FakeDevice

@@ -130,18 +130,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(monkeypatch)
 
 
-def test_what_is_brought_to_the_host_does_not_wait_for_training(driver: Driver) -> None:
-    """Nobody calls it on a stream of his own, and the default stream is where most train."""
-    tensor: Any = Tensor(driver)
-    device = Accelerator(torch.device("cuda", 0))
-    for _ in range(2):
-        assert device.fetch(tensor, MADE).tolist() == [1, 1]
-    (own,) = driver.made
-    used = [asked for asked in driver.asked if asked[0] in ("wait", "cpu")]
-    assert used == [("wait", own, MADE), ("cpu", own)] * 2
-    assert driver.current == "default"
-
-
 def test_nobody_makes_a_context_on_a_device_that_is_not_used(driver: Driver) -> None:
     """A thread's current device is the first one at the beginning, whatever the rank."""
     tensor: Any = Tensor(driver)
@@ -162,26 +150,9 @@ def test_a_thread_begins_with_the_device_of_who_starts_it(driver: Driver) -> Non
     assert driver.devices["another"] == 2
 
 
-def test_who_has_not_met_cuda_does_not_meet_it_by_that(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    accelerator.enter_same()()
-    assert not driver.contexts and not driver.devices
-
-
 def test_who_waits_for_an_event_leaves_the_core_to_others(driver: Driver) -> None:
     Accelerator(torch.device("cuda", 0)).event()
     assert ("event", ("enable_timing", False), ("blocking", True)) in driver.asked
-
-
-def test_streams_are_of_the_lowest_priority_there_is(driver: Driver) -> None:
-    """The lower the number, the higher the priority; 0 is the lowest, and the default stream's."""
-    Accelerator(torch.device("cuda", 1)).stream()
-    assert driver.asked[-1] == ("stream", torch.device("cuda", 1), ("priority", 0))
-
-
-def test_the_uuid_is_as_pytorch_has_it(driver: Driver) -> None:
-    """NVML's name of a part of a GPU begins in another way than a whole one's."""
-    assert Accelerator(torch.device("cuda", 0)).uuid == "0a-1b"
 
 
 class OfTorch:

@@ -15,7 +15,6 @@ from minato_gpu.device import work as device_work
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput
 from minato_gpu.device.work import DeviceWork
-from minato_gpu.lanes.base import Failure
 from minato_gpu.lanes.contract import Broken
 from tests.device.lane_bench import bench, pipeline
 from tests.device.test_lane import BUSY, FIRST, LONG, Gates
@@ -179,23 +178,6 @@ def test_a_device_that_fails_whatever_it_is_given_is_given_nothing_more(
         assert 0 < stats["samples_repeated"] < LENGTH // 2
     else:
         assert stats["samples_repeated"] == LENGTH
-
-
-def test_samples_that_no_lane_can_prepare_say_nothing_of_the_device(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As of a folder of broken files."""
-
-    def fails(fields: Any, params: Any) -> Any:
-        raise ValueError("no photograph")
-
-    monkeypatch.setattr(device_work, "_USELESS_LIMIT", 3)
-    with caplog.at_level(logging.WARNING, "minato_gpu"), bench(FakeDevice(), pipeline(fails, cpu=fails)) as one:
-        for chunk in range(5):
-            one.send(20, 21, chunk=chunk)
-            assert one.reported(chunk)
-        assert not caplog.records
-        assert all(isinstance(item, Failure) for report in one.reports for item in report.items or [None])
 
 
 def test_a_lane_that_has_ended_keeps_no_device_memory() -> None:

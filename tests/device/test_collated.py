@@ -15,7 +15,6 @@ from minato_gpu.device.copies import MOST
 from minato_gpu.device.staging import Download, Upload
 from tests.device.bench import ORDERS, bench
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice
-from tests.support.fake_work import Copy
 
 
 def detections(count: int) -> dict[str, Any]:
@@ -103,57 +102,6 @@ def test_containers_of_any_class_come_to_the_device(kind: str) -> None:
 
 
 # --- values that travel through pinned memory together, and whoever sends them does not wait --------------------
-
-VALUES: list[Any] = [
-    np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::-1],
-    np.array(True),
-    np.zeros((0, 3), np.int64),
-    np.arange(5, dtype=np.int16),
-    np.array(7.0),
-]
-
-
-def alike(got: Any, wanted: Any) -> bool:
-    return got.shape == wanted.shape and np.array_equal(got, wanted)
-
-
-@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])
-def test_there_and_back(order: Any) -> None:
-    device = FakeDevice(order)
-    with device.running(device.stream()):
-        values = [value.copy() for value in VALUES]
-        tensors = Upload(device).bring(values)
-        for value in values:
-            value.fill(0)  # they may change at once
-        assert [tensor.numpy().dtype for tensor in tensors] == [value.dtype for value in VALUES]
-        download = Download(device, tensors)
-        event = device.event()
-        del tensors
-        event.synchronize()
-        arrays = download.arrays()
-    assert all(map(alike, arrays, VALUES)) and [one.dtype for one in arrays] == [one.dtype for one in VALUES]
-    assert all(one.base is None for one in arrays), "the pinned memory is free"
-    assert device.used == 0
-
-
-def test_what_a_sample_brings_is_one_copy_and_nobody_waits_for_it() -> None:
-    device = FakeDevice(LAZY_COPIES)
-    stream = device.stream()
-    with device.running(stream):
-        Upload(device).bring(VALUES)
-        assert sum(isinstance(work, Copy) for work in stream.work) == 1 and stream.done == 0
-    assert device.waited == [], "it comes from pinned memory"
-
-
-def test_what_a_micro_batch_leaves_is_copied_home_once() -> None:
-    device = FakeDevice(LAZY_COPIES)
-    stream = device.stream()
-    with device.running(stream):
-        tensors = [device.empty(12).view(torch.float32).view(3) for _ in range(9)]
-        Download(device, tensors)
-        copies = [work for work in stream.work if isinstance(work, Copy)]
-        assert [len(work.targets) for work in copies] == [9, 1] and stream.done == 0, "laid side by side before"
-    assert device.waited == [], "it goes to pinned memory"
 
 
 @pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 3])

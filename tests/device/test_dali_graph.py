@@ -13,8 +13,8 @@ import pytest
 
 from minato_gpu.device.dali_errors import leaves_graph_usable, sample_of
 from minato_gpu.device.dali_graph import _FAILURE_LIMIT, DaliGraph
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
-from minato_gpu.stages import Fields, Params
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.stages import Fields, Params
 
 ENCODED, BOX, NUMBER = Field(np.uint8, (None,)), Field(np.int32, (4,)), Field(np.int32)
 PIXELS = Field(np.int32, (None, None, 3))
@@ -143,21 +143,6 @@ def test_a_graph_that_does_nothing_but_fail_is_built_anew(graph: DaliGraph) -> N
     batch, drawn = samples.some(1)
     samples.check(batch, graph.run(batch, drawn))
     assert graph._failure_limit == _FAILURE_LIMIT
-
-
-def test_inputs_are_fed_without_a_copy(dali: Any, monkeypatch: pytest.MonkeyPatch, graph: DaliGraph) -> None:
-    """A copy would be made under the interpreter lock."""
-    source, options = dali.fn.external_source, dict[str, Any]()
-
-    def external_source(name: str, **given: Any) -> Any:
-        options[name] = given
-        return source(name=name, **given)
-
-    monkeypatch.setattr(dali.fn, "external_source", external_source)
-    samples = Photographs()
-    batch, drawn = samples.some(2)
-    samples.check(batch, graph.run(batch, drawn))
-    assert len(options) == 4 and all(given["no_copy"] for given in options.values())
 
 
 def test_inputs_are_held_until_the_run_has_ended(graph: DaliGraph, monkeypatch: pytest.MonkeyPatch) -> None:

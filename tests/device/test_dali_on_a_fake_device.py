@@ -12,8 +12,7 @@ import pytest
 
 from minato_gpu.device import dali_graph, nvjpeg
 from minato_gpu.device.dali_graph import DaliGraph
-from minato_gpu.device.dali_outputs import HeldUntilRead
-from minato_gpu.pipeline import DaliFragment, Field, Pipeline, Stage
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage
 from tests.support.fake_dali import FakeDali
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 
@@ -100,19 +99,6 @@ def test_in_every_order_that_events_allow_each_sample_is_its_own(bench: Bench, l
     assert bench.dali.gone == 0
 
 
-@pytest.mark.parametrize("bench", ORDERS, indirect=True)
-def test_a_micro_batch_that_was_scheduled_ahead_is_its_own(bench: Bench) -> None:
-    """It is scheduled once the one before has been, and before that is waited for."""
-    values = [10, 20, 30]
-    sets = [samples(value) for value in values]
-    begun = bench.look_ahead(*sets[1:])
-    bench.graph.build(sets[0][1][0])
-    runs = [bench.run_samples(*each) for each in sets]
-    assert (begun, bench.graph.runs, bench.device.waited) == ([True, True], 3, [])
-    assert [bench.read(*run) for run in runs] == [wanted(value) for value in values]
-    assert bench.dali.gone == 0
-
-
 def test_a_micro_batch_that_fails_runs_again_behind_the_one_that_was_scheduled_ahead(bench: Bench) -> None:
     bench.run(0)
     (first, second), bench.dali.fails = (samples(10), samples(20)), ["Error in MIXED operator"]
@@ -131,16 +117,6 @@ def test_what_was_scheduled_ahead_and_is_not_wanted_is_no_others(bench: Bench) -
     run = bench.run(10)
     bench.graph.forget()
     assert [bench.read(*one) for one in (run, bench.run(30))] == [wanted(10), wanted(30)]
-
-
-def test_nothing_is_scheduled_ahead_where_the_host_waits_before_each_run(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(nvjpeg.WAITS, "1")
-    monkeypatch.setattr(dali_graph, "await_stream", lambda stream: stream.record_event().synchronize())
-    bench.dali.operators = b"decoders__Image"
-    bench.run(0)
-    assert not bench.graph.ahead(*samples(20))
 
 
 @pytest.mark.parametrize(
@@ -172,21 +148,6 @@ def test_the_host_waits_before_each_decoding_run_where_the_engine_may_write_earl
     runs = [(value, *bench.run(value)) for value in (10, 20, 30)]
     assert [left == 0 for left in bench.dali.runs] == [True, idle, idle]
     assert [bench.read(rows, event) for _, rows, event in runs] == [wanted(value) for value, _, _ in runs]
-
-
-class _KeepsNothing(HeldUntilRead):
-    """Lets go at once."""
-
-    def hold(self, event: Any, *things: Any) -> None:
-        pass
-
-
-def test_the_fake_device_shows_what_is_let_go_of_too_early(bench: Bench) -> None:
-    bench.graph._held = _KeepsNothing()
-    rows, event = bench.run(10)
-    gc.collect()
-    assert bench.read(rows, event) != wanted(10)
-    assert bench.dali.gone > 0
 
 
 def test_outputs_are_let_go_of_by_the_lanes_thread_once_they_are_copied(bench: Bench) -> None:

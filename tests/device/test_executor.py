@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Fields
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields
 from pipelines import example_photographs, image_classification
 
 GREY_LEVELS = 2 / 255 / min(image_classification.STD)
@@ -52,30 +52,6 @@ def expected(pipeline: Pipeline, samples: list[dict[str, Any]]) -> list[dict[str
 def image(result: dict[str, Any] | StageError) -> Any:
     assert not isinstance(result, StageError), result
     return result["image"]
-
-
-@pytest.mark.parametrize("split", [2, 3, 4, 5])
-def test_every_split_gives_the_cpus_sample(pipeline: Pipeline, photographs: list[dict[str, Any]], split: int) -> None:
-    executor = DeviceExecutor(pipeline, split, max_batch=8)
-    results = executor.run(items(pipeline, photographs, split))
-    executor.close()
-    for result, reference in zip(results, expected(pipeline, photographs), strict=True):
-        assert not isinstance(result, StageError)
-        assert list(result) == ["image", "label"]
-        assert result["label"] == reference["label"]
-        assert isinstance(result["image"], np.ndarray)
-        assert np.abs(result["image"] - reference["image"]).max() <= GREY_LEVELS
-
-
-def test_what_was_drawn_before_is_not_drawn_again(
-    pipeline: Pipeline, photographs: list[dict[str, Any]], executor: DeviceExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seeded = items(pipeline, photographs, 2)
-    drawn = [(fields, executor.draws((fields, seed))) for fields, seed in seeded]
-    wanted = executor.run(seeded)
-    monkeypatch.setattr(Pipeline, "draw", None)
-    for result, reference in zip(executor.run(drawn), wanted, strict=True):
-        assert np.array_equal(image(result), image(reference))
 
 
 def test_a_sample_does_not_depend_on_its_micro_batch(

@@ -4,7 +4,6 @@ what may lie where. The backend, which would need the GPU, is not made."""
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from minato_gpu.device import nvjpeg
 from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.dali_outputs import on_device
 from minato_gpu.device.executor import segments
-from minato_gpu.pipeline import DaliFragment, Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
 from tests.device.test_segments import mixed
 
 MODULES = ("image_classification", "object_detection", "speech_recognition")
@@ -91,20 +90,6 @@ def test_a_photograph_comes_to_the_gpu_when_it_is_decoded_and_not_before(
         "Flip": "gpu",
         "CropMirrorNormalize": "gpu",
     }
-
-
-def test_what_a_fragment_makes_on_the_host_comes_to_the_gpu(dali: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where all outputs are copied."""
-
-    def size(dali: Any, fields: Any, params: Any, device: str) -> Any:
-        return {"row": fields["row"].shape(device="cpu")}
-
-    stage = replace(mixed().stages[0], device=DaliFragment(size, host_reads=("row",)))
-    pipeline = Pipeline((stage,), outputs=("row",), inputs=mixed().fields_at(0))
-    (segment,) = segments(pipeline, range(1), device="cuda", max_batch=4, threads=1)
-    assert isinstance(segment, DaliGraph)
-    graph = _graph(dali, segment, pipeline, monkeypatch)
-    assert [output.device for output in graph._graph_outputs] == ["gpu"]
 
 
 @pytest.mark.parametrize("strided", [torch.arange(12.0).reshape(3, 4).T, torch.arange(16.0)[::2].reshape(4, 2)])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from minato_gpu import DataLoader, Pipeline, Stage
+from minato_gpu import Pipeline, Stage
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.loads import rows_bytes
 from minato_gpu.device.output import DeviceOutput
@@ -26,7 +26,7 @@ from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.samples import Origin, StageError
 from tests.contracts.datasets import Made
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline
@@ -68,25 +68,6 @@ PIPELINE = Pipeline(
     name="tests",
 )
 NUMBERS = Made(40, lambda n: {"n": n})
-
-
-def test_what_the_device_fails_the_cpu_prepares_and_what_both_fail_is_an_error_with_its_origin() -> None:
-    found = []
-    both: Any = (["cpu"], ["device"])
-    for lanes in both:
-        generator = torch.Generator().manual_seed(3)
-        loader = DataLoader(NUMBERS, 4, num_workers=1, generator=generator, pipeline=PIPELINE, lanes=lanes)
-        batches = iter(loader)
-        values = [next(batches)["x"] for _ in range(3)]
-        with pytest.raises(ValueError, match="thirteen fails everywhere") as caught:
-            next(batches)
-        values += [batch["x"] for batch in batches]
-        found.append(torch.cat(values))
-        for part in ("epoch 0", "position 13", "index 13", "stage 'shift'", lanes[0]):
-            assert part in str(caught.value)
-    assert torch.allclose(found[0], found[1], atol=1e-6)
-    stats = loader.stats()
-    assert stats["samples_repeated"] == 2 and stats["lanes"]["device"]["samples"] == 39
 
 
 class _Gated(FakeDevice):
@@ -181,20 +162,6 @@ def test_what_the_device_is_through_with_is_reported_before_the_next_is_begun() 
     gates = Gates()
     with bench(FakeDevice(LAZY_CONSUMER), pipeline(gates.on_device)) as one:
         assert gates.run(one, lambda: one.send(LONG, chunk=2))
-
-
-def test_it_is_reported_before_a_sample_of_the_next_is_repeated_on_the_cpu() -> None:
-    device = FakeDevice(LAZY_COPIES)
-
-    def fail() -> None:
-        device.finish()
-        raise ValueError("not on this device")
-
-    gates = Gates(fail)
-    with bench(device, pipeline(gates.on_device, cpu=gates.on_cpu)) as one:
-        assert gates.run(one, lambda: one.send(BUSY, chunk=2))
-        report = one.report(2)
-        assert report is not None and report.repeated == 1
 
 
 class _Timed(FakeDevice):

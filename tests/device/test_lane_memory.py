@@ -125,18 +125,6 @@ ORDERS: list[Order] = [LAZY_COPIES, LAZY_CONSUMER, 0, 1]
 KEYS = range(20, 20 + ROWS)
 
 
-def test_pools_let_go_of_what_they_do_not_use_before_micro_batches_shrink() -> None:
-    device = FakeDevice(LAZY_CONSUMER, capacity=4 * ROWS * SAMPLE_BYTES)
-    device.pooled = device.capacity - SAMPLE_BYTES
-    with bench(device) as one:
-        one.send(*KEYS, chunk=1)
-        assert one.reported(1)
-        report, stats = one.report(1), one.lane.stats()
-        assert report is not None and all(isinstance(item, Resident) for item in report.items or [None])
-        assert (device.trims, stats["micro_batch"], stats["short_of_memory"]) == (1, ROWS, 1)
-        assert report.times is None, "it took longer than others"
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_error_that_comes_late_costs_no_sample(order: Order) -> None:
     """Whichever call it comes with, and although every call after that has it too: the CPU prepares what is left."""

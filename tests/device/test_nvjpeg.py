@@ -9,14 +9,11 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from minato_gpu import DataLoader
 from minato_gpu.device import nvjpeg
-from tests.support.numbers import PIPELINE, Numbers
 
 Libraries = dict[str, nvjpeg.Version]
 
@@ -64,12 +61,6 @@ def test_the_path_of_the_environment_comes_before_packages(tmp_path: Path, monke
     assert nvjpeg._folders() == [tmp_path / "first", tmp_path / "second", *packages]
 
 
-@pytest.mark.parametrize(("version", "regions"), [((13, 1, 99), False), ((13, 2, 0), True)])
-def test_regions_since(libraries: dict[str, Libraries], version: nvjpeg.Version, regions: bool) -> None:
-    libraries["loaded"]["libnvjpeg.so.13"] = version
-    assert nvjpeg.decodes_regions() is regions
-
-
 @pytest.mark.parametrize(("codec", "regions"), [("0.8.1.4", True), ("0.9.0.20", False), ("0.9.1.1", True), ("", True)])
 def test_regions_are_not_asked_of_the_codec_that_crashes_on_them(
     libraries: dict[str, Libraries], monkeypatch: pytest.MonkeyPatch, codec: str, regions: bool
@@ -111,11 +102,3 @@ def test_a_setting_that_means_nothing_is_refused(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name} must be .*, got {value!r}"):
         ask()
-
-
-@pytest.mark.parametrize(("version", "told"), [((12, 4, 0), "12.4.0"), (None, None)])
-def test_stats_tell_the_version(monkeypatch: pytest.MonkeyPatch, version: Any, told: str | None) -> None:
-    monkeypatch.setattr(nvjpeg, "loaded", lambda: version)
-    loader = DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"])
-    next(iter(loader))
-    assert loader.stats()["device_lane"]["nvjpeg"] == told

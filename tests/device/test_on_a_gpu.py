@@ -18,8 +18,8 @@ from minato_gpu.device.dali_graph import DaliGraph
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.staging import Download, Upload
 from minato_gpu.device.values import to_numpy
-from minato_gpu.parity import whole_tolerance
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.lab.parity import whole_tolerance
+from minato_gpu.pipeline.pipeline import DaliFragment, Field, Pipeline, Stage, TorchFunction
 from minato_gpu.samples import StageError
 from pipelines import image_classification
 from tests.support.gate import held_up
@@ -246,3 +246,76 @@ def test_beyond_a_budget_samples_come_by_way_of_the_host(lanes: Any) -> None:
     assert labels == list(range(len(Numbers())))
     if lanes == ["device"]:
         assert loader.stats()["device_lane"]["spilled_to_host"] > 0
+
+
+# --- what DALI reads, and what training does meanwhile -----------------------------------------------------------
+
+
+FIELD = Field(np.uint8, (None,))
+
+
+def inverting(*before: Stage) -> Pipeline:
+    """A graph that inverts bytes, after those stages."""
+    flip = Stage(
+        "flip",
+        ("x",),
+        {"x": FIELD},
+        cpu=lambda fields, params: {"x": 255 - fields["x"]},
+        device=DaliFragment(
+            lambda dali, fields, params, device: {"x": dali.fn.cast(255 - fields["x"], dtype=dali.types.UINT8)}
+        ),
+    )
+    return Pipeline((*before, flip), outputs=("x",), inputs={"x": FIELD}, name="inverting")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_are_held_for_as_long_as_dali_reads_them(device: str) -> None:
+    """Their memory is used again once results are there."""
+    executor, arrays = (
+        DeviceExecutor(inverting(), 0, device=device, max_batch=64, threads=4),
+        np.zeros((64, 50_000), np.uint8),
+    )
+    for number in range(20 if device == "cpu" else 200):
+        arrays[:] = number % 200
+        results = executor.run([({"x": row}, n) for n, row in enumerate(arrays)])
+        arrays[:] = 201
+        found: list[Any] = [to_numpy(one["x"]) if isinstance(one, dict) else None for one in results]
+        assert (np.stack(found) == 255 - number % 200).all()
+    executor.close()
+
+
+@pytest.mark.gpu
+def test_what_the_device_has_made_is_read_in_time() -> None:
+    """A graph reads what a torch stage makes, behind work that keeps the stream busy."""
+    add = Stage(
+        "add",
+        ("x",),
+        {"x": FIELD},
+        cpu=lambda fields, params: {"x": fields["x"] + 1},
+        device=TorchFunction(lambda fields, params: {"x": fields["x"] + 1}),
+    )
+    executor = DeviceExecutor(inverting(add), 0, device="cuda", max_batch=64, threads=4)
+    accelerator = Accelerator(torch.device("cuda"))
+    stream = accelerator.stream()
+    for number in range(50):
+        items = [({"x": np.full(50_000, (number + n) % 200, np.uint8)}, n) for n in range(64)]
+        with accelerator.working(stream):
+            torch.cuda._sleep(20_000_000)
+            results = executor.run(items, stream)
+            found: list[Any] = [to_numpy(one["x"]) if isinstance(one, dict) else None for one in results]
+        assert (np.stack(found) == 254 - (number + np.arange(64)[:, None]) % 200).all()
+    executor.close()
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_can_be_captured_while_the_lane_works() -> None:
+    """As the manual's page about GPUs advises."""
+    batches = iter(DataLoader(Numbers(), 8, num_workers=1, pipeline=PIPELINE, lanes=["device"], device="cuda"))
+    graph, x = torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda")
+    next(batches)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(2000):
+            x = x * 1.0
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((x == 1.0).all())

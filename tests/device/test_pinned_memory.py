@@ -26,21 +26,6 @@ from tests.support.fake_device import FakeDevice
 STEP = 1 << 16
 
 
-def test_pieces_grow_and_meet() -> None:
-    device, arena = FakeDevice(), Arena("tests", 1 << 24)
-    pinned = Host(arena, Loans(), device, STEP)
-    for end in (10, STEP, STEP + 1, 5 * STEP, 6 * STEP, 1 << 22):
-        pinned.cover(end)
-        assert pinned.pinned >= end
-    assert len(pinned.ends) <= 6 and pinned.ends == sorted(pinned.ends)
-    begins = sorted(device.pinned)
-    assert [begin + device.pinned[begin] for begin in begins[:-1]] == begins[1:]
-    pinned.close()
-    pinned.close()
-    assert device.pinned == {}
-    arena.close()
-
-
 class _Refusing(FakeDevice):
     def pin(self, address: int, nbytes: int) -> None:
         raise RuntimeError("not on this machine")

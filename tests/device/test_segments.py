@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
-from minato_gpu import DataLoader
 from minato_gpu.device.executor import DeviceExecutor, segments
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.staging import Upload
 from minato_gpu.device.values import to_numpy
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field, Pipeline, Stage, TorchFunction
+from minato_gpu.pipeline.stages import Fields, Params
 from minato_gpu.samples import StageError
-from minato_gpu.stages import Fields, Params
 from tests.support.fake_device import LAZY_COPIES, FakeDevice
 
 ROW = Field(np.float32, (None,))
@@ -199,43 +196,3 @@ def test_what_a_function_is_given_is_its_own(kind: str, nested: str) -> None:
         wanted = 2 * before[n] + 2 * float(parts[n].sum()) + 12 + 6
         assert np.array_equal(result["sum"], wanted)
         assert result["row"] is samples[n]["row"] and result["parts"] is samples[n]["parts"]
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("kind", ["cupy", "torch"])
-def test_texts_that_a_function_makes_are_stacked_and_made_by_it(
-    kind: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device = FakeDevice(LAZY_COPIES)
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: device)
-    how = CupyFunction(lambda xp, f, p: _text(f)) if kind == "cupy" else TorchFunction(lambda f, p: _text(f))
-    writes = {"row": Field(np.float32, (3,)), "text": Field(object)}
-    read = Stage("read", ("n",), {"row": writes["row"]}, cpu=_rows)
-    stage = Stage("text", ("row",), writes, cpu=_refused, device=how)
-    pipeline = Pipeline((read, stage), outputs=("row", "text"), name="tests")
-    data: Any = [{"n": n} for n in range(8)]
-    more: dict[str, Any] = {"device": "cuda"} if on_device else {}
-    loader: Any = DataLoader(
-        data,
-        2,
-        num_workers=1,
-        worker_kind="thread",
-        pipeline=pipeline,
-        lanes=["device"],
-        **more,
-    )
-    assert [batch["text"] for batch in loader] == [[f"{n}", f"{n + 1}"] for n in range(0, 8, 2)]
-    device.finish()
-
-
-def _rows(fields: Any, params: Any) -> Any:
-    return {"row": np.full(3, fields["n"], np.float32)}
-
-
-def _text(fields: Any) -> Any:
-    return {"row": fields["row"] * 2, "text": f"{int(fields['row'][0])}"}
-
-
-def _refused(fields: Any, params: Any) -> Any:
-    raise AssertionError("made once more on the CPU")

@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-import minato_gpu.delivery
-import minato_gpu.engine.builder
-from minato_gpu.device import nvml
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.output import DeviceOutput, Issued
 from tests.contracts.checks import NOTHING, differences
 from tests.device.several import (
-    BATCHES,
     SAMPLE_BYTES,
     Gated,
     Machine,
@@ -29,7 +25,7 @@ from tests.device.several import (
     loader_on,
     on_host,
 )
-from tests.device.test_several_budgets import BATCH_BYTES
+from tests.device.test_several_orders import BATCH_BYTES
 from tests.support.fake_device import LAZY_CONSUMER, LAZY_COPIES, FakeDevice, Order
 from tests.support.numbers import BATCH, COSTLY, LENGTH, PIPELINE, Numbers
 from tests.support.waiting import wait_until
@@ -64,34 +60,6 @@ def test_a_device_without_memory_retires_and_the_others_go_on(
     assert stats["lanes"]["device:1"]["samples"] == 0 < made[0] + made[2]
 
 
-class Broken(Numbers):
-    """Two batches of the numbers cannot be read."""
-
-    def __getitem__(self, n: int) -> Any:
-        if n // BATCH in (4, 7):
-            raise ValueError(f"number {n} cannot be read")
-        return super().__getitem__(n)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_loses_all_its_samples_keeps_its_devices_turn(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    devices = machine(2)
-    if workers == 0:
-        monkeypatch.setattr(minato_gpu.delivery, "to_device", lambda batch, device: batch)
-    lanes = ["cpu"] if workers == 0 else None
-    loader = loader_on(devices, Broken(), pipeline=PIPELINE, num_workers=workers, on_error="skip", lanes=lanes)
-    if workers == 0:
-        keys = [[int(n) for n in batch["label"]] for batch in loader]
-    else:
-        keys = labels(consume(devices, loader))
-    assert len(keys) == BATCHES and [len(keys[at]) for at in (4, 7)] == [1, 1]
-    good = [n for n in range(LENGTH) if n // BATCH not in (4, 7)]
-    assert differences(good, [n for at, batch in enumerate(keys) for n in batch if at not in (4, 7)]) == NOTHING
-    assert loader.stats()["samples_padded"] == 2
-
-
 def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) -> None:
     devices = machine(3, LAZY_CONSUMER)
     loader = loader_on(devices, persistent_workers=True, in_order=False)
@@ -106,23 +74,6 @@ def test_leaving_in_the_middle_leaves_nothing_on_any_device(machine: Machine) ->
     for device in devices:
         device.finish()
     assert all(device.used == 0 and device.pinned == {} for device in devices)
-
-
-def test_one_device_that_cannot_be_opened_leaves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = machine(2)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda device: devices[:1][device.index])
-    with pytest.raises(IndexError):
-        iter(loader_on(devices))
-
-
-def test_figures_of_each_device(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = machine(2)
-    monkeypatch.setattr(nvml, "reading", lambda uuid: {"utilisation": uuid})
-    loader = loader_on(devices)
-    consume(devices, loader)
-    stats = loader.stats()
-    assert [one["nvml"]["utilisation"] for one in stats["device"]] == ["0-uuid", "1-uuid"]
-    assert len(stats["device_lane"]) == 2
 
 
 SAID = "has no memory for a batch"
@@ -240,17 +191,3 @@ def test_devices_of_one_batch_each_take_turns_also_where_one_batch_is_lost(machi
     keys = [n for batch in labels(got) for n in batch]
     assert len(keys) == LENGTH - BATCH + 1
     assert differences([n for n in range(LENGTH) if n // BATCH != 3], sorted({*keys})) == NOTHING
-
-
-@pytest.mark.parametrize("order", [LAZY_COPIES, LAZY_CONSUMER, 957])
-def test_samples_for_batches_of_other_devices_make_room_too(machine: Machine, order: Order) -> None:
-    """Out of order a batch takes what any device has made, and may have to wait until its own has room for it."""
-    devices = machine(3, order)
-    for device in devices:
-        device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
-    more: dict[str, Any] = {"in_order": False, "max_lateness": 8, "num_workers": 1, "timeout": 30}
-    for _ in range(2):
-        got = consume(devices, loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more))
-        assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
-    gc.collect()
-    assert all(device.used == 0 for device in devices)

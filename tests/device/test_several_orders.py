@@ -1,20 +1,28 @@
-"""Batch number k is on device k modulo theirs, each sample once and the same, whatever the devices' streams do."""
+"""Batch number k is on device k modulo theirs, each sample once and the same, whatever the devices' streams do; every
+device keeps its own budget; and the end of an epoch, where the last round may not be whole."""
 
 from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+import minato_gpu.epoch.delivery
 from minato_gpu import DataLoader
+from minato_gpu.device.copies import CopyRange
+from minato_gpu.device.loads import DeviceRow, MicroBatchOutput, rows_bytes
+from minato_gpu.lanes.base import Resident
+from minato_gpu.memory.layout import Layout
 from tests.contracts.checks import NOTHING, differences, lateness
 from tests.device.several import (
     BATCHES,
     ORDERS,
+    SAMPLE_BYTES,
     Gated,
     Machine,
     check_content,
@@ -24,13 +32,12 @@ from tests.device.several import (
     names,
     on_host,
 )
-from tests.support.device_batches import LANES, check_same, flat, reference, seeded
+from tests.support.device_batches import LANES, check_same, flat
 from tests.support.fake_device import LAZY_COPIES, FakeDevice, Order
-from tests.support.numbers import BATCH, LENGTH, PIPELINE, Numbers, Plain
-from tests.support.numbers import pad as pad_together
+from tests.support.numbers import BATCH, LENGTH, PIPELINE, Plain
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
@@ -49,7 +56,7 @@ def test_strict_order(machine: Machine, order: Order, count: int, lanes: list[st
     assert all(device.used == 0 and device.pinned == {} for device in devices)
 
 
-@pytest.mark.each_value  # every pair on one device: tests/test_device_batches.py
+@pytest.mark.each_value  # a second each
 @pytest.mark.parametrize(("order", "count"), [(ORDERS[-1], 3), *((order, 2) for order in ORDERS)])
 @pytest.mark.parametrize("lanes", LANES[::-1], ids="+".join)
 def test_out_of_order(machine: Machine, order: Order, count: int, lanes: list[str]) -> None:
@@ -60,25 +67,6 @@ def test_out_of_order(machine: Machine, order: Order, count: int, lanes: list[st
     assert differences(range(LENGTH), [n for batch in keys for n in batch]) == NOTHING
     assert max(lateness(range(LENGTH), keys, BATCH)) <= 3
     check_content(got, on_host())
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("device_lanes", [["device"], ["cpu", "device"]], ids="+".join)
-def test_batches_of_ones_own_sampler_and_collate_function(
-    machine: Machine, device_lanes: list[str], in_order: bool
-) -> None:
-    devices = machine(2, 3)
-    planned = [list(range(at, min(at + 5, LENGTH))) for at in range(0, LENGTH, 5)]
-    more: dict[str, Any] = {"batch_sampler": planned, "collate_fn": pad_together, "lanes": device_lanes}
-    arguments: dict[str, Any] = {"num_workers": 2, "pipeline": PIPELINE, "generator": seeded(), "in_order": in_order}
-    loader = DataLoader(Numbers(), device=names(devices), **more, **arguments)
-    got = consume(devices, loader)
-    host = DataLoader(Numbers(), num_workers=1, pipeline=PIPELINE, generator=seeded(), **{**more, "lanes": ["cpu"]})
-    wanted = [[tensor.clone() for tensor in flat(batch)] for batch in host]
-    if in_order:
-        check_same(got, wanted)
-    key = lambda batch: float(batch[0][0, 0, 0])  # noqa: E731
-    check_same(sorted(got, key=key), sorted(wanted, key=key))
 
 
 MODES: dict[str, dict[str, Any]] = {
@@ -115,25 +103,6 @@ def test_batch_k_is_on_device_k_modulo_theirs_where_batches_overtake_each_other(
         assert any(n > 13 for n in numbers[: numbers.index(13)]), "nothing has overtaken it"
 
 
-def test_a_slow_sample_delays_no_device_that_can_do_without_it(machine: Machine) -> None:
-    devices, gate = machine(2, LAZY_COPIES), threading.Event()
-    dataset = Gated(3, gate)
-    loader = loader_on(devices, dataset, worker_kind="thread", in_order=False, max_lateness=4, prefetch_factor=4)
-    iterator = iter(loader)
-    first = consume(devices, (next(iterator) for _ in range(4)))
-    assert 3 not in [n for batch in labels(first) for n in batch]
-    gate.set()
-    rest = consume(devices, iterator, first=4)
-    assert differences(range(LENGTH), [n for batch in labels(first + rest) for n in batch]) == NOTHING
-
-
-def test_a_missing_event_is_noticed_on_the_device_that_misses_it(machine: Machine) -> None:
-    devices = machine(2, LAZY_COPIES, careless=1)
-    got, wanted = consume(devices, loader_on(devices, Plain())), reference(Plain())
-    right = [all(map(torch.equal, one, other)) for one, other in zip(got, wanted, strict=True)]
-    assert all(right[0::2]) and not any(right[1::2])
-
-
 def _noting(loader: Any, device: FakeDevice, waited: list[tuple[str, str]]) -> Iterator[Any]:
     """The batches; who has waited until the last was handed over."""
     for batch in loader:
@@ -147,3 +116,99 @@ def test_the_thread_that_trains_does_not(machine: Machine, order: Order, lanes: 
     waited: list[tuple[str, str]] = []
     check_content(consume([device], _noting(loader_on([device], lanes=lanes), device, waited)), on_host())
     assert [who for who in waited if not who[0].startswith("minato-")] == []
+
+
+LAYOUT = Layout.of(PIPELINE.run({"n": 0}, 0))
+assert LAYOUT is not None
+BATCH_BYTES = rows_bytes(LAYOUT, BATCH)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("lanes", [["device"], ["cpu"], ["cpu", "device"]], ids="+".join)
+@pytest.mark.parametrize("budget", [1, 6000, 3 * BATCH_BYTES])
+def test_each_device_keeps_its_budget(machine: Machine, budget: int, lanes: list[str], in_order: bool) -> None:
+    """At most the budget (or one batch) and one sample, besides the batch that its consumer has; and so it says."""
+    devices = machine(2, LAZY_COPIES)
+    loader = loader_on(devices, lanes=lanes, in_order=in_order, device_memory_budget=budget, prefetch_factor=8)
+    assert differences(range(LENGTH), [n for b in labels(consume(devices, loader)) for n in b]) == NOTHING
+    most = max(budget, BATCH_BYTES) + SAMPLE_BYTES
+    for device, stats in zip(devices, loader.stats()["device"], strict=True):
+        assert BATCH_BYTES <= stats["device_bytes_peak"] <= most
+        assert device.peak <= stats["device_bytes_peak"] + BATCH_BYTES
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        lambda made, tensor: DeviceRow(made, 0, 0, tensor, CopyRange(0, 0, 4)),
+        lambda made, tensor: Resident([], leaves={0: tensor}, made=made),
+    ],
+    ids=["of a load", "of a sample"],
+)
+def test_what_a_device_made_is_free_before_its_bytes_are_given_back(holder: Any) -> None:
+    """Else another thread may take them in between, and the device holds more than its budget."""
+    over: list[str] = []
+    device = FakeDevice()
+    made, tensor = MicroBatchOutput(None, device), torch.zeros(1)
+    weakref.finalize(made, over.append, "account")
+    weakref.finalize(tensor, over.append, "memory")
+    held = holder(made, tensor)
+    del made, tensor
+    assert not over
+    del held
+    assert over == ["memory", "account"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("length", "count"), [(150, 2), (150, 4), (144, 3), (7, 2), (9, 3)])
+def test_the_last_round(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine, workers: int, drop_last: bool, length: int, count: int
+) -> None:
+    """With ``drop_last`` every device gets as many batches; without, all is delivered, and the last round is short."""
+    devices = machine(count)
+    used: list[int] = []
+
+    def noted(batch: Any, device: torch.device) -> Any:
+        used.append(device.index)
+        return batch
+
+    monkeypatch.setattr(minato_gpu.epoch.delivery, "to_device", noted)
+    data = torch.utils.data.Subset(Plain(), range(length))
+    loader = loader_on(devices, data, num_workers=workers, drop_last=drop_last, persistent_workers=workers > 0)
+    for _ in range(2):
+        iterator = iter(loader)
+        batches = list(iterator)
+        assert len(batches) == len(loader) == len(iterator)
+        numbers = [int(n) for batch in batches for n in batch[1]] if workers == 0 else []
+        if workers == 0:
+            assert used == [number % count for number in range(len(batches))]
+            used.clear()
+        for number, batch in enumerate(batches if workers else []):
+            devices[number % count].read(batch[1], lambda t, into=numbers: into.extend(t.tolist()))  # type: ignore[misc]
+            devices[number % count].finish()
+        if drop_last:
+            whole = length // (BATCH * count) * BATCH * count
+            assert numbers == list(range(whole))
+            assert len(batches) % count == 0
+        else:
+            assert numbers == list(range(length))
+        assert loader.stats()["samples_expected"] == loader.stats()["samples_delivered"] == len(numbers)
+        del batches
+
+
+def test_what_an_earlier_run_has_begun_of_the_last_round_is_finished(machine: Machine) -> None:
+    """One device has delivered samples of batch 16, which with four is in a round that is not whole."""
+    devices, gate = machine(4), threading.Event()
+    more: dict[str, Any] = {"worker_kind": "thread", "in_order": False, "max_lateness": 8, "drop_last": True}
+    first = loader_on(devices[:1], Gated(13 * BATCH, gate), prefetch_factor=8, **more)
+    iterator = iter(first)
+    head = labels(consume(devices[:1], (next(iterator) for _ in range(16))))
+    keys = [n for batch in head for n in batch]
+    gate.set()
+    assert 13 * BATCH not in keys and max(keys) >= 16 * BATCH
+    second = loader_on(devices, Plain(), **more)
+    second.load_state_dict(first.state_dict())
+    tail = labels(consume(devices, second, 16))
+    end = (max(keys) // BATCH + 1) * BATCH
+    assert differences(range(end), keys + [n for batch in tail for n in batch]) == NOTHING

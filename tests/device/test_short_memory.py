@@ -26,15 +26,6 @@ def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_
         assert one.wrong == [] and one.allocated() == 0
 
 
-def test_pools_let_go_of_what_they_do_not_use_before_anybody_holds_less() -> None:
-    device = FakeDevice(capacity=1 << 20)
-    device.pooled = device.capacity
-    with bench(device) as one:
-        one.check(one.take(one.load(1)), 1)
-        stats = one.transfers.stats()
-        assert (device.trims, stats["short_of_memory"], one.wrong) == (1, 0, [])
-
-
 class _EventFails(FakeDevice):
     """There is no memory for the first event after a load."""
 
@@ -137,33 +128,6 @@ def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> No
         device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
         device.finish()
     assert seen == [[1.0], [2.0]]
-
-
-class _Counts(FakeDevice):
-    """Counts how often it is asked for memory."""
-
-    asked = 0
-
-    def empty(self, nbytes: int) -> torch.Tensor:
-        self.asked += 1
-        return super().empty(nbytes)
-
-
-@pytest.mark.parametrize("how", ["closed", "left"])
-def test_a_batch_that_nobody_waits_for_any_more_is_given_up(how: str) -> None:
-    """Samples stay on the device, so that it would be tried for long."""
-    device = _Counts(capacity=100)
-    with bench(device) as one:
-        one.transfers.budget.take("samples", 50)
-        load = one.load(1)
-        assert wait_until(lambda: one.transfers.wants_room)
-        before = device.asked
-        if how == "left":
-            one.transfers.leave(load)
-            assert wait_until(lambda: one.allocated() == 0)
-        else:
-            one.transfers.close()
-        assert device.asked <= before + 1
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -1,9 +1,10 @@
-"""From ready samples to batches: slabs handed over whole, gathered, or left to a job; and every block freed once."""
+"""From ready samples to batches: slabs handed over whole, gathered, or left to a job; and every block freed once. And
+costs of parts and rests: guessed until they are learned."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,18 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 
-from minato_gpu.lanes.base import Extra, Failure, Row
+from minato_gpu.estimates.cuts import CutEstimator, part_names
+from minato_gpu.estimates.estimator import Observed
+from minato_gpu.lanes.base import Extra, Failure, Part, Row
+from minato_gpu.lanes.contract import Offers
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.layout import Layout
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, Pipeline, Stage
 from minato_gpu.samples import OutputBatch, TicketId
+from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.messages import Compose
+from minato_gpu.scheduling.plans import Plan
 from minato_gpu.window.assembly import Assembly
 from minato_gpu.window.records import Record
 from tests.lanes.harness import open_links
@@ -119,19 +126,6 @@ def test_a_place_as_the_sampler_made_it_is_its_slab(links: WorkerChannels) -> No
     assert floor.settle() == (0, 0) and floor.assembly.holdings.bytes == 0
 
 
-def test_a_batch_from_several_places_is_gathered(links: WorkerChannels) -> None:
-    floor = Floor(links)
-    floor.learn()
-    floor.prepare(0, 12)
-    first = floor.batch(0, (0, 2), (5, 6), (8, 9))
-    second = floor.batch(1, (2, 5), (6, 8), (9, 12))
-    same(first, expected(0, 1, 5, 8))
-    same(second, expected(2, 3, 4, 6, 7, 9, 10, 11))
-    assert floor.settle()[0] > 0
-    del first, second
-    assert floor.settle() == (0, 0)
-
-
 def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChannels) -> None:
     """Which gets rows and objects by reference, and whose result is the batch."""
     floor = Floor(links)
@@ -149,36 +143,6 @@ def test_a_sample_of_another_shape_leaves_its_batch_to_a_job(links: WorkerChanne
     same(floor.batch(1, (4, 8)), expected(4, 5, 6, 7))
     del values
     assert floor.settle()[0] == links.engine_arena.allocated and floor.settle()[1] == 0
-
-
-def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> None:
-    # those that were fetched before a device lane opened were not
-    floor = Floor(links)
-    floor.learn()
-    source = floor.worker.put({"bytes": b"x" * 10})
-    floor.assembly.samples.inspected(TicketId(1), source)
-    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
-    assert piece.sources == [None, source, None, None]
-    floor.prepare(0, 4)
-    floor.assembly.samples.used([span(0, 4)])
-    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
-    assert floor.settle() == (0, 0)
-
-
-def test_bytes_in_flight_and_their_peak(links: WorkerChannels) -> None:
-    """Rows count their own size, objects theirs; a batch that is delivered leaves."""
-    floor = Floor(links)
-    floor.learn()
-    floor.prepare(0, 4)
-    row = floor.assembly.holdings.bytes // 4
-    assert 16 <= row < 20 and floor.assembly.holdings.bytes == 4 * row
-    floor.prepare(4, 8, odd=5)
-    object_bytes = floor.assembly.holdings.bytes - 7 * row
-    assert object_bytes > 72
-    kept = floor.batch(0, (0, 4))
-    holdings = floor.assembly.holdings
-    assert holdings.bytes == 3 * row + object_bytes and holdings.peak == 7 * row + object_bytes
-    del kept
 
 
 @pytest.mark.parametrize("progress", range(5))
@@ -241,3 +205,80 @@ def test_a_part_of_a_place_has_its_own_keys_and_occurrences() -> None:
     place = Record(0, TicketId(8), positions(8, 12), [5, 7, 5, 5], [0, 0, 1, 2])
     part, serials = place.part(2, 4), (TicketId(10), TicketId(11))
     assert [part.ticket(serial) for serial in serials] == [place.ticket(serial) for serial in serials]
+
+
+X = Field(np.float32, (1000,))
+
+
+def _nothing(*_: Any) -> Any:
+    raise AssertionError("never run")
+
+
+def _stage(name: str) -> Stage:
+    return Stage(name, ("x",), {"x": X}, cpu=_nothing, device=CupyFunction(_nothing))
+
+
+PIPELINE = Pipeline(
+    (Stage("read", ("n",), {"x": X}, cpu=_nothing), _stage("a"), _stage("b")), outputs=("x",), name="tests"
+)
+CUT = 2
+
+
+def estimator(built: bool = True) -> CutEstimator:
+    model = CostModel(part_names(PIPELINE), features=1)
+    made = CutEstimator(model, ("cpu", "device"), PIPELINE, ["device"])
+    made.offered("device", Offers(frozenset([CUT]) if built else frozenset()))
+    return made
+
+
+def teach(
+    made: CutEstimator, lane: str, first: int, each: tuple[float, ...], nbytes: int = -1, spent: float = 0.0
+) -> None:
+    """Two hundred samples of which the parts took ``each``, and all of it ``spent``."""
+    keys = list(range(200))
+    for key in keys:
+        made._features[TicketId(key)] = (1.0 + key % 7,)
+    seconds = [spent or sum(each)] * 200
+    serials = [*map(TicketId, keys)]
+    parts: list[Part | None] = [(first, each)] * 200
+    made.measured(lane, Observed(keys, serials, seconds, sum(seconds), parts, [nbytes] * 200))
+
+
+def ask(made: CutEstimator) -> tuple[float, float, Sequence[Plan]]:
+    cpu, device, between = made.of_features([TicketId(900)], [900], [(3.0,)])
+    return cpu[0], device[0], between[0]
+
+
+def test_a_plan_costs_the_sum_of_its_parts_and_a_rest_of_its_own() -> None:
+    made = estimator()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    teach(made, "device", 1, (4e-3,))
+    teach(made, "device", CUT, (5e-4,))
+    cpu, device, (plan,) = ask(made)
+    assert [cpu, device] == pytest.approx([8e-3, 4e-3], rel=0.02)
+    assert list(plan) == pytest.approx([CUT, 6e-3, 5e-4, 0.0], rel=0.02)
+
+
+def test_nothing_is_offered_before_both_lanes_are_known_or_a_graph_is_built() -> None:
+    made = estimator()
+    assert ask(made)[2] == ()
+    teach(made, "cpu", 1, (6e-3, 2e-3))
+    assert ask(made)[2] == ()
+    other = estimator(built=False)
+    teach(other, "cpu", 1, (6e-3, 2e-3))
+    teach(other, "device", 1, (4e-3,))
+    assert ask(other)[2] == ()
+
+
+def test_of_a_place_only_some_may_have_been_inspected(links: WorkerChannels) -> None:
+    # those that were fetched before a device lane opened were not
+    floor = Floor(links)
+    floor.learn()
+    source = floor.worker.put({"bytes": b"x" * 10})
+    floor.assembly.samples.inspected(TicketId(1), source)
+    [piece] = floor.assembly.pieces([span(0, 4)], inspect=False)
+    assert piece.sources == [None, source, None, None]
+    floor.prepare(0, 4)
+    floor.assembly.samples.used([span(0, 4)])
+    same(floor.batch(0, (0, 4)), expected(0, 1, 2, 3))
+    assert floor.settle() == (0, 0)

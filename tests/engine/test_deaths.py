@@ -22,7 +22,7 @@ from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.flights import Flight
 from minato_gpu.scheduling.messages import Chunk
-from minato_gpu.spans import cut
+from minato_gpu.scheduling.spans import cut
 from tests.engine.test_assembly import Floor
 from tests.lanes.harness import open_links
 from tests.support.tickets import spans
@@ -67,14 +67,6 @@ def test_of_a_report_the_samples_come_one_by_one(floor: Floor) -> None:
     assert judge(deaths, floor, 3, REPORTING, done=2, stop=3).items == []
     verdict = judge(deaths, floor, 3, REPORTING, done=2, stop=3)
     assert verdict.settled == (2, 3) and verdict.items[0].origin.stage == "send"
-
-
-def test_what_was_taken_back_is_not_to_blame(floor: Floor) -> None:
-    """A worker shows the sample that it was to begin next, and then sees that it must not."""
-    deaths = Deaths()
-    for _ in range(2):
-        verdict = judge(deaths, floor, 3, REPORTING, done=1, stop=2)
-    assert verdict.settled == (1, 2)
 
 
 @pytest.mark.parametrize("started", [0, 2])

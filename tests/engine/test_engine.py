@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import hashlib
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -108,17 +107,6 @@ def memory_in_use(of: Any) -> int:
     engine.pump.receive()
     engine.assembly.holdings.reclaim()
     return int(engine._links.engine_arena.allocated)
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-@pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
-def test_the_window_moves_on_while_the_consumer_is_away(mode: dict[str, Any], kind: str) -> None:
-    """A batch that lay ready is taken; what follows happens without another call. The workers are idle by then."""
-    dataset = Slow()
-    batches = iter(loader(dataset, mode, kind, prefetch_factor=2))  # else the window may grow
-    for taken in range(1, 6):
-        next(batches)
-        assert wait_until(lambda taken=taken: dataset.begun.value == 4 * (taken + 4))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -255,24 +243,6 @@ def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent
     assert child.exitcode == 0
     got += [key for batch in held.pop() for key in batch.tolist()]
     assert got == list(range(200))
-
-
-def test_what_was_prepared_ahead_is_no_busy_time_of_its_epoch() -> None:
-    """All of the second epoch is ready before it begins, and it takes far less time than that took."""
-    made = _FORK.Value("i", 0)
-
-    def make(index: int) -> Any:
-        hashlib.pbkdf2_hmac("sha256", b"", bytes([index]), 10_000)
-        with made.get_lock():
-            made.value += 1
-        return torch.tensor(index)
-
-    loader = DataLoader(Made(8, make), 2, num_workers=1, persistent_workers=True, prefetch_factor=8, epochs=2)
-    list(loader)
-    assert wait_until(lambda: made.value == 16)
-    list(loader)
-    lane = loader.stats()["lanes"]["cpu"]
-    assert lane["samples"] == 8 and lane["busy_share"] <= 1
 
 
 @pytest.mark.usefixtures("no_leaks")

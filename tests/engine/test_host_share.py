@@ -42,15 +42,6 @@ def _of_rank(rank: int, monkeypatch: pytest.MonkeyPatch, workers: int = 1) -> Ho
     return HostCores.of_this_rank(workers)
 
 
-def test_twice_a_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _of_rank(1, monkeypatch).most == 8
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert _of_rank(1, monkeypatch).most == 4
-    assert _of_rank(1, monkeypatch, workers=6).most == 12  # it counts on more cores than there are
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert _of_rank(0, monkeypatch).most == CORES
-
-
 def test_jobs_have_pages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     one = _of_rank(0, monkeypatch)
     assert one.job == _of_rank(1, monkeypatch).job
@@ -84,25 +75,6 @@ def test_who_has_less_ready_gets_the_cores(monkeypatch: pytest.MonkeyPatch) -> N
     assert (one.workers, other.look(now + 2 * PERIOD_S, 2.0), other.workers) == (8, True, 1)
     one.close()
     other.close()
-
-
-def test_who_is_silent_leaves_his_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (HostShare(_of_rank(rank, monkeypatch), 4) for rank in range(RANKS))
-    other.look(100.0, 0.0)
-    one.look(100.5, 3.0)
-    assert one.workers == 1
-    one.look(101.5, 3.0)
-    assert one.workers == CORES
-    one.close()
-    other.close()
-
-
-def test_the_last_one_removes_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (HostShare(_of_rank(rank, monkeypatch), 4) for rank in range(RANKS))
-    one.close()
-    assert len(list(folder.iterdir())) == 1
-    other.close()
-    assert not list(folder.iterdir())
 
 
 def test_pages_of_killed_processes_are_removed(folder: Path) -> None:
@@ -139,3 +111,14 @@ def test_two_ranks_get_all_and_leave_nothing(folder: Path, monkeypatch: pytest.M
         assert all(1 <= loader.stats()["workers"]["at_work"] <= 2 for loader in loaders)
     del loaders
     assert not list(folder.iterdir())
+
+
+def test_who_is_silent_leaves_his_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (HostShare(_of_rank(rank, monkeypatch), 4) for rank in range(RANKS))
+    other.look(100.0, 0.0)
+    one.look(100.5, 3.0)
+    assert one.workers == 1
+    one.look(101.5, 3.0)
+    assert one.workers == CORES
+    one.close()
+    other.close()

@@ -52,15 +52,6 @@ def keys_of(batch: Any) -> list[int]:
     return [int(key) for key in batch[:, 0]]
 
 
-def test_a_lane_of_the_list_takes_part() -> None:
-    one, two = LaneBeside(row, name="one"), LaneBeside(row, name="two", slots=2)
-    loader = with_lanes(one, two)
-    assert [key for batch in loader for key in keys_of(batch)] == list(range(64))
-    lanes = loader.stats()["lanes"]
-    assert one.all_tasks and two.all_tasks and sum(lane["samples"] for lane in lanes.values()) == 64
-    assert (lanes["cpu"]["slots"], lanes["one"]["slots"], lanes["two"]["slots"]) == (1, 1, 2)
-
-
 def test_what_only_this_host_can_do_goes_to_its_lanes() -> None:
     """Batches that a ``collate_fn`` joins."""
     lane = LaneBeside(row)

@@ -26,7 +26,6 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "cpu-2-cores"
 WIDTHS = (80, 120, 160)
 RECORDED = {
     "benchmarks.compare.__main__": "compare_image_classification",
-    "benchmarks.overhead": "overhead",
     "benchmarks.scaling.__main__": "scaling_named",
     "benchmarks.tails": "tails",
     "minato_gpu.lab.simulation.comparison": "simulation",

@@ -18,7 +18,7 @@ from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.thread_lane import ThreadLane
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import ATTENTION, CONSUMER
-from minato_gpu.pipeline import Field, TorchFunction
+from minato_gpu.pipeline.pipeline import Field, TorchFunction
 from minato_gpu.scheduling.messages import DEVICE
 from tests.lanes.contract import LaneContract, Made, Trace
 from tests.lanes.harness import job, marked, open_links, piece, task

@@ -15,7 +15,6 @@ from minato_gpu.lanes.contract import KeptSamples, Opened
 from minato_gpu.lanes.leases import Leases, store_outcome, store_reads
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.thread_lane import ThreadLane
-from minato_gpu.lanes.wire import LARGE
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import (
     CHUNK,
@@ -137,14 +136,6 @@ def test_one_that_rests_takes_no_task_until_it_is_to_work(threads: bool) -> None
     trace.gate.close()
 
 
-def test_sent_to_rest_and_back_again_and_again() -> None:
-    """The bells of those that stay at rest are not theirs to take."""
-    with open_lane(lambda key: key, 4, active=1) as lane:
-        for number in range(32):
-            lane.resize(1 + number % 4)
-            reports_of(lane, *(task(piece([number]), chunk=4 * number + at) for at in range(1, 5)))
-
-
 def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_through() -> None:
     """Its marks are told before the worker says that it is at nothing."""
     with open_lane(lambda key: key, 2, active=1) as lane:
@@ -153,18 +144,6 @@ def test_a_task_that_is_finished_is_not_taken_back_although_its_worker_is_not_th
         lane.revoke(1, 9, 0)
         assert not [message for message in lane.receive() if isinstance(message, KeptSamples)]
         words[row + CHUNK] = -1
-
-
-@pytest.mark.parametrize("nbytes", [LARGE - 500, LARGE + 500, 5_000_000], ids="{} bytes".format)
-def test_tasks_of_any_size_arrive(nbytes: int) -> None:
-    """A task larger than a socket takes goes through the engine's arena, which is free again afterwards."""
-    key = "k" * nbytes
-    with open_lane(len) as lane:
-        store = Store(-1, lane.links)
-        for chunk in (1, 2, 3):
-            found = reports_of(lane, task(piece([key, key[1:]]), chunk=chunk))
-            assert fetch(lane, store, found[chunk]) == [nbytes, nbytes - 1]
-        assert lane.links.engine_arena.allocated == 0
 
 
 def test_more_tasks_than_the_sockets_hold_wait_their_turn() -> None:
@@ -291,19 +270,6 @@ def test_nothing_is_kept_of_a_thread_that_ended_before_its_samples_were_taken(li
     assert not links.completions.local
 
 
-@pytest.mark.parametrize("took", [1e-3, 1e-7])
-def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
-    leases = Leases(links)
-    sent = marked(links, task(piece([1, 2, 3])))
-    leases.add(sent)
-    mark = sent.pieces[0].marks
-    links.bell.publish(mark, [took], 5.0, took, 0, None)
-    links.bell.publish(mark + 1, [took] * 2, 7.0, 2 * took, 0, None)
-    (report,) = leases.reports(unfinished=False)
-    assert report.end == 7.0
-    assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)
-
-
 @pytest.mark.parametrize("next_task", [False, True])
 def test_a_worker_may_stop_before_a_sample_that_it_had_said_it_begins(links: WorkerChannels, next_task: bool) -> None:
     """It says so, then reads the limit: its parent takes the sample for begun, and learns where it has stopped."""
@@ -390,3 +356,16 @@ def test_where_descriptors_run_out_none_stays_open() -> None:
             failed += 1
         assert sorted(leaks.open_links()) == before
     assert failed > 20, failed  # so many there are, at least
+
+
+@pytest.mark.parametrize("took", [1e-3, 1e-7])
+def test_of_costly_samples_it_is_told_when_each_ended(links: WorkerChannels, took: float) -> None:
+    leases = Leases(links)
+    sent = marked(links, task(piece([1, 2, 3])))
+    leases.add(sent)
+    mark = sent.pieces[0].marks
+    links.bell.publish(mark, [took], 5.0, took, 0, None)
+    links.bell.publish(mark + 1, [took] * 2, 7.0, 2 * took, 0, None)
+    (report,) = leases.reports(unfinished=False)
+    assert report.end == 7.0
+    assert report.ends == ([5.0, 7.0, 7.0] if took > 1e-4 else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from copy import copy
 from itertools import islice
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,11 @@ import torch
 from torch.utils.data import get_worker_info
 
 import minato_gpu
-from minato_gpu import DataLoader
-from minato_gpu.lanes.far.agent import Shipment
-from minato_gpu.lanes.far.cluster import _asked
+from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.lanes.far.receiver import Receiver
+from minato_gpu.lanes.far.session import Shipment
+from minato_gpu.sources.cluster_token import TOKEN
+from minato_gpu.sources.reading import AT_HAND
 from tests.lanes.contract import LaneContract, Made, Trace
 from tests.lanes.harness import job, marked, open_links, piece, task
 from tests.lanes.lanes import FORK
@@ -41,8 +43,8 @@ class TestFar(LaneContract):
     @contextmanager
     def made(self, trace: Trace) -> Iterator[Made]:
         with agents(1, 1, job=job(trace.make, repeats=True), ahead_s=AHEAD_S) as [agent], open_links() as links:
-            (address, workers), shipment = _asked(agent.address), Shipment(b"", (), {}, 1 << 30, 1, agent.lane)
-            lane = FarLane(address, workers, shipment, links, Receiver())
+            address, shipment = agent.address, Shipment(b"", (), {}, 1 << 30, 1, agent.lane)
+            lane = FarLane(lambda: address, shipment, links)
             try:
                 yield Made(
                     lane, lambda keys, chunk, run: marked(links, task(piece(keys), chunk=chunk)._replace(run=run))
@@ -97,13 +99,14 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def made(*, agents: Any = (), dataset: Any = None, **more: Any) -> Any:
-    """A loader with one worker here, and those of the agents."""
+def made(*, agents: Any = (), dataset: Any = None, awaits: bool = True, slow_here: bool = False, **more: Any) -> Any:
+    """A loader with one worker here, and those of the agents, for whose first sample that one ``awaits``."""
     arguments: dict[str, Any] = {"batch_size": 8, "num_workers": 1, "shuffle": True, "timeout": 60, **more}
     if agents:
         arguments["cluster"] = minato_gpu.Lanes(*[each.address for each in agents])
     samples: Any = copy(dataset or Drawn())
-    samples.begun = Path(tempfile.mkdtemp(dir=_FOLDER.name), "begun") if agents else None
+    samples.slow_here = slow_here
+    samples.begun = Path(tempfile.mkdtemp(dir=_FOLDER.name), "begun") if agents and awaits else None
     return DataLoader(samples, generator=torch.Generator().manual_seed(3), **arguments)
 
 
@@ -204,6 +207,50 @@ def test_a_node_that_comes_back_is_given_work_again() -> None:
         assert len(expected) == 30 and all(len(epoch) == 30 for epoch in epochs)
         assert there(loader) > 0 and loader.stats()["nodes"][other.lane]["lost"] == 1
         del loader
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_an_agent_that_starts_later_is_given_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "a token of the tests")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    loader = made(agents=[SimpleNamespace(address=f"127.0.0.1:{port}")], awaits=False, persistent_workers=True)
+    assert len(list(loader)) == 30 and there(loader) == 0
+    other = AgentProcess(2, port=port)
+    try:
+        while there(loader) == 0:  # for ever, where nobody is asked again
+            assert len(list(loader)) == 30
+        del loader
+    finally:
+        other.close()
+
+
+class Filed(Drawn):
+    """Samples with some bytes of this file, and how many a worker has read that were not at hand."""
+
+    def source(self, key: int) -> Source:
+        return Source(__file__, 10 * key, 10)
+
+    def __getitem__(self, key: int) -> Any:
+        sample = super().__getitem__(key)
+        sample["bytes"] = torch.from_numpy(read_bytes(self.source(key)))
+        info: Any = get_worker_info()
+        sample["direct"] = AT_HAND.direct * (info.num_workers == 2)
+        return sample
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("mode", [{}, {"in_order": False, "max_lateness": 4}], ids=["in order", "out of order"])
+def test_sources_are_read_by_a_reader_where_they_are_prepared(mode: dict[str, Any]) -> None:
+    with agents() as others:
+        loader = made(agents=others, dataset=Filed(), **mode)
+        batches = list(loader)
+        assert there(loader) > 0 and not any(batch["direct"].any() for batch in batches)
+        assert "reads" not in loader.stats(), "nor do they wait for one here"
+        del loader
+    data = Path(__file__).read_bytes()
+    found = {int(key): bytes(part) for b in batches for key, part in zip(b["key"], b["bytes"].numpy(), strict=True)}
+    assert found == {key: data[10 * key : 10 * key + 10] for key in range(240)}
 
 
 def test_all_ends_with_the_program_however_that_ends() -> None:

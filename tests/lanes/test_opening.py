@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
-import threading
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import Dataset
 
-import minato_gpu.device.accelerator
-import minato_gpu.engine.builder
 from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.device.executor import DeviceExecutor
 from minato_gpu.device.lane import DeviceLane
-from minato_gpu.lanes.base import Failure, Local, Report
+from minato_gpu.lanes.base import Local, Report
 from minato_gpu.lanes.contract import Opened
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.pipeline import CupyFunction, DaliFragment, Field
+from minato_gpu.pipeline.pipeline import CupyFunction, DaliFragment, Field
 from tests.lanes.harness import piece, task
 from tests.lanes.lanes import of_kind
-from tests.support.fake_device import LAZY_CONSUMER, FakeDevice
-from tests.support.waiting import wait_until
 
 X = Field(np.float32, (4,))
 
@@ -106,25 +99,6 @@ def test_beside_another_one_it_retires(monkeypatch: pytest.MonkeyPatch, caplog: 
     assert "the CPU lane goes on alone" in caplog.text
 
 
-def test_nobody_waits_for_graphs_that_are_never_built(monkeypatch: pytest.MonkeyPatch, links: WorkerChannels) -> None:
-    importlib.import_module("nvidia.dali.fn")
-    monkeypatch.setattr(DeviceExecutor, "load", _boom)
-    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
-    assert lane._built.wait(20) and lane.retired
-    assert lane.close(5.0)
-
-
-def test_a_sample_that_cannot_be_drawn_for_fails_alone(links: WorkerChannels) -> None:
-    """Also where it is the first of all, whose draws the graphs of split points might be built with."""
-    lane = DeviceLane(links, PIPELINE, "cpu", 4, may_retire=True)
-    given = [Local((PIPELINE.run({"n": n}, 0, stop=1), None), 8) for n in (0, 1, 2)]
-    lane.send(task(piece([0, 1, 2], sources=given)))
-    first, *others = items_of(lane)
-    assert lane.close(5.0)
-    assert isinstance(first, Failure)
-    assert [item.value["x"][0] for item in others] == [3.0, 5.0]
-
-
 def test_every_graph_is_built_before_the_lane_says_that_it_is_open(links: WorkerChannels) -> None:
     """Also those of split points. From then on nobody is stopped by one that is being built."""
     stage = Stage("double", ("x",), {"x": X}, cpu=_double, device=DaliFragment(_double_in_dali))
@@ -188,39 +162,3 @@ def test_a_fragment_that_cannot_be_built(
     assert isinstance(caught.value.__cause__, error)
     assert "fragment of stage 'double'" in str(caught.value.__cause__.__notes__)
     assert not caplog.records
-
-
-class Current(Dataset[int]):
-    """A sample is the number of the device that is its thread's current one."""
-
-    def __init__(self, device: FakeDevice) -> None:
-        self._device = device
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, n: int) -> int:
-        return self._device.current_device
-
-
-def test_worker_threads_are_on_their_loaders_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data set, and nvImageCodec when a worker imports it, use the current one."""
-    second = FakeDevice(LAZY_CONSUMER, beside=[FakeDevice()])
-    monkeypatch.setattr(minato_gpu.device.accelerator, "available", lambda _: True)
-    monkeypatch.setattr(minato_gpu.engine.builder, "Accelerator", lambda _: second)
-    loader = DataLoader(Current(second), 4, num_workers=2, worker_kind="thread", device="cuda")
-    assert all(batch.tolist() == [1] * 4 for batch in loader)
-
-
-def test_worker_threads_of_a_loader_without_a_device_are_on_that_of_who_starts_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chosen: dict[str, int] = {}
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(
-        torch.cuda, "set_device", lambda number: chosen.update({threading.current_thread().name: number})
-    )
-    numbers: Any = range(64)
-    assert len(list(DataLoader(numbers, 4, num_workers=2, worker_kind="thread"))) == 16
-    assert wait_until(lambda: chosen == {"minato-worker-0": 3, "minato-worker-1": 3})

@@ -1,9 +1,10 @@
-"""Worker processes: how they end, and that none is left behind."""
+"""Worker processes: what they hear and collect as they start, how they end, and that none is left behind."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -12,9 +13,8 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
@@ -23,18 +23,17 @@ import torch
 import torch.utils.data
 from torch.utils.data import default_collate, get_worker_info
 
-from minato_gpu import DataLoader, children
-from minato_gpu.lanes import processes
+from minato_gpu import DataLoader
+from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Exit, Opened
-from minato_gpu.lanes.process_lane import ProcessLane
 from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import readable
-from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.util import children
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
-from tests.support.concurrency import said_by_a_child
-from tests.support.leaks import child_pids, gone
+from tests.support.leaks import child_pids
+from tests.support.numbers import LENGTH
 from tests.support.waiting import wait_until
 
 _LIBC = ctypes.CDLL(None)
@@ -47,26 +46,6 @@ def pids_of(lane: Any) -> list[int]:
     """The workers' process ids, once all have started."""
     assert wait_until(lambda: len(lane.pids) == lane.slots)
     return list(lane.pids)
-
-
-@pytest.mark.parametrize("number", [3, 123])
-def test_workers_have_names(number: int) -> None:
-    """That top shows (15 characters at most), and, for the main thread, py-spy."""
-
-    def named() -> tuple[str, str]:
-        processes._be_called(f"minato-worker {number}")
-        return psutil.Process().name(), threading.current_thread().name
-
-    name = "minato-worker 3" if number == 3 else "minato-work 123"
-    assert said_by_a_child(lambda: str(named())) == str((name, f"minato-worker {number}"))
-    workers: Any = DataLoader(_NUMBERS, num_workers=2, multiprocessing_context="fork")
-    iterator = iter(workers)
-    next(iterator)
-    assert wait_until(lambda: {psutil.Process(pid).name() for pid in child_pids()} >= _NAMES)
-
-
-_NUMBERS: Any = range(100)
-_NAMES = {"minato-worker 0", "minato-worker 1"}
 
 
 def exits_of(lane: Any) -> list[Exit]:
@@ -106,16 +85,6 @@ def test_a_worker_that_something_else_collects_has_ended() -> None:
         finally:
             links.close_parent_ends()
             workers.close(2.0)
-
-
-def test_workers_that_something_else_collects_can_be_closed() -> None:
-    """Nobody has looked at them since; and what has one of their ids by now gets no signal."""
-    with open_lane(lambda key: key, 2) as lane:
-        pids = pids_of(lane)
-        for pid in pids:
-            _collect(pid)
-        assert lane.close(0.0)
-    assert not [child for child in multiprocessing.active_children() if child.pid in pids]
 
 
 def test_a_worker_that_is_being_killed_is_at_work_no_longer() -> None:
@@ -162,60 +131,12 @@ def test_what_a_worker_has_forked_does_not_hide_its_end(key: int) -> None:
             os.kill(pid.value, signal.SIGKILL)
 
 
-def test_killing_the_parent_kills_workers_in_the_middle_of_a_sample() -> None:
-    """The thread that started them is gone by then: that alone ends no worker."""
-    ready, theirs = FORK.Pipe()
-    parent = FORK.Process(target=_parent_of_workers, args=(theirs,))
-    parent.start()
-    assert ready.poll(30)
-    pids = ready.recv()
-    assert pids and not any(gone(pid) for pid in pids)
-    assert parent.pid is not None
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.join()
-    assert wait_until(lambda: all(gone(pid) for pid in pids))
-    parent.close()
-    ready.close()
-    theirs.close()
-
-
-def _parent_of_workers(pipe: Any) -> None:
-    lanes: list[Any] = []
-    links = WorkerChannels(2, addressed=False, arenas=True)
-    what = Job(Sleeper(), default_collate, True, False, None, None, 2, 100, True)
-    starter = threading.Thread(target=lambda: lanes.append(ProcessLane(links, what, FORK)))
-    starter.start()
-    starter.join()
-    for chunk in range(2):
-        lanes[0].send(task(piece([1]), chunk=chunk))
-    assert wait_until(lambda: all(links.board.find(1, chunk) is not None for chunk in range(2)), 30)
-    pipe.send(lanes[0].pids)
-    signal.pause()
-
-
 class Sleeper:
     """A data set whose samples take for ever."""
 
     def __getitem__(self, key: int) -> int:
         time.sleep(1000)
         return key
-
-
-def test_a_fork_server_that_is_killed_takes_no_worker_along() -> None:
-    what = Job(Sleeper(), default_collate, True, False, None, None, 1, 100, True)
-    with open_links(1) as links:
-        workers = Workers(multiprocessing.get_context("forkserver"), links, what, 1, forks=False)
-        [pid] = workers.pids
-        server = psutil.Process(psutil.Process(pid).ppid())
-        server.kill()
-        assert wait_until(lambda: gone(server.pid))
-        multiprocessing.active_children()  # to multiprocessing the worker has ended as well
-        assert workers.news() == [] and not gone(pid)
-        workers.kill(0, "it was here")
-        assert isinstance(_next_of(workers), Exit)
-        links.close_parent_ends()
-        workers.close(2.0)
-    multiprocessing.forkserver.ensure_running()  # for other tests
 
 
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
@@ -311,11 +232,6 @@ def test_workers_make_no_name_in_shared_memory(more: dict[str, Any]) -> None:
     assert not _made_names(DataLoader, **more)
 
 
-def test_workers_of_pytorch_do() -> None:
-    """The check would see it."""
-    assert _made_names(torch.utils.data.DataLoader)
-
-
 def _made_names(kind: Any, **more: Any) -> list[str]:
     """What the workers of a loader make in /dev/shm while they live."""
     samples: Any = [torch.full((5,), index) for index in range(8)]
@@ -330,3 +246,81 @@ def _made_names(kind: Any, **more: Any) -> list[str]:
             events += os.read(watch, 1 << 16)
     os.close(watch)
     return [made[0].decode() for made in re.finditer(rb"torch_(\d+)_\w+", events) if int(made[1]) in pids]
+
+
+def _child(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)  # before anything could be done about it
+    forking.begin()
+    os.kill(os.getpid(), number)
+    if number in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        os._exit(3)
+
+
+@pytest.mark.parametrize(("method", "number"), [("fork", signal.SIGINT), ("spawn", signal.SIGTERM)])
+def test_a_process_leaves_them_to_its_parent(method: str, number: signal.Signals) -> None:
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=_child, args=(number,))
+    forking.start(process)
+    process.join()
+    assert process.exitcode == 0
+    process.close()
+
+
+_COLLECTS_SOON: list[Any] = []  # not empty: a process that was just forked would collect now, if ever
+
+
+def _after_fork() -> None:
+    if _COLLECTS_SOON:
+        gc.set_threshold(10)
+        _COLLECTS_SOON.extend([] for _ in range(1000))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Dropped:
+    """A cycle that says where it is finalised."""
+
+    def __init__(self, elsewhere: Any) -> None:
+        self.me, self._pid, self._elsewhere = self, os.getpid(), elsewhere
+
+    def __del__(self) -> None:
+        if os.getpid() != self._pid:
+            self._elsewhere.value += 1
+
+
+@pytest.fixture
+def threshold() -> Iterator[None]:
+    """The garbage of a test is still there when it forks."""
+    before = gc.get_threshold()
+    gc.set_threshold(10_000_000)
+    _COLLECTS_SOON.append(None)
+    yield
+    _COLLECTS_SOON.clear()
+    gc.set_threshold(*before)
+    gc.enable()
+
+
+class Collects:
+    """Whether the process that prepares a sample collects garbage."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, key: int) -> int:
+        return int(gc.isenabled())
+
+
+@pytest.mark.usefixtures("threshold")
+@pytest.mark.parametrize(("on_worker_death", "enabled"), [("raise", False), ("replace", True)])
+def test_garbage_is_left_to_the_process_that_made_it(on_worker_death: Any, enabled: bool) -> None:
+    elsewhere = FORK.Value("i", 0, lock=False)
+    if not enabled:
+        gc.disable()
+    Dropped(elsewhere)
+    dataset: Any = Collects()
+    loader = DataLoader(dataset, 4, num_workers=2, multiprocessing_context="fork", on_worker_death=on_worker_death)
+    found = {int(each) for batch in loader for each in batch}
+    assert elsewhere.value == 0
+    assert found == {int(enabled)}, "workers collect their own garbage as their parent does"
+    assert gc.isenabled() == enabled

@@ -38,11 +38,6 @@ _DRAWS: dict[str, Callable[[], Any]] = {
     "Tensor.random_": lambda: torch.empty(1).random_(),
     "torch.manual_seed": lambda: torch.manual_seed(1),
 }
-_OTHERS: dict[str, Callable[[], Any]] = {
-    "NumPy's Generator": lambda: np.random.default_rng(1).random(),
-    "an own torch.Generator": lambda: torch.rand(1, generator=torch.Generator().manual_seed(2)),
-    "looking at states": lambda: (random.getstate(), np.random.get_state(), torch.get_rng_state()),
-}
 
 
 @pytest.mark.parametrize("act", _DRAWS.values(), ids=_DRAWS.keys())
@@ -70,22 +65,6 @@ def test_words_of_the_state_tell_every_draw(count: int) -> None:
     assert bytes(words) == before
     generator.manual_seed(6)
     assert bytes(words) != before
-
-
-@pytest.mark.parametrize("act", _OTHERS.values(), ids=_OTHERS.keys())
-def test_nothing_else_is(act: Callable[[], Any]) -> None:
-    """Over many chunks and questions, with seeded small chunks in between."""
-    seeder = Seeder(3)
-    for _ in range(3):
-        assert seeder.begin_unseeded(100)
-        act()
-        assert not seeder.moved()
-        act()
-        assert not seeder.moved()
-        seeder.seed(5)
-        act()
-        seeder.seeded_sample_done()
-    assert seeder.begin_unseeded(100)
 
 
 def test_short_chunks_are_seeded_until_their_samples_are_seen_not_to_draw() -> None:
@@ -131,13 +110,3 @@ def test_an_init_functions_seed_stays_visible_and_draws_are_the_samples_own() ->
         assert torch.initial_seed() == 4321
         assert draws() == expected
         seeder.seeded_sample_done()
-
-
-def test_a_torch_that_seeds_numpy_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its function is private: without it NumPy's generator has a seed of the worker's all the same."""
-    monkeypatch.delattr("torch.utils.data._utils.worker._generate_state", raising=False)
-    found = []
-    for worker in (0, 1, 0):
-        Seeder(103, worker)
-        found.append(np.random.random_sample())
-    assert found[0] == found[2] != found[1]

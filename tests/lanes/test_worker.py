@@ -1,4 +1,5 @@
-"""What a worker does with a task: rows, blobs, many samples at once, draws, where it stops, when it reports."""
+"""What a worker does with a task: rows, blobs, many samples at once, draws, where it stops, when it reports, and what
+it says that samples have cost."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.lanes.base import Blob, Failure, Handed, Row
+from minato_gpu.lanes.base import Blob, Failure, Handed, Piece, Row, Task
+from minato_gpu.lanes.progress import LeaseProgress
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.pipeline import TorchFunction
-from minato_gpu.samples import sample_seed
+from minato_gpu.pipeline.pipeline import TorchFunction
+from minato_gpu.samples import Position, sample_seed
 from tests.lanes.harness import Bench, Slab, a_sample, draws, error_of, items_of, job, piece, task, values
 from tests.memory.equality import same
 from tests.support.waiting import wait_until
@@ -63,20 +65,6 @@ def test_many_that_are_no_samples(links: WorkerChannels, kind: Any, singly: bool
     assert (
         f"given 1 index and returned a {names[0]}," in text and "return a list of samples, one for each index" in text
     )
-
-
-def test_no_many_are_asked_for_beyond_a_limit(links: WorkerChannels) -> None:
-    """Nor is a limit that grows meanwhile taken for one of the piece after that: it would count from another sample."""
-
-    class Many(_Many):
-        def __getitems__(self, keys: list[int]) -> list[Any]:
-            bench.revoke(3)
-            return super().__getitems__(keys)
-
-    dataset = Many()
-    bench: Bench = Bench(links, job(dataset))
-    reports = bench.run(task(piece(range(20, 26)), piece(range(30, 36))))
-    assert len(items_of(reports)) == 3 and dataset.calls == [list(range(20, 26))]
 
 
 @pytest.mark.parametrize("kind", ["blob", "row"])
@@ -176,30 +164,6 @@ def test_a_sample_that_runs_is_handed_over_at_the_next_cut_that_is_asked_for(lin
     assert sample["x"].tolist() == [33.0] * 3, "no stage is applied twice"
 
 
-def test_what_a_stage_draws_from_global_generators_is_the_same_wherever_the_sample_is_cut(
-    links: WorkerChannels,
-) -> None:
-    x = Field(object)
-
-    def drawing(fields: Any, _: Any) -> Any:
-        return {"x": [*fields.get("x", ()), *draws()]}
-
-    read = Stage("read", ("n",), {"x": x}, cpu=drawing)
-    stages = [Stage(f"{n}", ("x",), {"x": x}, drawing, TorchFunction(drawing)) for n in range(3)]
-    pipeline = Pipeline((read, *stages), outputs=("x",))
-    plain = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline))
-    cut = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline, cuts=pipeline.cuts), number=1)
-    (whole,) = values(plain, plain.run(task(piece([5]))))
-    assert len({*whole["x"]}) == len(whole["x"]), "stages draw the same"
-    (read_,) = items_of(cut.run(task(piece([5]), kind="inspect", chunk=2)))
-    for stop in (4, 2, 3):
-        (item,) = items_of(cut.run(task(piece([5], sources=[read_.fields]), stop=stop, chunk=2 * stop)))
-        if stop < 4:
-            assert isinstance(item, Handed)
-            (item,) = items_of(cut.run(task(piece([5], sources=[item]), chunk=2 * stop + 1)))
-        assert cut.store.get(item) == whole
-
-
 _SOURCES: dict[str, Callable[[], float]] = {
     "random": random.random,
     "numpy": np.random.random_sample,
@@ -236,23 +200,6 @@ def test_a_chunk_that_draws_unseeded_is_done_again_seeded(
     assert samples == alone
     if not rows:
         assert bench.arena is not None and bench.arena.allocated == 30 * 4096, "blobs of the first try were not freed"
-
-
-def test_a_samples_error_in_an_unseeded_chunk_does_not_hide_draws(links: WorkerChannels) -> None:
-    def make(key: int) -> Any:
-        if key % 10 == 5:
-            raise ValueError(f"{key}: {random.random()}")
-        return random.random()
-
-    bench, other = Bench(links, job(make)), Bench(links, job(make), number=1)
-    got = items_of(bench.run(task(piece(range(5, 35)))))
-    for key, item in zip(range(5, 35), got, strict=True):
-        alone = items_of(other.run(task(piece([key]))))[0]
-        if isinstance(item, Failure):
-            text = str(random.Random(sample_seed(77, 0, key, 0)).random())
-            assert text in error_of(item)[1] and text in error_of(alone)[1]
-        else:
-            assert bench.store.get(item) == other.store.get(alone)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -377,3 +324,70 @@ def _told_at_a_time(links: WorkerChannels, monkeypatch: pytest.MonkeyPatch) -> l
 
     monkeypatch.setattr(links.bell, "publish", count)
     return published
+
+
+SAMPLES = 32
+
+
+class Waits:
+    """Seconds that a thread has waited for a core so far."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def waits() -> Waits:
+    return Waits()
+
+
+def progress_of(waits: Waits, times: list[float]) -> LeaseProgress:
+    """Samples that took so long, of a task in which single waits are not told apart."""
+    task = Task(1, 0, "run", 0, 0, (Piece(Position(0), [*range(SAMPLES)], None),))
+    progress = LeaseProgress(task, waits)
+    assert not progress.delayed
+    progress.times += times
+    return progress
+
+
+def test_what_a_worker_has_waited_is_taken_from_the_samples_that_took_longest(waits: Waits) -> None:
+    progress = progress_of(waits, [1e-4] * 5 + [4.1e-3] + [1e-4] * 5)
+    waits.seconds = 4e-3
+    times, _, elapsed = progress.told()
+    assert times == pytest.approx([1e-4] * 11)
+    assert elapsed == pytest.approx(10 * 1e-4 + 4.1e-3)
+
+
+def test_waits_that_were_told_are_not_told_again(waits: Waits) -> None:
+    progress = progress_of(waits, [1e-4, 1e-4, 3.1e-3])
+    waits.seconds = 3e-3
+    assert progress.told()[0] == pytest.approx([1e-4] * 3)
+    progress.times += [1e-4, 1e-4, 3.1e-3]
+    assert progress.told()[0] == pytest.approx([1e-4, 1e-4, 3.1e-3])
+
+
+def test_what_a_stage_draws_from_global_generators_is_the_same_wherever_the_sample_is_cut(
+    links: WorkerChannels,
+) -> None:
+    x = Field(object)
+
+    def drawing(fields: Any, _: Any) -> Any:
+        return {"x": [*fields.get("x", ()), *draws()]}
+
+    read = Stage("read", ("n",), {"x": x}, cpu=drawing)
+    stages = [Stage(f"{n}", ("x",), {"x": x}, drawing, TorchFunction(drawing)) for n in range(3)]
+    pipeline = Pipeline((read, *stages), outputs=("x",))
+    plain = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline))
+    cut = Bench(links, job(lambda key: {"n": draws()}, pipeline=pipeline, cuts=pipeline.cuts), number=1)
+    (whole,) = values(plain, plain.run(task(piece([5]))))
+    assert len({*whole["x"]}) == len(whole["x"]), "stages draw the same"
+    (read_,) = items_of(cut.run(task(piece([5]), kind="inspect", chunk=2)))
+    for stop in (4, 2, 3):
+        (item,) = items_of(cut.run(task(piece([5], sources=[read_.fields]), stop=stop, chunk=2 * stop)))
+        if stop < 4:
+            assert isinstance(item, Handed)
+            (item,) = items_of(cut.run(task(piece([5], sources=[item]), chunk=2 * stop + 1)))
+        assert cut.store.get(item) == whole

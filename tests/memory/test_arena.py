@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 
 import numpy as np
 import pytest
@@ -56,17 +55,6 @@ def test_blocks_never_overlap_and_are_reused(steps: list[tuple[bool, int]]) -> N
     arena.close()
 
 
-def test_a_full_arena_says_so_and_goes_on() -> None:
-    arena = Arena("test", 64 * 4096)
-    blocks = [arena.allocate(4096) for _ in range(64)]
-    with pytest.raises(MemoryError, match=r"262144 bytes is full: 262144 are in use"):
-        arena.allocate(1)
-    assert arena.allocated == 64 * 4096
-    arena.free(blocks[7])
-    assert arena.allocate(1) == blocks[7]
-    arena.close()
-
-
 def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEEP_FREE", 4 * MIB)
     monkeypatch.setattr(module, "_LATELY", 4)
@@ -88,15 +76,6 @@ def test_memory_is_taken_when_written_and_given_back_when_much_is_free(monkeypat
     arena.close()
 
 
-def test_little_free_memory_is_kept_for_reuse() -> None:
-    arena = Arena("test")
-    block = arena.allocate(MIB)
-    fill(arena, block, MIB, 1)
-    arena.free(block)
-    assert held(arena) == MIB
-    arena.close()
-
-
 def test_the_mapping_outlives_the_arena_while_a_view_lives() -> None:
     arena = Arena("test")
     view = np.frombuffer(arena.buffer, np.uint8, 10, arena.allocate(10))
@@ -107,28 +86,6 @@ def test_the_mapping_outlives_the_arena_while_a_view_lives() -> None:
     assert view[2:5].tolist() == [3, 3, 3]
     view[:] = 4
     assert int(view.sum()) == 40
-
-
-def test_threads_allocate_and_free_together() -> None:
-    """A worker's main thread and its watcher do."""
-    arena = Arena("test")
-    torn: list[int] = []
-
-    def work(mark: int) -> None:
-        for _ in range(300):
-            block = arena.allocate(5000)
-            fill(arena, block, 5000, mark)
-            if not (np.frombuffer(arena.buffer, np.uint8, 5000, block) == mark).all():
-                torn.append(block)
-            arena.free(block)
-
-    threads = [threading.Thread(target=work, args=(mark,)) for mark in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not torn and arena.allocated == 0
-    arena.close()
 
 
 def test_the_next_owner_of_an_arena() -> None:

@@ -18,7 +18,7 @@ from minato_gpu.memory.status_board import (
     NOBODY,
     WorkerStatusBoard,
 )
-from tests.memory.watched import FENCE, Event, before, fenced, watch
+from tests.memory.watched import Event, before, fenced, watch
 
 RECORD, STATUS, COUNT, RING = "record", "status", "count", "ring"
 
@@ -146,13 +146,6 @@ def test_it_rings_once_enough_of_what_is_awaited_is_there(
     assert (RING in bell.events) == rings
 
 
-def test_nothing_rings_when_nothing_is_awaited(bell: NotedBell) -> None:
-    bell.await_tickets(0, 8, 1)
-    bell.await_nothing()
-    bell.publish(0, [1.0] * 8, 9.0, 8.0, 0, None)
-    assert RING not in bell.events and FENCE in bell.events
-
-
 @pytest.mark.parametrize("attention", [NOBODY, CONSUMER])
 def test_whoever_has_what_it_waits_for_need_not_be_woken(bell: NotedBell, attention: int) -> None:
     bell._board.words[ATTENTION] = attention
@@ -175,15 +168,6 @@ def test_what_is_taken_is_what_was_recorded(
     assert (taken.took, taken.elapsed, taken.ends, taken.worker) == (took, sum(took), [100.5] * count, 3)
     assert taken.locations == locations
     assert completions.ready(0, 64) == 0 and completions.status[8] not in READY, "it is taken once"
-
-
-def test_a_gap_ends_what_leads(completions: Completions) -> None:
-    for begin, end in ((0, 2), (3, 5)):
-        completions.record(begin, [1.0] * (end - begin), 1.0, 2.0, 0, None)
-        completions.set_ready(begin, end, in_rows=True)
-    assert completions.leading(0, 8) == 2 and completions.ready(0, 8) == 4
-    completions.clear(0, 4)
-    assert completions.leading(0, 8) == 0 and completions.ready(0, 8) == 1
 
 
 def test_a_block_that_is_used_again_begins_open(completions: Completions) -> None:

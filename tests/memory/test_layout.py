@@ -134,15 +134,6 @@ def test_rows_make_the_batch_of_default_collate(make: Make, rows: int, seed: int
     assert (slab[:64] == 0xEE).all() and (slab[64 + nbytes :] == 0xEE).all()
 
 
-def test_a_batch_shares_the_slab() -> None:
-    layout = Layout.of(np.zeros(3, np.float32))
-    assert layout is not None
-    slab = np.zeros(layout.offsets(2)[1], np.uint8)
-    batch = layout.batch(slab, 2, [])
-    slab.view(np.float32)[:3] = 7
-    assert batch[0].tolist() == [7, 7, 7]
-
-
 _REFUSED = {
     "nothing": None,
     "strings alone": {"a": "x", "b": [b"y"]},
@@ -230,17 +221,6 @@ def test_a_sample_that_differs_is_refused(change: dict[str, Any]) -> None:
         layout.write(views, 1, {**_LIKE, **change})
 
 
-@pytest.mark.parametrize("name", ["x", "s"])
-def test_a_missing_or_renamed_key_is_refused(name: str) -> None:
-    layout = Layout.of(_LIKE)
-    assert layout is not None
-    views = layout.views(np.zeros(layout.offsets(1)[1], np.uint8), 0, 1)
-    rest = {key: value for key, value in _LIKE.items() if key != name}
-    for sample in (rest, {**rest, "renamed": _LIKE[name]}):
-        with pytest.raises(Mismatch):
-            layout.write(views, 0, sample)
-
-
 _OTHERS: list[tuple[Any, Any]] = [
     *((np.ones(3, np.float32), other) for other in (np.zeros(3), np.zeros(2, "f4"), np.float32(1), torch.zeros(3))),
     (np.ones(3, np.float32), np.zeros(6, np.float32)[::-2]),
@@ -271,10 +251,3 @@ def test_integers_are_not_taken_for_what_is_stored_as_integers() -> None:
         write(0, like)
         with pytest.raises(Mismatch):
             write(0, other)
-
-
-def test_layouts_of_like_samples_are_equal() -> None:
-    """The same object in every worker: its pickle is the key by which it is known."""
-    first, second = Layout.of(_LIKE), Layout.of({key: _LIKE[key] for key in _LIKE})
-    assert first == second and hash(first) == hash(second) and pickle.dumps(first) == pickle.dumps(second)
-    assert first != Layout.of({**_LIKE, "n": 1.0})

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minato_gpu import DataLoader, shared_empty
+from minato_gpu import shared_empty
 from minato_gpu.lanes.base import Blob
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory import blobs, worker_blocks
@@ -61,22 +61,6 @@ def test_the_memory_of_a_loaded_blob_lives_as_long_as_one_of_its_arrays() -> Non
     assert loans.live == 1
     del kept
     assert loans.take_back() == [(0, offset)]
-    arena.close()
-
-
-def test_every_leaf_of_a_batch_holds_the_slab() -> None:
-    sample = {"x": torch.zeros(40), "n": torch.ones(40), "y": (np.zeros(160, np.uint8), np.zeros(20))}
-    layout = Layout.of(sample)
-    assert layout is not None
-    arena, loans = Arena("test"), Loans()
-    nbytes = layout.offsets(2)[1]
-    for leaf in range(4):
-        batch = layout.batch(loans.lend(arena.buffer, -1, arena.allocate(nbytes), nbytes), 2, [])
-        kept = [batch["x"], batch["n"], *batch["y"]][leaf]
-        del batch
-        assert loans.live == 1, f"leaf {leaf} does not hold the memory that it lies in"
-        del kept
-        assert loans.live == 0
     arena.close()
 
 
@@ -188,54 +172,6 @@ def test_what_shared_empty_made_is_not_copied_and_a_view_of_its_middle_is(store:
     assert torch.equal(loaded["image"], tensor) and loaded["label"].tolist() == [1, 2]
 
 
-def test_it_is_free_when_neither_side_has_it(store: Store) -> None:
-    tensor = shared_empty(SHAPE)
-    item = _blob(store, tensor)
-    _free(store, item)
-    assert _allocated(store) > 0, "freed under the worker's own view"
-    del tensor
-    assert _allocated(store) == 0
-
-    tensor = shared_empty(SHAPE)
-    item = _blob(store, tensor)
-    del tensor
-    assert _allocated(store) > 0, "freed before the engine has given it back"
-    _free(store, item)
-    assert _allocated(store) == 0
-
-    tensor = shared_empty(SHAPE)
-    item = _blob(store, tensor)
-    del tensor  # and nobody looks before the engine gives it back
-    assert store.handover is not None
-    for offset, _ in reversed(item.blocks):
-        store.handover.free(offset)
-    assert _allocated(store) == 0
-
-    tensor = shared_empty(SHAPE)
-    del tensor
-    assert _allocated(store) == 0, "memory that was never returned is lost"
-
-
-def test_a_tensor_that_is_returned_again_is_copied(store: Store) -> None:
-    """Else the consumer's two batches would be one."""
-    tensor = shared_empty(SHAPE).fill_(1)
-    first = _blob(store, tensor)
-    second = _blob(store, tensor)
-    assert len(first.blocks) == 2 and len(second.blocks) == 1
-    for item in (first, second):
-        _free(store, item)
-    del tensor
-    assert _allocated(store) == 0
-
-
-def test_what_cannot_be_pickled_keeps_nothing(store: Store) -> None:
-    tensor = shared_empty(SHAPE)
-    with pytest.raises(AttributeError):
-        store.put([tensor, lambda: 1])
-    del tensor
-    assert _allocated(store) == 0
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(["make", "put", "drop", "give back"]), st.integers(0, 9)), max_size=50))
 def test_no_block_is_lost_or_given_away_twice(store: Store, steps: list[tuple[str, int]]) -> None:
@@ -270,41 +206,6 @@ def test_what_a_worker_forks_gets_memory_of_its_own(store: Store, monkeypatch: p
     monkeypatch.setattr(os, "getpid", lambda: -2)
     assert shared_empty(SHAPE).shape == SHAPE
     assert _allocated(store) == 0
-
-
-def _pad(samples: list[Any]) -> Any:
-    longest = max(len(sample) for sample in samples)
-    batch = shared_empty((len(samples), longest), torch.int64)
-    for row, sample in zip(batch, samples, strict=True):
-        row[: len(sample)] = torch.from_numpy(sample)
-        row[len(sample) :] = -1
-    return batch
-
-
-class _Ragged(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 60
-
-    def __getitem__(self, index: int) -> Any:
-        return np.full(5000 + 1000 * (index * 7 % 5), index)
-
-
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork")])
-def test_padded_batches_arrive_whole(workers: int, start: str | None) -> None:
-    """Memory that is used again does not show what was there before; batches that are kept do not change."""
-    loader: DataLoader[Any] = DataLoader(
-        _Ragged(),
-        batch_size=4,
-        num_workers=workers,
-        collate_fn=_pad,
-        multiprocessing_context=start,
-        persistent_workers=workers > 0,
-    )
-    kept = list(loader) + list(loader)
-    for number, batch in enumerate(kept):
-        for row, index in zip(batch, range(number % 15 * 4, number % 15 * 4 + 4), strict=True):
-            length = 5000 + 1000 * (index * 7 % 5)
-            assert (row[:length] == index).all() and (row[length:] == -1).all()
 
 
 def test_what_does_not_fit_beside_its_parts_leaves_them_to_be_freed() -> None:

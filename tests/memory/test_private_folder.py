@@ -134,13 +134,6 @@ def test_one_at_a_time_has_the_lock(folder: PrivateFolder) -> None:
     other.close()
 
 
-def test_a_socket_that_a_killed_process_has_left_is_removed(folder: PrivateFolder) -> None:
-    pid = _ended()
-    folder.listen(pid).close()
-    folder.remove_stale(pid)
-    assert folder.pids() == []
-
-
 def test_one_that_answers_stays_and_so_does_that_of_a_process_that_lives(folder: PrivateFolder) -> None:
     pid = _ended()
     with folder.listen(pid):

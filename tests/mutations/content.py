@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "a cache keeps what a stage has drawn from a global generator",
-        "kept_fields.py",
+        "pipeline/kept_fields.py",
         "kept[number] = _DREW if drew() else",
         "kept[number] =",
         ("contracts/test_kept_fields.py",),
@@ -88,7 +88,7 @@ FAULTS = (
         "lanes/produce.py",
         'isinstance(returned, (str, bytes)) or hasattr(kind, "keys") else',
         "isinstance(returned, (str, bytes)) else",
-        ("lanes/test_worker.py", "torch_semantics/test_map_style.py"),
+        ("lanes/test_worker.py", "torch_semantics/test_iteration.py"),
         "ebb0b4c",
     ),
     Fault(

@@ -17,7 +17,7 @@ FAULTS = (
     Fault(
         "a copy on disk of any version will do",
         _DISK + "entry.py",
-        'if version is None or digest == xxh3_128_digest(version) else "stale"',
+        'if digest == xxh3_128_digest(version) else "stale"',
         'if True else "stale"',
         ("sources/disk/test_tier.py",),
     ),
@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "a copy on disk goes that another run uses",
         _DISK + "runs.py",
-        "min((_needs_from(record, now) for record in records), default=math.inf)",
-        "_needs_from(next(iter(records)), now)",
+        "min(needed, default=math.inf)",
+        "next(needed, math.inf)",
         ("sources/disk/test_eviction.py",),
     ),
     Fault(

@@ -39,7 +39,7 @@ FAULTS = (
         "device/loads.py",
         "[self._on_device, self._slabs]",
         "[self._on_device]",
-        ("device/test_transfers.py", "device/test_copies.py"),
+        ("device/test_transfers.py",),
     ),
     Fault(
         "a block that came back is given back twice",

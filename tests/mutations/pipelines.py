@@ -10,7 +10,7 @@ _TORCHVISION = ("pipelines/test_torchvision.py",)
 FAULTS = (
     Fault(
         "a size in which samples differ is suggested as fixed",
-        "pipeline.py",
+        "pipeline/pipeline.py",
         "size.pop() if len(size) == 1 else None for",
         "size.pop() for",
         ("test_pipeline.py",),

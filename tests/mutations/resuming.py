@@ -118,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         "a batch that raised is delivered again after a resume",
-        "delivery.py",
+        "epoch/delivery.py",
         "            self._cursor.delivered(self._failed, failed=self._failures.count, returned=False)\n",
         "",
         ("contracts/test_resume_errors.py", "contracts/test_table.py"),
@@ -161,7 +161,7 @@ FAULTS = (
     ),
     Fault(
         "a stream that draws from Python's generator is read again without workers",
-        "inline.py",
+        "epoch/inline.py",
         'if others := sorted(drew - {"torch"}):',
         "if others := []:",
         ("contracts/test_resume_generators.py",),

@@ -10,14 +10,14 @@ FAULTS = (
         "scheduling/window_length.py",
         " and batch_bytes and in_flight + batch_bytes <= self.limit:",
         ":",
-        ("scheduling/test_window_length.py", "engine/test_window.py"),
+        ("scheduling/test_pacing.py", "engine/test_window.py"),
     ),
     Fault(
         "the window never shrinks",
         "scheduling/window_length.py",
         "            self.extra -= 1\n",
         "",
-        ("scheduling/test_window_length.py",),
+        ("scheduling/test_pacing.py",),
     ),
     Fault(
         "a window that has grown is filled at the next delivery only",
@@ -69,7 +69,7 @@ FAULTS = (
         (
             "scheduling/test_composition.py",
             "scheduling/test_scheduler.py",
-            "scheduling/test_handing_over.py",
+            "scheduling/test_routing.py",
             "contracts/test_lateness.py",
         ),
     ),
@@ -85,7 +85,7 @@ FAULTS = (
         "scheduling/ledger.py",
         "expected = self.running * self.sample_bytes + self.handing * self.handed_bytes",
         "expected = self.handing * self.handed_bytes",
-        ("scheduling/test_handing_over.py", "scheduling/test_scheduler.py"),
+        ("scheduling/test_routing.py", "scheduling/test_scheduler.py"),
     ),
     Fault(
         "nothing is set aside for the oldest place",
@@ -106,7 +106,7 @@ FAULTS = (
         "scheduling/ledger.py",
         "self._handed.add(samples, nbytes)",
         "pass",
-        ("scheduling/test_handing_over.py", "contracts/test_split_points.py"),
+        ("scheduling/test_routing.py", "contracts/test_split_points.py"),
     ),
     Fault(
         "what a worker has used of its credit is given out again as the rest of its lease is taken back",
@@ -275,7 +275,7 @@ FAULTS = (
     ),
     Fault(
         "workers that persist prepare the next epoch, which nobody has declared",
-        "session.py",
+        "epoch/session.py",
         "self.speculates = loader.epochs is not None and",
         "self.speculates = (loader.persistent_workers or loader.epochs is not None) and",
         ("torch_semantics/test_workers.py",),
@@ -294,14 +294,14 @@ FAULTS = (
         "scheduling/host_shares.py",
         "key=lambda at: needs[at].ready)",
         "key=lambda at: -needs[at].ready)",
-        ("scheduling/test_host_shares.py",),
+        ("scheduling/test_pacing.py",),
     ),
     Fault(
         "a rank may be left without a worker",
         "scheduling/host_shares.py",
         "max(1, min(cores, needs[at].most))",
         "max(0, min(cores, needs[at].most))",
-        ("scheduling/test_host_shares.py",),
+        ("scheduling/test_pacing.py",),
     ),
     Fault(
         "ranks that have ended keep their share of the host's cores",

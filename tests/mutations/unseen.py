@@ -14,7 +14,7 @@ FAULTS = (
     ),
     Fault(
         "the batches that were taken to find a good sample are lost",
-        "delivery.py",
+        "epoch/delivery.py",
         "self._held.popleft() if self._held else self._take()",
         "self._take()",
         ("contracts/test_padding.py",),

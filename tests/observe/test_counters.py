@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
 from minato_gpu import BadSample, DataLoader
 from minato_gpu.lanes.base import Report
 from minato_gpu.observe import telemetry as module
-from minato_gpu.observe.scalars import scalars
 from minato_gpu.observe.telemetry import Telemetry
 from tests.contracts.datasets import Made
 
@@ -64,60 +60,6 @@ def test_a_lane_counts_what_it_has_prepared(make: Any, more: dict[str, Any], pre
     assert stats["lanes"]["cpu"]["samples"] == prepared
 
 
-class Stream(IterableDataset[Any]):
-    """``made`` of each of 21 numbers, shared out to workers; an error in place of the number 9."""
-
-    def __init__(self, made: Any, *, fails: bool = False) -> None:
-        self.made, self.fails = made, fails
-        self.numbers: Iterator[int] = iter(())
-
-    def __iter__(self) -> Stream:
-        info = get_worker_info()
-        self.numbers = iter(range(21) if info is None else range(info.id, 21, info.num_workers))
-        return self
-
-    def __next__(self) -> Any:
-        number = next(self.numbers)
-        if self.fails and number == 9:
-            raise ValueError("nine")
-        return self.made(number)
-
-
-def _text(number: int) -> dict[str, str]:
-    return {"text": "word " * number}
-
-
-def _points(number: int) -> Any:
-    return torch.full((number + 1, 2), number)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [4, None])
-@pytest.mark.parametrize(("made", "collate"), [(_text, None), (_points, torch.cat)], ids=["texts", "points"])
-def test_samples_of_a_stream_are_what_it_yields(made: Any, collate: Any, batch_size: int | None, workers: int) -> None:
-    """Whatever a batch of them looks like."""
-    more: dict[str, Any] = {} if batch_size is None else {"collate_fn": collate}
-    loader: Any = DataLoader(Stream(made), batch_size, num_workers=workers, **more)
-    batches = len(list(loader))
-    stats = loader.stats()
-    assert (stats["samples_delivered"], stats["batches_delivered"]) == (21, batches)
-    assert stats["lanes"]["cpu"]["samples"] == sum(span[6] for span in loader.timeline()["spans"]) == 21
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("fails", "collate", "failed_and_skipped"), [(True, list, (1, 1)), (False, _no_eight, (1, 3))], ids=["read", "join"]
-)
-def test_what_an_error_in_a_stream_takes_along_is_counted(
-    workers: int, fails: bool, collate: Any, failed_and_skipped: tuple[int, int]
-) -> None:
-    loader: Any = DataLoader(Stream(int, fails=fails), 4, num_workers=workers, collate_fn=collate)
-    seen, errors = _until_the_end(loader)
-    stats = loader.stats()
-    assert (stats["samples_failed"], stats["samples_skipped"]) == failed_and_skipped
-    assert errors == 1 and seen == stats["samples_delivered"] == 21 - sum(failed_and_skipped)
-
-
 @pytest.mark.parametrize("persists", [False, True])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_that_is_left_takes_no_more_time(workers: int, persists: bool) -> None:
@@ -157,19 +99,6 @@ def test_scalars_of_a_loader(workers: int) -> None:
     assert all(type(value) is float and math.isfinite(value) for value in found.values())
 
 
-def test_scalars_are_every_finite_number_under_its_path() -> None:
-    given: dict[str, Any] = {
-        "samples": 3,
-        "lanes": {"cpu": {"spared": True, "queue_s": {"p50": np.float32(0.25)}}},
-        "device": [{"copies": 1}, {"copies": 2}],
-        "first_batch_s": None,
-        "policy": "lru",
-        "prediction": {"log_sigma": math.nan, "rank_correlation": math.inf},
-    }
-    found = {"samples": 3.0, "lanes/cpu/spared": 1.0, "lanes/cpu/queue_s/p50": 0.25}
-    assert scalars(given) == {**found, "device/0/copies": 1.0, "device/1/copies": 2.0}
-
-
 # --- telemetry alone: times that no run has on purpose --------------------------------------------------------------
 
 
@@ -185,14 +114,6 @@ def test_busy_is_what_was_done_while_the_epoch_ran() -> None:
     for begin, end in ((1.0, 9.0), (9.0, 11.0), (11.0, 18.0), (18.0, 25.0), (25.0, 30.0)):
         log.kept_busy("cpu", report(1, begin, end))
     assert log.stats(99.0)["lanes"]["cpu"]["busy_share"] == 1.0
-
-
-def test_slow_samples_are_marked_by_time_per_sample() -> None:
-    log = Telemetry(0.0)
-    for position in range(10):
-        log.worked("cpu", report(10, 0.0, 1.0), 10, [(10 * position, 10 * position + 10)], 0.0, prepared=True)
-    log.worked("device", report(1, 1.0, 2.0), 1, [(100, 101)], 0.0, prepared=True)
-    assert [span[-1] for span in log.timeline()["spans"]] == [False] * 10 + [True]
 
 
 def test_memory_is_bounded_and_counters_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,13 +67,6 @@ def test_a_batch_has_its_number_after_a_resume_too(workers: int, stream: bool) -
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_that_is_left_out_has_a_number(workers: int) -> None:
-    loader = Listed(Fails(range(8)), 1, num_workers=workers, on_error="skip")
-    assert len(list(loader)) == 7
-    assert [fact.number for fact in loader.of(f.BatchDelivered)] == [0, 1, 2, 3, 4, 6, 7]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
 def test_what_fails_is_told(workers: int) -> None:
     loader = Listed(Fails(range(8)), 4, num_workers=workers)
     batches = iter(loader)
@@ -126,11 +119,3 @@ def test_a_profiler_sees_the_waits(workers: int) -> None:
         next(batches)
     names = [said.removeprefix("minato_gpu: epoch 0, batch ") for said in told]
     assert names == ["0", "end", "1", "end", "1", "end", "3", "end"]
-
-
-def test_a_loader_that_is_copied_tells_others() -> None:
-    from copy import copy
-
-    loader = Listed(list(range(4)), 4)
-    other = copy(loader)
-    assert len(list(other)) == 1 and not loader.heard

@@ -13,14 +13,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minato_gpu import DataLoader
-from minato_gpu.observe.counters import carried, counters, summed
 from minato_gpu.observe.metrics import LoaderCollector
-from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from tests.observe.conftest import Speaker, lane, stats
 from tests.observe.test_watching import _forked
@@ -232,45 +229,7 @@ def test_a_counter_that_is_derived_does_not_fall_by_its_last_digit() -> None:
     assert family.samples[0].value == told[-1]
 
 
-def test_a_stall_that_is_counted_before_its_wait_makes_no_negative_wait() -> None:
-    said = stats(stalls={"fetch": {"count": 1, "seconds": 30.0}}, wait_s={"total": 0.5})
-    found = _collected(Speaker(LoaderSnapshot(0, said, {})))
-    assert _of(found, "wait_seconds_total", loader="a-1", cause="other") == 0.0
-
-
-@pytest.mark.parametrize("stays", [True, False], ids=["the same workers", "others"])
-def test_reads_of_epochs_add_up(stays: bool) -> None:
-    """Workers that stay go on counting; of others the counts begin anew."""
-
-    def with_reads(reads: int) -> dict[Any, float]:
-        return counters(stats(reads={"reads": reads, "bytes": 10 * reads, "failed": 0}))
-
-    before: dict[Any, float] = {}
-    reads = 0
-    for read in (100, 100, 300):
-        reads = reads + read if stays else read
-        before = carried(before, with_reads(reads), with_reads(reads if stays else 0))
-    assert summed(before, with_reads(reads if stays else 0))["reads", ""] == 500
-
-
 # --- metrics_port ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "address", "shown"),
-    [
-        (9090, ("127.0.0.1", 9090), "127.0.0.1:9090"),
-        (0, ("127.0.0.1", 0), "127.0.0.1:0"),
-        (np.int64(65535), ("127.0.0.1", 65535), "127.0.0.1:65535"),
-        ("0.0.0.0:9090", ("0.0.0.0", 9090), "0.0.0.0:9090"),
-        ("node-7:0", ("node-7", 0), "node-7:0"),
-        ("[::1]:9090", ("::1", 9090), "[::1]:9090"),
-    ],
-)
-def test_addresses(given: Any, address: tuple[str, int], shown: str) -> None:
-    found = MetricsAddress.check(given)
-    assert found == address and str(found) == shown
-    assert MetricsAddress.check(None) is None
 
 
 @pytest.mark.parametrize(

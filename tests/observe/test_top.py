@@ -128,7 +128,6 @@ def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> No
 
 # --- figures of two answers, and what is shown of them --------------------------------------------------------------
 
-LANES = {"cpu": lane(123_456, 0.99, 64), "device": lane(1, 0.001, 1), "device:1": lane(99_999, 1.0, 1)}
 STALLS = {cause: {"count": 9, "seconds": 3.3} for cause in ("preparation", "fetch", "device", "budget", "lateness")}
 
 
@@ -141,32 +140,11 @@ def test_rates_are_of_the_time_between_two_answers() -> None:
         assert figures(before, state(10.0, epoch=4, samples=100, elapsed=4.0)).of_all["samples_per_s"] == 25.0
 
 
-def test_shares_of_waits_and_of_hits() -> None:
-    def said(fetch: float, total: float, hits: int) -> dict[str, Any]:
-        tiers = {"memory": {"hits": hits, "misses": 100 + hits // 3}, "disk": {"hits": 0, "misses": 0}}
-        return {"stalls": {"fetch": {"count": 1, "seconds": fetch}}, "wait_s": {"total": total}, "cache": tiers}
-
-    found = figures(state(10.0, **said(1.0, 6.0, 0)), state(20.0, **said(4.0, 10.5, 30)))
-    assert found.of_all["wait_share"] == pytest.approx(0.45) and found.stall_shares == pytest.approx({"fetch": 0.3})
-    assert found.hit_shares == {"memory": 0.75, "disk": None}
-    late = figures(state(10.0, **said(0.0, 0.0, 0)), state(11.0, **said(30.0, 30.0, 0)))
-    assert late.of_all["wait_share"] == late.stall_shares["fetch"] == 1.0  # a wait is counted when it is over
-
-
 def _shown(*loaders: Any, rank: str | None = None, command: str = "train.py") -> str:
     out = StringIO()
     job = JobState(4711, command, rank, list(loaders))
     Console(file=out, width=80).print(Group(*view.job(job, [figures(None, one) for one in loaders], 80)))
     return out.getvalue()
-
-
-def test_it_fits_into_eighty_columns() -> None:
-    tiers = {name: {"hits": 99, "misses": 1} for name in ("memory", "disk")}
-    reads = {"reads": 123_456, "bytes": 98_765_432_100}
-    large = state(1.0, name="A" * 40, samples=987_654_321, lanes=LANES, stalls=STALLS, reads=reads, cache=tiers)
-    said = _shown(large, state(1.0), rank="7", command="/a/long/path/to/train.py " + "--more " * 40)
-    assert max(map(len, said.splitlines())) <= 80
-    assert all(word in said for word in ("device:1", "123,456", "99%", "250", "750", "Photographs-1", "reads/s")), said
 
 
 def test_what_it_says() -> None:

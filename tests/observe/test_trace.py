@@ -266,20 +266,6 @@ def test_work_for_two_batches_has_an_arrow_to_each(tmp_path: Path) -> None:
     ]
 
 
-def test_work_of_two_lanes_on_the_same_samples_has_an_arrow_from_each(tmp_path: Path) -> None:
-    found = told(
-        tmp_path / "run.pftrace",
-        worked(0, 4, 1.0, 2.0)._replace(handed=4),
-        worked(4, 4, 2.0, 3.0)._replace(handed=4),
-        worked(0, 8, 3.0, 4.0)._replace(lane="gpu"),
-        delivered(0, 5.0, (0, 6)),
-        delivered(1, 6.0, (6, 8)),
-        f.BatchAsked(0, 7.0),
-    )
-    first, second, device = sorted(arrow for each in found.work for arrow in each.flows)
-    assert [batch.flows for batch in found.batches] == [[first, second, device], [second, device]]
-
-
 def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> None:
     found = told(
         tmp_path / "run.pftrace",
@@ -292,13 +278,3 @@ def test_what_was_ready_of_an_epoch_that_was_left_is_gone(tmp_path: Path) -> Non
         f.EpochEnded(1, 8.0),
     )
     assert found.counts == [4, 0] and [each.name for each in found.slices["epochs"]] == ["epoch 0", "epoch 1"]
-
-
-def test_work_of_a_slot_that_overlaps_has_a_row_of_its_own(tmp_path: Path) -> None:
-    """As micro-batches of a device do; clocks that differ by microseconds are no overlap."""
-    found = told(tmp_path / "run.pftrace", worked(0, 1, 1.0, 3.0), worked(1, 1, 2.0, 4.0), worked(2, 1, 2.999990, 5.0))
-    assert sorted((each.begin, each.end) for each in found.work) == [
-        (10**9, 3 * 10**9),
-        (2 * 10**9, 4 * 10**9),
-        (3 * 10**9, 5 * 10**9),
-    ]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
-from minato_gpu.lab.top.view import longest_wait
 from minato_gpu.observe.facts import Facts, Stalled
 from minato_gpu.observe.telemetry import Telemetry
 from minato_gpu.observe.waits import LongestWaits, Wait
@@ -63,12 +60,3 @@ def test_the_ten_longest_stay() -> None:
     assert [each["seconds"] for each in found] == [5.0, 4.0, *[3.0] * 8]
     assert [each["batch"] for each in found] == [0, 11, *range(2, 10)]
     assert found[0] == {"batch": 0, "seconds": 5.0, "causes": {"fetch": 5.0}, "key": None, "lane": None, "worker": None}
-
-
-@pytest.mark.parametrize(
-    ("last", "said"), [({"key": "a/7.jpg", "lane": "cpu"}, "; last came 'a/7.jpg' of lane cpu"), ({"lane": None}, "")]
-)
-def test_in_words(last: dict[str, object], said: str) -> None:
-    wait = {"batch": 7, "seconds": 1.25, "causes": {"preparation": 0.25, "slow sample": 1.0}, **last}
-    expected = f"longest wait 1.25 s, for batch 7: slow sample 1.00 s, preparation 0.25 s{said}"
-    assert longest_wait(wait) == expected

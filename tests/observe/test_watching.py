@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +13,11 @@ import psutil
 import pytest
 
 from minato_gpu import DataLoader
-from minato_gpu.lab.top import client
 from minato_gpu.lab.top.client import JobState, NoAnswer, ask, ask_all
 from minato_gpu.memory.private_folder import PrivateFolder
 from minato_gpu.observe import shared_service, stats_socket
-from minato_gpu.observe.stats_socket import PROTOCOL
-from minato_gpu.threads import OwnThread
-from tests.support.leaks import check_scenario, open_links, stop
+from minato_gpu.util.threads import OwnThread
+from tests.support.leaks import check_scenario, open_links
 from tests.support.programs import Program
 from tests.support.waiting import wait_until
 
@@ -186,61 +182,6 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_who_looks(runtime: Pa
         assert _sockets(runtime) == [str(program.pid)]
         assert wait_until(lambda: not Path(f"/proc/{program.pid}").exists())
         assert list(ask_all()) == [] and _sockets(runtime) == []
-
-
-def test_a_job_that_does_not_answer(runtime: Path) -> None:
-    with _job(runtime) as program:
-        stop(program.pid)
-        with pytest.raises(NoAnswer, match=rf"process {program.pid} does not answer within 0\.05 seconds"):
-            ask(program.pid, timeout=0.05)
-        (silent,) = ask_all(timeout=0.05)
-        assert isinstance(silent, NoAnswer)
-
-
-@contextmanager
-def _stranger(says: bytes) -> Iterator[int]:
-    """Something else that listens in the folder, says this, and hangs up."""
-    folder = PrivateFolder()
-    listens = folder.listen(os.getpid())
-
-    def speak() -> None:
-        connection, _ = listens.accept()
-        with connection:
-            connection.sendall(says)
-
-    thread = threading.Thread(target=speak)
-    thread.start()
-    try:
-        yield os.getpid()
-    finally:
-        thread.join()
-        listens.close()
-        folder.remove(os.getpid())
-        folder.close()
-
-
-_FIRST = json.dumps({"protocol": PROTOCOL, "pid": 1, "command": "x"}).encode()
-
-
-@pytest.mark.parametrize(
-    "says",
-    [
-        b"HTTP/1.0 400 Bad Request\r\n\r\n",
-        b"\xff\xfe",
-        b'{"protocol": "another"}',
-        _FIRST + b'\n{"loader": "a"}',
-        _FIRST + b'\n{"loader": "a", "epoch": 0, "at_s": "soon", "stats": {}}',
-    ],
-)
-def test_what_is_no_loader(runtime: Path, says: bytes) -> None:
-    with _stranger(says) as pid, pytest.raises(NoAnswer, match="is no loader of this version"):
-        ask(pid)
-
-
-def test_one_that_does_not_stop_speaking(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_LARGEST", 1000)
-    with _stranger(b"x" * 3000) as pid, pytest.raises(NoAnswer, match="longer than 1000 bytes"):
-        ask(pid)
 
 
 def test_another_users_process_is_told_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipelines import example_detections
 from pipelines.coco import CocoDetection
 
 SQUARE = [1, 1, 5, 1, 5, 5, 1, 5]
@@ -106,26 +105,12 @@ def test_a_run_length_mask_of_no_crowd_leaves_its_box(tmp_path: Path, crowd: Any
     assert data[0]["rings"].tolist() == [[1, 4], [1, 3]]
 
 
-@pytest.mark.parametrize("crowd", [1, "1", True])
-def test_crowds_are_known_however_they_are_written(tmp_path: Path, crowd: Any) -> None:
-    data = opened(tmp_path, changed(lambda d: d["annotations"][0].update(iscrowd=crowd)))
-    assert data.left_out["crowds"] == 2 and len(data[0]["boxes"]) == 1
-
-
 def test_images_alone_need_keep_empty(tmp_path: Path) -> None:
     content = {**document(), "annotations": []}
     with pytest.raises(ValueError, match=r"instances_mine\.json.*no image has an object.*keep_empty"):
         opened(tmp_path, content)
     data = opened(tmp_path, content, keep_empty=True)
     assert len(data) == 3 and data[1]["boxes"].shape == (0, 4) and data[1]["rings"].shape == (0, 2)
-
-
-def test_objects_may_be_given_by_their_boxes_alone(tmp_path: Path) -> None:
-    content = document()
-    for entry in content["annotations"]:
-        del entry["segmentation"]
-    item = opened(tmp_path, content)[0]
-    assert len(item["boxes"]) == 2 and item["rings"].shape == (0, 2) and item["points"].shape == (0, 2)
 
 
 def test_nothing_is_held_for_each_annotation(tmp_path: Path) -> None:
@@ -219,15 +204,3 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "mine").rmdir()
     with pytest.raises(FileNotFoundError, match="no folder of images"):
         CocoDetection.in_folder(tmp_path)
-
-
-def test_the_example_is_such_a_data_set(tmp_path: Path) -> None:
-    example_detections.write(tmp_path)
-    data = CocoDetection.in_folder(tmp_path, keep_empty=True)
-    assert data.left_out == {"crowds": 1, "run-length masks": 0, "degenerate objects": 1, "images without objects": 0}
-    found = {Path(data[n]["path"]).stem: data[n] for n in range(len(data))}
-    assert found.keys() == example_detections.scenes().keys()
-    assert [data.classes[label] for label in found["coffee"]["labels"]] == ["spoon", "cup"]
-    assert len(found["moon"]["labels"]) == 0
-    assert found["cat"]["rings"][:, 0].tolist() == [0, 1, 1]
-    assert found["cat"]["boxes"][0].tolist() == pytest.approx([20, 0, 401.5, 300])

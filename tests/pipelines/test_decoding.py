@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import io
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,26 +82,6 @@ def test_what_cannot_be_decoded(decoder: str) -> None:
             decoding.decode_box(encoded, box)
 
 
-def test_each_thread_has_its_own_decoder() -> None:
-    pytest.importorskip("nvidia.nvimgcodec")
-    encoded, box = jpeg((300, 200, 3)), (10, 20, 200, 100)
-    expected = decoding.decode_box(encoded, box)
-    found: list[bool] = []
-    decoders: set[int] = set()
-
-    def decode() -> None:
-        found.extend(bool((decoding.decode_box(encoded, box) == expected).all()) for _ in range(20))
-        decoders.add(id(decoding._decoder.decoders))
-
-    threads = [threading.Thread(target=decode) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 60 and all(found)
-    assert id(decoding._decoder.decoders) not in decoders
-
-
 @pytest.fixture
 def importing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | None]]:
     """Which GPUs may be seen each time that nvImageCodec is imported, which is asked for anew."""
@@ -152,7 +131,7 @@ def test_where_it_refuses_to_work_opencv_decodes(monkeypatch: pytest.MonkeyPatch
 
 
 _BUILT = """
-import sys, minato_gpu.pipeline, pipelines.image_classification
+import sys, minato_gpu.pipeline.pipeline, pipelines.image_classification
 bad = [name for name in sys.modules if name.split(".")[0] in ("nvidia", "cupy")]
 assert not bad, f"importing pulls in {bad}"
 import torch
@@ -183,36 +162,6 @@ def saved(picture: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def made() -> Iterator[tuple[str, bytes]]:
-    """Files of every kind that the pipelines read."""
-    picture = Image.fromarray(CAT[..., ::-1])
-    transparent = Image.fromarray(np.dstack([CAT, CAT[..., :1]]))
-    exif = Image.Exif()
-    for orientation in (1, 3, 6, 8):
-        exif[0x0112] = orientation
-        for number, progressive in enumerate((False, True)):
-            part = CAT[: 243 + orientation, : 300 + 3 * orientation]
-            encoded = example_photographs.jpeg(part, SUBSAMPLING[(orientation + number) % 3], progressive=progressive)
-            yield f"jpeg {orientation} {progressive}", with_orientation(encoded, orientation)
-        yield f"grey {orientation}", saved(picture.convert("L"), "JPEG", exif=exif)
-        yield f"cmyk {orientation}", saved(picture.convert("CMYK"), "JPEG", exif=exif, progressive=orientation % 2 == 0)
-        yield f"png {orientation}", saved(picture, "PNG", exif=exif)
-        yield f"webp {orientation}", saved(picture, "WEBP", exif=exif, lossless=orientation % 2 == 0)
-    for factor in (0x111111, 0x211111, 0x221111, 0x411111, 0x121111):
-        options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_RST_INTERVAL, 5]
-        yield f"factor {factor:x}", cv2.imencode(".jpg", CAT, options)[1].tobytes()
-    deep = CAT.astype(np.uint16) * 251 + np.arange(333, dtype=np.uint16)[:, None]
-    for channels in (1, 3, 4):
-        yield f"16 bit {channels}", cv2.imencode(".png", np.dstack([deep, deep])[..., :channels])[1].tobytes()
-    for mode in ("1", "L", "LA", "P"):
-        yield f"png {mode}", saved(picture.convert(mode), "PNG")
-    yield "palette with a transparent colour", saved(picture.quantize(16), "PNG", transparency=3)
-    yield "png with a transparent colour", saved(picture, "PNG", transparency=(10, 20, 30))
-    for kind in ("PNG", "WEBP"):
-        yield f"transparent {kind}", saved(transparent, kind)
-    yield "animation", saved(picture, "WEBP", save_all=True, append_images=[picture.rotate(90), picture])
-
-
 def boxes(height: int, width: int, count: int, rng: np.random.Generator) -> Iterator[Box]:
     """The whole, and random ones: half of them narrow, half of them low."""
     yield 0, 0, height, width
@@ -238,29 +187,6 @@ def check_boxes(encoded: Any, count: int, rng: np.random.Generator, name: str = 
         assert found.dtype == expected.dtype == np.uint8 and found.shape == (*box[2:], 3)
         np.testing.assert_array_equal(found, expected, err_msg=f"{name} {box}")
     return whole
-
-
-def test_of_every_kind_of_file(decoder: str) -> None:
-    for number, (name, data) in enumerate(made()):
-        whole = check_boxes(np.frombuffer(data, np.uint8), 2, np.random.default_rng(number), name)
-        assert whole.ndim == 3, name
-
-
-def test_chroma_is_repeated_where_that_is_asked_for(files: list[Path]) -> None:
-    """Both colour differences are then the same in each 2 x 2 block, but for rounding; a picture whose chroma is whole
-    is what it is otherwise."""
-    pytest.importorskip("nvidia.nvimgcodec")
-    for path in files:
-        check_boxes(np.fromfile(path, np.uint8), 2, np.random.default_rng(1), fancy=False)
-    for subsampling in SUBSAMPLING:
-        encoded = np.frombuffer(example_photographs.jpeg(CAT[:96, :96], subsampling), np.uint8)
-        smooth, repeated = (decoding.decode_box(encoded, (0, 0, 96, 96), fancy).astype(int) for fancy in (True, False))
-        if subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444:
-            assert np.array_equal(smooth, repeated)
-        elif subsampling == cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420:
-            blocks = [each.reshape(48, 2, 48, 2, 3).swapaxes(1, 2).reshape(-1, 4, 3) for each in (smooth, repeated)]
-            spread = [np.ptp(each[..., 0] - each[..., 2], axis=1)[(each % 255 > 0).all((1, 2))] for each in blocks]
-            assert spread[1].max() <= 2 < spread[0].max()
 
 
 def test_repeated_chroma_needs_nvimagecodec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import example_photographs, example_voices, speech_recognition
+from pipelines import example_photographs, example_voices
 from pipelines.files import find
 from pipelines.image_classification import ImageFolder
 from pipelines.librispeech import LibriSpeech
@@ -58,23 +58,6 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any, P
     root.mkdir()
     make(root)
     return root, kind, root / one, others
-
-
-def test_what_is_left_out_is_counted_and_said_once(
-    reader: tuple[Path, Any, Path, dict[str, str]], caplog: pytest.LogCaptureFixture
-) -> None:
-    root, kind, _, others = reader
-    count = len(kind(root))
-    assert not caplog.records
-    for name in others:
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_bytes(b"")
-    for _ in range(2):
-        data = kind(root)
-        assert len(data) == count and sum(data.left_out.values()) >= sum(bool(said) for said in others.values())
-    (record,) = caplog.records
-    text = record.getMessage().replace("2 .gif", "1 .gif")
-    assert repr(str(root)) in text and all(said in text for said in others.values())
 
 
 @pytest.mark.parametrize(
@@ -148,25 +131,6 @@ def chapter(root: Path, speaker: int, number: int, texts: dict[int, str]) -> Pat
     transcript = folder / f"{speaker}-{number}.trans.txt"
     transcript.write_text("".join(f"{names[utterance]} {text}\n" for utterance, text in texts.items()))
     return transcript
-
-
-def test_utterances_come_by_folder_and_number_with_their_characters(tmp_path: Path) -> None:
-    part = tmp_path / "LibriSpeech" / "dev-clean"
-    chapter(part, 84, 121123, {1: "A B'Z", 0: "GO"})
-    chapter(part, 174, 50561, {12: "Z"})
-    data = speech_recognition.dataset(tmp_path)
-    assert len(data) == 3
-    items = [data[n] for n in range(3)]
-    paths = [Path(item["path"]).relative_to(part) for item in items]
-    assert [str(path) for path in paths] == [
-        "174/50561/174-50561-0012.flac",
-        "84/121123/84-121123-0000.flac",
-        "84/121123/84-121123-0001.flac",
-    ]
-    assert all(Path(item["path"]).is_file() for item in items)
-    assert [item["tokens"].tolist() for item in items] == [[27], [8, 16], [2, 1, 3, 28, 27]]
-    assert all(item["tokens"].dtype == np.int64 for item in items)
-    assert [item["index"] for item in items] == [0, 1, 2]
 
 
 def test_an_alphabet_of_ones_own(tmp_path: Path) -> None:

@@ -10,17 +10,11 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.samples import StageError, stream
-from pipelines import example_photographs, image_classification, image_stages
+from minato_gpu.samples import StageError
+from pipelines import example_photographs, image_classification
 from tests.pipelines.odd_photographs import ODD
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-def draw_box(seed: int, height: int, width: int) -> list[int]:
-    meta = {"size": np.array([height, width], np.int32)}
-    box: np.ndarray[Any, Any] = image_stages.draw_box(stream(seed), meta, scale=SCALE, ratio=RATIO)["box"]
-    return [int(n) for n in box]
 
 
 @pytest.fixture(scope="module")
@@ -34,52 +28,7 @@ def save(folder: Path, name: str, data: bytes) -> dict[str, Any]:
     return {"path": str(path), "label": 0}
 
 
-class TestCropBox:
-    @pytest.mark.parametrize(("height", "width"), [(300, 451), (451, 300), (1, 1), (2, 1000), (1000, 2), (33, 35)])
-    def test_it_lies_within_the_picture(self, height: int, width: int) -> None:
-        for seed in range(200):
-            top, left, h, w = draw_box(seed, height, width)
-            assert h >= 1 <= w
-            assert 0 <= top <= height - h
-            assert 0 <= left <= width - w
-
-    def test_area_and_shape_keep_to_their_ranges(self) -> None:
-        boxes = np.array([draw_box(seed, 900, 1100) for seed in range(2000)])
-        share = boxes[:, 2] * boxes[:, 3] / (900 * 1100)
-        shape = boxes[:, 3] / boxes[:, 2]
-        assert share.min() > 0.079
-        assert share.max() <= 1
-        assert shape.min() > 0.745
-        assert shape.max() < 1.345
-        # Log-uniform: as often wider than high as higher than wide. The area is uniform, less what does not fit.
-        assert abs(np.mean(shape > 1) - 0.5) < 0.06
-        assert 0.3 < np.mean(share) < 0.54
-        # Every corner is reached.
-        assert boxes[:, 0].min() == 0
-        assert (boxes[:, 1] + boxes[:, 3]).max() == 1100
-
-    def test_without_a_fitting_box_the_middle_is_taken(self) -> None:
-        assert _fallback(10, 1000) == [0, 493, 10, 13]
-        assert _fallback(1000, 9) == [494, 0, 12, 9]
-        assert _fallback(30, 30) == [0, 0, 30, 30]
-
-
-def _fallback(height: int, width: int) -> list[int]:
-    # Shares over one never fit, so no try succeeds.
-    meta = {"size": np.array([height, width], np.int32)}
-    box = image_stages.draw_box(stream(0), meta, scale=(9.0, 9.5), ratio=RATIO)["box"]
-    return [int(n) for n in box]
-
-
 class TestSteps:
-    def test_normalising(self) -> None:
-        image = np.array([[[0, 128, 255]]], np.uint8)
-        mean, std = image_classification.MEAN, image_classification.STD
-        planes = image_stages.normalise({"image": image}, {}, mean=mean, std=std)["image"]
-        expected = [(value / 255 - m) / s for value, m, s in zip((0, 128, 255), mean, std, strict=True)]
-        np.testing.assert_allclose(planes[:, 0, 0], expected, rtol=1e-5)
-        assert planes.dtype == np.float32
-
     def test_a_sample_from_beginning_to_end(self, cat: Any, tmp_path: Path) -> None:
         pipeline = image_classification.build(size=32)
         sample = pipeline.run(save(tmp_path, "cat.jpg", example_photographs.jpeg(cat)), seed=3)
@@ -91,19 +40,6 @@ class TestSteps:
         levels = sample["image"] * np.reshape(image_classification.STD, (3, 1, 1))
         levels += np.reshape(image_classification.MEAN, (3, 1, 1))
         assert levels[0].mean() > levels[2].mean() + 0.05
-
-    def test_features(self, cat: Any, tmp_path: Path) -> None:
-        pipeline = image_classification.build()
-        for progressive in (False, True):
-            data = example_photographs.jpeg(cat, progressive=progressive)
-            read = pipeline.run(save(tmp_path, "cat.jpg", data), seed=3, stop=pipeline.host_prefix)
-            found = dict(zip(pipeline.feature_names, pipeline.features(read), strict=True))
-            top, _, height, width = (int(n) for n in read["box"])
-            assert found["crop_box.encoded_bytes"] == len(data)
-            assert found["crop_box.pixels"] == 300 * 451
-            assert found["crop_box.crop_pixels"] == height * width
-            assert found["crop_box.bytes_to_crop_end"] == pytest.approx(len(data) * (top + height) / 300)
-            assert found["crop_box.progressive_bytes"] == (len(data) if progressive else 0)
 
 
 class TestBadFiles:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minato_gpu.kept_fields import KeepableFields
 from minato_gpu.memory import blobs
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.kept_fields import KeepableFields
+from minato_gpu.pipeline.pipeline import Pipeline
 from pipelines import image_classification, object_detection, segmentation_3d, speech_recognition
 from pipelines.example_volumes import volume
 from pipelines.speech_recognition import Steps
@@ -126,14 +126,3 @@ def save(path: str, array: Any) -> None:
     if "scaled" in path:
         image.header.set_slope_inter(2.0, 1.0)
     nibabel.save(image, path)
-
-
-@pytest.mark.parametrize("speed", [0.9, 1.0, 1.13])
-def test_a_single_speed_is_what_it_was_when_it_was_drawn(speed: float, folder: Path) -> None:
-    drawn, fixed = (speech_recognition.build(8000, speeds=(speed,) * times, steps=Steps(2, 4)) for times in (2, 1))
-    assert [stage.draw is None for stage in drawn.stages][1:3] == [False, True]
-    assert fixed.stages[1].draw is None
-    assert fixed.feature_names == drawn.feature_names and fixed.splits == drawn.splits
-    for fields in samples("speech_recognition", folder):
-        for seed in range(2):
-            assert bits(fixed.run(fields, seed)) == bits(drawn.run(fields, seed))

@@ -50,18 +50,6 @@ def test_a_patch_is_a_part_of_the_volume(case: Any) -> None:
         assert got.dtype == np.float32 and mask.dtype == np.uint8
 
 
-def test_a_balanced_patch_holds_one_of_the_largest_structures_of_a_random_class(case: Any) -> None:
-    small, large, other = 0, 0, 0
-    for seed in range(300):
-        _, mask, (z, y, x) = crop(case, seed, 1.0)
-        whole_small = z <= 2 and z + 8 >= 6 and y <= 3 and y + 10 >= 8 and x <= 4 and x + 12 >= 9
-        whole_other = (mask == 3).sum() == 2 * 3 * 2
-        in_large = bool((mask == 1).all(axis=(1, 2)).any()) or (20 <= z <= 21 and 20 <= y <= 29 and 25 <= x <= 33)
-        assert whole_small or whole_other or in_large, (z, y, x)
-        small, large, other = small + whole_small, large + in_large, other + whole_other
-    assert min(small, large) > 40 and other > 100
-
-
 def test_a_volume_without_structures_is_cut_anywhere(tmp_path: Path) -> None:
     np.save(tmp_path / "a_x.npy", np.ones((9, 11, 13), np.float32))
     np.save(tmp_path / "a_y.npy", np.zeros((9, 11, 13), np.uint8))
@@ -123,32 +111,6 @@ def test_images_are_those_of_the_file_or_refused(tmp_path: Path, value: Any, dty
         pipeline.run(CaseFolder(tmp_path)[0], 0)
 
 
-def test_flips_are_drawn_for_each_axis_and_turn_image_and_label_alike() -> None:
-    draws = [volume_stages.draw_flip(stream(seed), {}, probability=1 / 3)["axes"] for seed in range(3000)]
-    assert np.mean(draws, axis=0) == pytest.approx([1 / 3] * 3, abs=0.03)
-    image = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    turned = volume_stages.flip(np, {"image": image, "label": image}, {"axes": np.array([1, 0, 1])})
-    assert np.array_equal(turned["image"], image[::-1, :, ::-1]) and np.array_equal(turned["label"], turned["image"])
-
-
-def test_brightness_and_noise_come_as_often_and_as_strong_as_asked() -> None:
-    gains = np.array(
-        [volume_stages.draw_brightness(stream(n), {}, probability=0.1, factor=0.3)["gain"] for n in range(5000)]
-    )
-    changed = gains[gains != 1.0]
-    assert len(changed) / len(gains) == pytest.approx(0.1, abs=0.02)
-    assert changed.min() >= 0.7 and changed.max() <= 1.3
-    noises = [
-        volume_stages.draw_noise(stream(n), {}, probability=0.5, deviation=0.2, patch=PATCH)["noise"]
-        for n in range(400)
-    ]
-    applied = [noise for noise in noises if noise.shape == PATCH]
-    assert len(applied) / 400 == pytest.approx(0.5, abs=0.1)
-    deviations = [float(noise.std()) for noise in applied]
-    assert max(deviations) < 0.22 and np.mean(deviations) == pytest.approx(0.1, abs=0.02)
-    assert all((noise == 0).all() for noise in noises if noise.shape != PATCH)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_both_lanes_give_the_same(tmp_path: Path, dtype: str) -> None:
     write(tmp_path)
@@ -173,44 +135,6 @@ def test_a_volume_that_claims_too_much(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(volumes, "MOST_VOXELS", 119)
     with pytest.raises(ValueError, match=r"claims a volume of the shape \(4, 5, 6\); 119 voxels are the most"):
         open_volume(str(tmp_path / "a.nii.gz"))
-
-
-@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-def test_nifti_files_as_kits19_has_them(case: Any, tmp_path: Path, suffix: str) -> None:
-    nibabel = pytest.importorskip("nibabel")
-    folder = tmp_path / "kits" / "case_00000"
-    folder.mkdir(parents=True)
-    image, label = np.array(open_volume(case["path"])), np.array(open_volume(case["label_path"]))
-    nibabel.save(nibabel.Nifti1Image(image, np.eye(4)), folder / f"imaging{suffix}")
-    nibabel.save(nibabel.Nifti1Image(label, np.eye(4)), folder / f"segmentation{suffix}")
-    data = segmentation_3d.dataset(tmp_path / "kits")
-    assert len(data) == 1
-    pipeline = segmentation_3d.build(PATCH)
-    for seed in range(5):
-        one, other = pipeline.run(data[0], seed), pipeline.run(case, seed)
-        assert np.array_equal(one["image"], other["image"]) and np.array_equal(one["label"], other["label"])
-
-
-@pytest.mark.parametrize("shape", [(4, 5, 6), (4, 5, 6, 1), (4, 5, 6, 1, 1), (1, 4, 5, 6), (1, 4, 5, 6, 1)])
-@pytest.mark.parametrize("form", ["npy", "1 nii", "1 nii.gz", "2 nii", "2 nii.gz", "2 nii.gz >"])
-def test_axes_of_length_1_carry_nothing_in_any_format(tmp_path: Path, form: str, shape: tuple[int, ...]) -> None:
-    """Also of NIfTI-2, and of the other byte order."""
-    nibabel = pytest.importorskip("nibabel")
-    volume = np.arange(120, dtype=np.float32).reshape(shape)
-    path = tmp_path / f"a.{form.split()[min(1, len(form.split()) - 1)]}"
-    if form == "npy":
-        np.save(path, volume)
-    else:
-        kind = nibabel.Nifti2Image if form[0] == "2" else nibabel.Nifti1Image
-        header = kind.header_class(endianness=">") if form.endswith(">") else None
-        nibabel.save(kind(volume, np.eye(4), header), path)
-    assert np.array_equal(open_volume(str(path)), volume.reshape(4, 5, 6))
-
-
-def test_a_volume_of_several_channels_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((4, 5, 6, 2)))
-    with pytest.raises(ValueError, match=r"three dimensions, this one has the shape \(4, 5, 6, 2\)"):
-        open_volume(str(tmp_path / "a.npy"))
 
 
 MIRRORED = np.diag([-1.0, 1, 1, 1])

@@ -52,16 +52,6 @@ def test_shards_give_what_folders_give(tmp_path: Path) -> None:
     assert [label for batch in batches for label in batch["label"].tolist()] == folders.labels
 
 
-def test_members_belong_together_up_to_the_first_dot_of_the_file_name(tmp_path: Path) -> None:
-    members = {"v1.0/a.seg.png": b"s", "v1.0/a.jpg": b"first", "v1.0/a.cls": b" 3\n", "b.cls": b"4", "b.png": b"second"}
-    shards = TarShards([shard(tmp_path / "one.tar", members)])
-    assert [bytes(read_bytes(shards[n]["path"])) for n in range(2)] == [b"first", b"second"]
-    assert [shards[n]["label"] for n in range(2)] == [3, 4]
-    assert str(shards[1]["path"]) == f"{tmp_path / 'one.tar'}: b.png"
-    with pytest.raises(IndexError):
-        shards[2]
-
-
 def test_what_macos_leaves_in_archives_and_beside_them_is_no_sample(tmp_path: Path) -> None:
     members = {"./._a.jpg": b"\0\5", "./a.jpg": b"x", "./._a.cls": b"\0\5", "./a.cls": b"3", "__MACOSX/a.jpg": b"\0"}
     members |= {"./c/.ipynb_checkpoints/a-checkpoint.jpg": b"y", "./c/Thumbs.db": b"z"}
@@ -162,16 +152,6 @@ def test_a_header_of_zeros_is_not_taken_for_the_end(tmp_path: Path, member: int)
         TarShards(tmp_path / "one.tar")
 
 
-@pytest.mark.parametrize("zeros", [0, tarfile.BLOCKSIZE, 1 << 20])
-def test_archives_that_follow_each_other(tmp_path: Path, zeros: int) -> None:
-    """As ``cat`` makes them; the samples of all but the first would be missing."""
-    data, _ = many(tmp_path / "one.tar")
-    (tmp_path / "one.tar").write_bytes(data + bytes(zeros) + data)
-    message = f"has more at byte {len(data) + zeros}, .* be shards of their own, or be joined by tar --concatenate"
-    with pytest.raises(ValueError, match=message):
-        TarShards(tmp_path / "one.tar")
-
-
 @pytest.mark.parametrize("more", [0, 100, 511])
 def test_a_shard_that_is_cut_off_between_two_members(tmp_path: Path, more: int) -> None:
     """There, or within the next header."""
@@ -181,27 +161,6 @@ def test_a_shard_that_is_cut_off_between_two_members(tmp_path: Path, more: int) 
         (tmp_path / "one.tar").write_bytes(data[: at + more])
         with pytest.raises(ValueError, match=message.format(at)):
             TarShards(tmp_path / "one.tar")
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 3])
-@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_shard_may_end_with_as_few_zeros_as_it_likes(tmp_path: Path, blocks: int, tar_format: int) -> None:
-    """GNU tar and Python fill up 10,240 bytes, bsdtar writes two blocks, others one. Where the writer was not closed,
-    zeros may be added as the message says."""
-    path = tmp_path / "one.tar"
-    name = "long" * 30
-    with tarfile.open(path, "w", format=tar_format) as archive:
-        for kind in ("jpg", "cls"):
-            info = tarfile.TarInfo(f"{'folder' * 5}/{name[:90]}.{kind}")
-            info.size = 1
-            archive.addfile(info, io.BytesIO(b"1"))
-        end = archive.offset
-    path.write_bytes(path.read_bytes()[:end])
-    with pytest.raises(ValueError, match=f"ends at byte {end} without"):
-        TarShards(path)
-    with path.open("r+b") as file:
-        file.truncate(end + blocks * tarfile.BLOCKSIZE)
-    assert len(TarShards(path)) == 1
 
 
 @pytest.mark.parametrize("kind", ["jpg", "cls", "txt"])

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 import minato_gpu
 from minato_gpu import DataLoader, Field, Pipeline
 from minato_gpu.lab.cli import main
-from minato_gpu.parity import check
+from minato_gpu.lab.parity import check
 from minato_gpu.samples import sample_seed
 from pipelines import example_photographs
 from pipelines.decoding import decode_whole
@@ -152,8 +151,6 @@ EXAMPLES: dict[str, Callable[[], list[Any]]] = {
 }
 # Words in what refuses boxes and masks, or warns of them.
 WITHOUT_TARGETS = re.compile("FiveCrop|TenCrop|RandomErasing|ToPIL|Sequential|reflect|AugMix|Augment")
-# Of whose examples pictures in files are tried: those that are cut before they are decoded, and some that are not.
-DECODED = ("CenterCrop", "Compose", "FiveCrop", "RandAugment", "RandomCrop", "RandomErasing", "RandomResizedCrop", "")
 CASES = [(name, number) for name in EXAMPLES for number in range(len(EXAMPLES[name]()))]
 
 
@@ -238,18 +235,6 @@ class TestClasses:
             sample = (v2.functional.to_image(cat), *([targets()] if together else []))
             wanted = called(transform, seed_of(pipeline, seed), *sample)
             assert_same(tuple(made.values()), wanted if together else (wanted,))
-
-    @pytest.mark.parametrize(("name", "number"), [case for case in CASES if case[0] in DECODED])
-    def test_is_bit_equal_on_what_the_loader_decodes(self, tmp_path: Path, name: str, number: int) -> None:
-        path = tmp_path / "cat.jpg"
-        path.write_bytes(example_photographs.jpeg(example_photographs.photograph("chelsea.png")))
-        whole = tv_tensors.Image(torch.from_numpy(decode_whole(np.fromfile(path, np.uint8))).permute(2, 0, 1))
-        transform = EXAMPLES[name]()[number]
-        pipeline = Pipeline.from_torchvision(transform)
-        for seed in range(3):
-            made = pipeline.run({"path": str(path), "label": 3}, seed)
-            assert made["label"] == 3
-            assert_same(made["image"], called(transform, seed_of(pipeline, seed), whole))
 
     @pytest.mark.parametrize("device", DEVICES)
     @pytest.mark.parametrize("name", sorted(BOTH_LANES))
@@ -351,14 +336,6 @@ class TestDataSets:
             assert_same(images[index], called(USUAL, seed, decoded(path)))
         assert given.transform is USUAL
 
-    def test_a_loader_of_its_own_decodes(self, folder: Path) -> None:
-        given = datasets.ImageFolder(folder, transform=USUAL, loader=opened)
-        data, pipeline = minato_gpu.from_torchvision(given)
-        for index, (path, target) in enumerate(given.samples):
-            made = pipeline.run(data[index], index)
-            assert made["target"] == target
-            assert_same(made["image"], called(USUAL, seed_of(pipeline, index), opened(path)))
-
     def test_files_of_other_kinds_are_left_to_the_data_set(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "a").mkdir()
         opened(str(next(folder.glob("*/*.jpg")))).save(tmp_path / "a" / "0.bmp")
@@ -382,11 +359,6 @@ class TestDataSets:
             assert sample["target"]["labels"].tolist() == [index][: len(sample["target"]["labels"])]
             assert sample["target"]["boxes"].canvas_size == sample["image"].shape[1:]
         assert given.transforms is together
-
-    def test_a_data_set_of_pictures_alone(self, folder: Path) -> None:
-        data, pipeline = minato_gpu.from_torchvision(Boxes(folder, transform=USUAL))
-        assert pipeline.outputs == ("image",)
-        assert pipeline.run(data[0], 0)["image"].shape == (3, 32, 32)
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -444,35 +416,8 @@ class TestDraws:
         pipeline.run({"image": cat}, 0)
         assert torch.equal(before, torch.get_rng_state())
 
-    def test_of_threads_do_not_mix(self, cat: Image.Image) -> None:
-        pipeline = Pipeline.from_torchvision(USUAL, picture=PICTURE, others={})
-        alone = [pipeline.run({"image": cat}, seed)["image"] for seed in range(40)]
-        beside: dict[int, Any] = {}
-
-        def run(first: int) -> None:
-            for seed in range(first, 40, 4):
-                beside[seed] = pipeline.run({"image": cat}, seed)["image"]
-
-        threads = [Thread(target=run, args=(first,)) for first in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for seed, image in enumerate(alone):
-            assert_same(beside[seed], torch.from_numpy(image))
-
-    def test_do_not_depend_on_what_another_sample_drew(self, cat: Image.Image) -> None:
-        pipeline = Pipeline.from_torchvision(USUAL, picture=PICTURE, others={})
-        assert seed_of(pipeline, 1) != seed_of(pipeline, 2)
-        assert seed_of(pipeline, 1) == seed_of(pipeline, 1)
-
 
 class TestLanes:
-    def test_a_crop_alone_is_decoded(self, folder: Path) -> None:
-        path = str(next(folder.glob("*/*.jpg")))
-        pipeline = Pipeline.from_torchvision(v2.Compose([v2.ToImage(), v2.CenterCrop(20)]), others={})
-        assert pipeline.run({"path": path}, 0, stop=3)["image"].shape == (20, 20, 3)
-
     def test_each_transform_is_a_stage_of_both_lanes(self) -> None:
         pipeline = Pipeline.from_torchvision(USUAL)
         names = [stage.name for stage in pipeline.stages if stage.device is not None]
@@ -480,11 +425,6 @@ class TestLanes:
         image = pipeline.fields_at(len(pipeline.stages))["image"]
         assert (image.dtype, image.shape) == (np.float32, (3, 32, 32))
         assert image.level == pytest.approx(1 / 255 / max(STD))
-
-    def test_what_stands_behind_a_known_result_is_on_both(self) -> None:
-        pipeline = Pipeline.from_torchvision(v2.Compose([v2.RandomResizedCrop(32), v2.RandAugment(), *FLOAT]))
-        assert [stage.name for stage in pipeline.stages if stage.device is not None] == ["ToDtype"]
-        assert pipeline.splits[0] == pipeline.host_prefix == len(pipeline.stages) - 1
 
     def test_nothing_is_behind_an_unknown_one(self) -> None:
         pipeline = Pipeline.from_torchvision(v2.Compose([v2.RandomResizedCrop(32), Own(), *FLOAT]))

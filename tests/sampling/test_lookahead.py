@@ -8,24 +8,21 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
-    BatchSampler,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
 from minato_gpu import DataLoader
 from minato_gpu.caching.orders import Orders
-from minato_gpu.packing import packed_state
 from minato_gpu.sampling.lookahead import LookAhead, SamplerOrders, orders_of
+from minato_gpu.sampling.packing import packed_state
 from minato_gpu.sources.memory_tier import Begun
 
 KEYS = 9
@@ -82,32 +79,6 @@ def test_distributed(
             sampler.set_epoch(first + place)
         orders = [list(sampler) for sampler in make]
         assert told[place] == orders[rank]
-
-
-def test_orders_are_equal_until_something_changes() -> None:
-    def made(told: int, count: int = 9, ranks: int = 2, rank: int = 0, seed: int = 0) -> Orders | None:
-        sampler = distributed(9, 2, 0)
-        sampler.set_epoch(3)
-        look = looking(sampler)
-        look(epoch(3))
-        changed = distributed(count, ranks, rank, seed=seed)
-        vars(sampler).update(vars(changed), epoch=told)
-        return look(epoch(4)).orders
-
-    first = made(4)
-    assert first == made(4)
-    assert first not in (made(5), made(2), made(4, count=10), made(4, ranks=3), made(4, rank=1), made(4, seed=1))
-
-
-def test_who_never_calls_set_epoch_gets_the_same_order_again() -> None:
-    sampler = distributed(9, 2, 0)
-    look = looking(sampler)
-    look(epoch(0))
-    second = look(epoch(1))
-    assert listed(second, 1, 2, 3) == [list(sampler)] * 3
-    assert look(epoch(2)).orders == second.orders
-    sampler.set_epoch(3)
-    assert listed(look(epoch(3)), 3) == [list(sampler)]
 
 
 DRAWING: dict[str, Any] = {
@@ -192,40 +163,6 @@ def test_lists_that_have_a_key_twice() -> None:
     assert listed(begun, 0, 7) == [[3, 1, 1]] * 2
     assert begun.orders == look(epoch(1)).orders != looking([3, 3, 1])(epoch(0)).orders
     assert (begun.shards, begun.once) == (3.0, False)
-
-
-class OwnRandom(RandomSampler):
-    """Another class."""
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [
-        RandomSampler(range(9)),  # reads all of the set once: nothing is worth knowing
-        RandomSampler(range(9), num_samples=18),
-        SequentialSampler(range(9)),
-        WeightedRandomSampler([1.0] * 9, 9, replacement=False),
-        SubsetRandomSampler([3, 1]),
-        range(9),
-        [3, 1],
-        OwnRandom(range(9), num_samples=3, generator=torch.Generator()),
-        ["a", "a"],
-        [np.int64(1), np.int64(1)],
-        [True, True],
-        iter([1, 1]),
-    ],
-)
-def test_what_is_not_told(sampler: Any) -> None:
-    state = torch.get_rng_state()
-    assert looking(sampler)(epoch(4)) == Begun(4, None, 1)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_batches_that_others_make() -> None:
-    sampler = DRAWING["fewer"](torch.Generator())
-    own: Any = [[1, 2], [3]]
-    assert looking(None, own)(epoch(0)).orders is None
-    assert looking(None, BatchSampler(sampler, 2, False))(epoch(0)).orders is not None
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,6 @@ def test_occurrences_as_they_were(keys: list[Any], at: int, length: int | None, 
     assert counted.before(keys[at:]).planes() == then.planes()
 
 
-@pytest.mark.parametrize("length", [None, 3])
-def test_occurrences_of_a_key_that_comes_very_often(length: int | None) -> None:
-    """More often than fits into one byte."""
-    counted = Occurrences(length, unique=False)
-    assert counted.count([2] * 700) == list(range(700))
-    assert counted.count([1, 2]) == [0, 700]
-
-
 @pytest.mark.parametrize(
     "key", [np.int64(3), torch.tensor(3), None, 2.5, frozenset({1}), {"a": [1]}, [1, 2], (1, [2])], ids=repr
 )
@@ -168,21 +160,6 @@ def test_drawn_ahead_is_as_drawn_at_the_right_time(make: Callable[[], Any], ahea
     speculation.adopt()
     order += list(speculation)
     assert (speculation.seed, order, states(loader)) == expected
-
-
-@pytest.mark.parametrize("make", [_LOADERS["shuffled"], _LOADERS["sampler with its own"]])
-def test_a_generator_that_moved_ends_the_speculation(make: Callable[[], Any]) -> None:
-    torch.manual_seed(3)
-    loader = make()
-    speculation = Speculation(loader, draws_seed=True)
-    next(speculation)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    assert torch.equal(expected, torch.rand(1)), "the consumer's own draws changed"
-    next(speculation)
-    assert not speculation.holds()
-    torch.manual_seed(3)
-    assert speculation.holds()
 
 
 def _spans(positions: list[int]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.plans import Plan
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.spans import Span, TicketSpan
+from minato_gpu.scheduling.spans import Span, TicketSpan
 from tests.support.tickets import spans
 
 SAMPLE_BYTES = 100

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import resource
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 
 from minato_gpu.scheduling import history as history_module
-from minato_gpu.scheduling.costs import CostModel, LaneModel, rank_correlation
+from minato_gpu.scheduling.costs import CostModel
 from minato_gpu.scheduling.history import History
-from tests.support.concurrency import alone
 
 
 def observe(model: CostModel, keys: np.ndarray, features: np.ndarray, seconds: np.ndarray) -> None:
@@ -54,30 +49,12 @@ def test_the_first_epoch_learns_from_features_and_the_second_from_history(
     assert total == pytest.approx(seconds.sum(), rel=0.1)
 
 
-def test_nothing_is_known_before_the_first_observation() -> None:
-    model = CostModel(("cpu", "device"), features=1)
-    assert np.isnan(model.predict("cpu", [[3.0], [4.0]], ["a", "b"])).all()
-    model.observe_many("cpu", ["a"], [[3.0]], [0.5])
-    assert model.predict("cpu", [[3.0]], ["a"])[0] == pytest.approx(0.5, rel=0.3)
-    assert np.isnan(model.predict("device", [[3.0]])).all()
-
-
 def test_without_features_the_mean_is_predicted_even_when_few_samples_make_most_of_it() -> None:
     model = CostModel(("cpu",))
     costs = np.where(np.arange(4000) % 20 == 0, 0.12, 0.003)
     for start in range(0, 4000, 50):
         model.observe_many("cpu", None, None, costs[start : start + 50])
     assert model.predict("cpu")[0] == pytest.approx(costs.mean(), rel=0.15)
-
-
-def test_a_changed_machine_is_followed_and_an_outlier_is_not() -> None:
-    model = CostModel(("cpu",))
-    model.observe_many("cpu", None, None, np.full(500, 1e-3))
-    model.observe_many("cpu", None, None, [10.0])
-    assert model.predict("cpu")[0] < 3e-3
-    for _ in range(300):
-        model.observe_many("cpu", None, None, np.full(64, 4e-3))
-    assert model.predict("cpu")[0] == pytest.approx(4e-3, rel=0.1)
 
 
 def test_features_that_are_not_given_do_not_spoil_the_model(
@@ -90,27 +67,6 @@ def test_features_that_are_not_given_do_not_spoil_the_model(
     predicted = model.predict("cpu", [[np.nan, np.nan], features[0].tolist()])
     assert predicted[1] == pytest.approx(before[0])
     assert np.isfinite(predicted).all()
-
-
-def test_uniform_samples_leave_the_history_untouched() -> None:
-    model = CostModel(("cpu",), length=10_000)
-    costs = np.full(10_000, 5e-6)
-    costs[::1000] = 5e-3
-    for start in range(0, 10_000, 100):
-        model.observe_many("cpu", np.arange(start, start + 100), None, costs[start : start + 100])
-    model.predict("cpu")
-    model.report()
-    assert model.recorded["cpu"] == 10
-    assert model.predict("cpu", keys=[3000])[0] > 1e-3
-    assert model.predict("cpu", keys=[3001])[0] < 1e-4
-
-
-def test_a_history_of_100_million_indices_takes_nothing_until_it_is_used() -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    history = History(100_000_000)
-    history.write(np.array([5, 99_999_999]), np.log([1e-3, 2.0]))
-    assert np.exp(history.read([99_999_999, 5])) == pytest.approx([2.0, 1e-3], rel=1e-3)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB
 
 
 @pytest.mark.parametrize("keys", [["a", ("b", 1)], [-1, 10], [True, 3.5], [0, "x"], [[3, 1], {"a": [2]}]])
@@ -138,69 +94,3 @@ def test_a_tensor_is_remembered_by_what_it_holds() -> None:
     history = History(None)
     history.write([torch.tensor([1, 2])], np.log([2.0]))
     assert np.exp(history.read([torch.tensor([1, 2])])) == pytest.approx([2.0], rel=1e-3)
-
-
-def test_rank_correlation_is_spearmans() -> None:
-    """Pearson's of the ranks; equal values share the mean of theirs."""
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 9, 50).astype(float), rng.integers(0, 9, 50).astype(float)
-    ranks = [[(np.sort(values) == value).nonzero()[0].mean() for value in values] for values in (first, second)]
-    assert rank_correlation(first, second) == pytest.approx(np.corrcoef(ranks)[0, 1])
-    assert rank_correlation(np.ones(5), second[:5]) is None
-
-
-def test_parts_count_with_what_they_took() -> None:
-    """Where lanes are parts of samples, those that take next to nothing say little of how good predictions are."""
-    model = CostModel(("decode", "flip"), 0, None)
-    noise = np.random.default_rng(3).lognormal(sigma=1.0, size=200)
-    for n in range(200):
-        model.observe_many("decode", [n], None, [0.1])
-        model.observe_many("flip", [n], None, [1e-4 * noise[n]])
-    plain, by_cost = model.report()["log_sigma"], model.report(by_cost=True)["log_sigma"]
-    assert plain is not None and by_cost is not None
-    assert plain > 0.5
-    assert by_cost < 0.1
-
-
-def test_reports_may_be_asked_for_while_costs_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stats()`` is called by whichever thread, while another takes in what lanes measured."""
-    model = CostModel(("cpu",), features=1, length=100)
-    flush, inside = LaneModel.flush, threading.Lock()
-
-    def flush_alone(self: LaneModel) -> None:
-        with alone(inside, "two threads take in observations"):
-            flush(self)
-
-    monkeypatch.setattr(LaneModel, "flush", flush_alone)
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.is_set():
-            model.report()
-            model.predict("cpu", [[2.0]], [3])
-
-    with ThreadPoolExecutor() as pool:
-        looking = pool.submit(look)
-        try:
-            for _ in range(20):
-                model.observe_many("cpu", list(range(100)), np.ones((100, 1)), np.full(100, 1e-3))
-        finally:
-            over.set()
-        looking.result()
-    assert model.report()["samples"] in (1800, 1900)  # nothing had been predicted of those taken in first
-
-
-def test_a_signal_handler_may_ask_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``stats()`` in one: it may have interrupted the thread that takes observations in."""
-    model, flush, reports = CostModel(("cpu",)), LaneModel.flush, list[object]()
-
-    def interrupted(self: LaneModel) -> None:
-        monkeypatch.setattr(LaneModel, "flush", flush)
-        reports.append(model.report()["samples"])
-        flush(self)
-
-    model.observe_many("cpu", None, None, np.full(300, 1e-3))
-    model.observe_many("cpu", None, None, np.full(100, 1e-3))
-    monkeypatch.setattr(LaneModel, "flush", interrupted)
-    model.observe_many("cpu", None, None, np.full(300, 1e-3))
-    assert reports == [0] and model.report()["samples"] == 400

@@ -14,7 +14,7 @@ from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
-from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, MOST, DeviceInterference
+from minato_gpu.scheduling.interference import AFTER_WAIT, LEARNED, DeviceInterference
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 from tests.scheduling.model import Shell
@@ -46,16 +46,6 @@ def test_devices_are_served_in_rounds_so_that_none_starves() -> None:
     assert Counter(chunk.lane for chunk in shell.held.values()) == {f"device:{n}": 2 for n in range(DEVICES)}
 
 
-def test_the_least_loaded_device_is_served_first() -> None:
-    shell = opened(Shell(policy()), 2)
-    shell.admit(BATCH, 0, [COST_S] * BATCH, [COST_S] * BATCH)
-    busy, idle = sorted(shell.held)
-    assert [shell.held[number].lane for number in (busy, idle)] == ["device:0", "device:1"]
-    shell.finish(idle, 4)
-    shell.admit(4, 0, [COST_S] * 4, [COST_S] * 4)
-    assert [chunk.lane for number, chunk in shell.held.items() if number > idle] == ["device:1"]
-
-
 @pytest.mark.parametrize("home", ["device:0", "device:1"])
 def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     """Its samples wait for it on their own side: whoever only reads finds the next that is to be read."""
@@ -84,78 +74,6 @@ def test_reading_goes_on_while_a_device_is_not_there_yet(home: str) -> None:
     assert {each.chunk.lane for each in then if isinstance(each, m.Dispatch)} == {other}
 
 
-def test_what_waits_unread_when_a_device_opens_is_read_then() -> None:
-    """A window of 1,024 samples of 20 ms, which came before it: the device waits for no more than what was begun."""
-    samples, size = 1024, 64
-    scheduler, begun = Scheduler(Policy(window=samples, fixed=False, max_lateness=2, micro_batch=32, inspect=True)), 0
-    scheduler.handle(m.LaneOpened(0.0, m.CPU, 2))
-    for at in range(samples // size):
-        came = m.Admitted(0.0, SourceBatch(at), 0, TicketId(at * size), size)
-        begun += sum(each.chunk.size for each in scheduler.handle(came) if isinstance(each, m.Dispatch))
-    todo: list[m.Event] = [m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
-    made, held = dict[str, int](cpu=begun, device=0), dict(scheduler.flights)
-    todo += [m.Finished(0.01, number, flight.chunk.size, 0.02 * flight.chunk.size) for number, flight in held.items()]
-    for event in todo:
-        for chunk in [each.chunk for each in scheduler.handle(event) if isinstance(each, m.Dispatch)]:
-            if chunk.kind == "inspect":
-                todo.append(m.Inspected(0.01, chunk.number, [0.02] * chunk.size, [0.001] * chunk.size))
-            else:
-                made[chunk.lane] += chunk.size
-                todo.append(m.Finished(0.02, chunk.number, chunk.size, 0.02 * chunk.size))
-    assert sum(made.values()) == samples and made["device"] > samples // 2
-
-
-def test_what_was_read_before_anything_was_measured_is_costed_again() -> None:
-    """All headers are read at once, and nothing is known of what they say: 20 ms on the CPU, 1 ms on the device."""
-    samples, size, unknown = 512, 64, float("nan")
-    scheduler = Scheduler(Policy(window=samples, fixed=False, max_lateness=2, micro_batch=32, inspect=True))
-    made, todo = dict[str, int](cpu=0, device=0), list[m.Event]()
-    todo += [m.LaneOpened(0.0, m.CPU, 2), m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
-    todo += [m.Admitted(0.0, SourceBatch(at), 0, TicketId(at * size), size) for at in range(samples // size)]
-    later: list[m.Event] = []
-    while todo or later:
-        for chunk in [each.chunk for each in scheduler.handle((todo or later).pop(0)) if isinstance(each, m.Dispatch)]:
-            if chunk.kind == "inspect":
-                todo.append(m.Inspected(0.0, chunk.number, [unknown] * chunk.size, [unknown] * chunk.size))
-            else:
-                made[chunk.lane] += chunk.size
-                seconds = (0.02 if chunk.lane == m.CPU else 0.001) * chunk.size
-                later.append(m.Finished(0.1, chunk.number, chunk.size, seconds))
-    assert sum(made.values()) == samples and made["device"] > 0.6 * samples
-
-
-def test_what_is_known_of_a_device_stays_where_the_cpu_lane_only_reads() -> None:
-    """Nothing is ever known of the CPU's costs then: a sample waits with what is known, ranked by it."""
-    size, unknown = 64, float("nan")
-    scheduler = Scheduler(Policy(window=size, max_lateness=2, micro_batch=8, inspect=True, cpu_runs=False))
-    todo: list[m.Event] = [m.LaneOpened(0.0, m.CPU, 1), m.LaneOpened(0.0, m.DEVICE, 1, m.DEVICE)]
-    todo.append(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), size))
-    while todo:
-        for chunk in [each.chunk for each in scheduler.handle(todo.pop(0)) if isinstance(each, m.Dispatch)]:
-            if chunk.kind == "inspect":
-                device = [0.5 if serial == 60 else 0.001 for lo, hi in chunk.spans for serial in range(lo, hi)]
-                todo.append(m.Inspected(0.0, chunk.number, [unknown] * chunk.size, device))
-            else:
-                todo.append(m.Finished(0.1, chunk.number, chunk.size, 0.001 * chunk.size))
-        waiting = scheduler._work.waiting.at(TicketId(60))
-        if waiting is not None and not waiting.inspect:
-            assert (waiting.device, waiting.side) == (0.5, m.DEVICE) and waiting.cpu is not None
-    assert scheduler.flights == {} and scheduler._work.lanes[m.DEVICE].costs.samples == size
-
-
-def test_patience_after_a_wait_counts_rounds_of_batches() -> None:
-    harm = DeviceInterference(True, devices=DEVICES)
-    for _ in range(LEARNED * DEVICES):
-        harm.stepped(0.1, 0.01)
-    assert harm.spare
-    harm.waited()
-    for _ in range(AFTER_WAIT * DEVICES - 1):
-        harm.stepped(0.1, 0.01)
-        assert not harm.spare
-    harm.stepped(0.1, 0.01)
-    assert harm.spare
-
-
 def test_tickets_have_homes_of_their_own_only_in_strict_order() -> None:
     lanes = tuple(f"device:{number}" for number in range(DEVICES))
     assert policy(fixed=True, max_lateness=0).homes == lanes == policy().device_lanes
@@ -179,22 +97,6 @@ def test_the_slope_is_that_of_step_time_against_device_work(slope: float) -> Non
     assert harm.price == 1 + harm.slope
 
 
-def test_work_that_never_varies_says_nothing() -> None:
-    rng, harm = np.random.default_rng(1), DeviceInterference(True)
-    for _ in range(200):
-        harm.worked(0.01)
-        harm.stepped(0.03 * float(rng.lognormal(0, 0.1)), 1.0)
-    assert harm.slope < 0.05
-
-
-def test_a_pause_is_no_step() -> None:
-    harm = DeviceInterference(True)
-    for number in range(100):
-        harm.worked(0.001 * (number % 3))
-        harm.stepped(60.0 if number == 50 else 0.03, 1.0)
-    assert harm.step_s < 0.06 and 0 <= harm.slope <= MOST
-
-
 def test_the_device_is_spared_once_steps_are_known_and_not_while_the_consumer_has_waited() -> None:
     harm = DeviceInterference(True)
     for number in range(1, LEARNED + 1):
@@ -206,14 +108,6 @@ def test_the_device_is_spared_once_steps_are_known_and_not_while_the_consumer_ha
         assert not harm.stepped(0.1, 0.05)
     assert harm.stepped(0.1, 0.05) and harm.spare
     assert harm.stepped(0.1, 0.2) and not harm.spare
-
-
-def test_nothing_is_spared_or_priced_where_the_policy_does_not_ask_for_it() -> None:
-    harm = DeviceInterference(False)
-    for number in range(100):
-        harm.worked(0.01 * (number % 2))
-        assert not harm.stepped(0.1 + 0.01 * (number % 2), 0.01)
-    assert (harm.spare, harm.price) == (False, 1.0)
 
 
 def work(harm: float = 0.0) -> Work:
@@ -238,24 +132,3 @@ def test_a_consumer_that_the_cpu_lane_can_feed_keeps_its_device_to_itself() -> N
     assert len(spared.made_on) < 0.25 * len(always.made_on)
     assert after.makespan_s < 0.85 * before.makespan_s
     assert sorted(after.serials.tolist()) == list(range(8000))
-
-
-def test_a_consumer_that_is_faster_than_the_cpu_lane_gets_the_device_too() -> None:
-    period = 0.6 * float(KEEPS_UP_S)
-    _, before = simulate(period, spares=False)
-    loader, after = simulate(period, spares=True)
-    assert len(loader.made_on) > 1000
-    assert after.makespan_s < 1.05 * before.makespan_s
-
-
-def test_a_step_with_several_devices_is_a_round() -> None:
-    """A consumer of four devices takes four batches together; what device work adds shows in the whole round."""
-    rng, harm = np.random.default_rng(1), DeviceInterference(True, devices=4)
-    for _ in range(400):
-        work = rng.uniform(0, 0.05)
-        harm.worked(4 * work)
-        for number in range(4):
-            harm.stepped(1e-5 if number else 0.1 + 0.5 * work, 0.02)
-    assert harm.slope == pytest.approx(0.5, abs=0.1)
-    assert harm.step_s == pytest.approx(0.1 + 0.5 * 0.025, rel=0.05)
-    assert harm.spare, "the CPU lane needs 0.08 s for what the consumer takes in 0.11 s"

@@ -13,7 +13,7 @@ from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
-from minato_gpu.spans import tickets
+from minato_gpu.scheduling.spans import tickets
 
 EVEN = m.LaneCosts(1000, 0.01, 0.0)
 SIZE = 8
@@ -96,12 +96,6 @@ class Simulation:
 
 def _opened(name: str, slots: int, kind: str = m.CPU) -> m.LaneOpened:
     return m.LaneOpened(0.0, name, slots, kind, EVEN)
-
-
-def test_slots_end_together_whether_they_are_of_one_lane_or_of_four() -> None:
-    costs = np.random.default_rng(0).gamma(4.0, 0.0025, 64)
-    for lanes in ({"cpu": Lane(4)}, {"cpu": Lane(1), "b": Lane(1), "c": Lane(1), "d": Lane(1)}):
-        assert Simulation(lanes, costs, window=64, costs_known=True).of_bound > 0.97
 
 
 def test_the_threshold_counts_the_slots_of_all_lanes() -> None:

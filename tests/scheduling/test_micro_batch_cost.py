@@ -10,10 +10,8 @@ from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Array, Work
 from minato_gpu.samples import TicketId
 from minato_gpu.scheduling.costs import CostModel
-from minato_gpu.scheduling.messages import Dispatch, Event, Instruction
 from minato_gpu.scheduling.micro_batch_cost import MicroBatchCost
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.spans import count
 
 FIXED_S, EACH_S, MOST = 15e-3, 0.1e-3, 128
 
@@ -24,22 +22,6 @@ def test_what_a_micro_batch_takes_beside_its_samples_is_found_from_their_sizes()
         found = cost.of_samples(size, FIXED_S + size * EACH_S)
     assert cost.fixed_s == pytest.approx(FIXED_S, rel=0.02)
     assert found == pytest.approx(5 * (EACH_S + FIXED_S / MOST), rel=0.1)
-
-
-def test_of_a_first_micro_batch_of_one_sample_most_is_taken_to_be_its_own_cost() -> None:
-    assert MicroBatchCost(MOST).of_samples(1, 20e-3) < 20e-3 / 20
-
-
-def test_samples_that_take_their_own_time_alone_keep_it() -> None:
-    cost = MicroBatchCost(MOST)
-    found = [cost.of_samples(size, size * 1e-3) for size in (1, 2, 8, 64, 3, 128, 20, 5) * 8]
-    assert found[-1] == pytest.approx(5e-3, rel=0.1)
-
-
-def test_micro_batches_of_one_size_say_nothing_of_it() -> None:
-    cost = MicroBatchCost(MOST)
-    assert [cost.of_samples(MOST, 40e-3) for _ in range(5)] == pytest.approx([40e-3] * 5)
-    assert cost.fixed_s == pytest.approx(0.0, abs=1e-9)
 
 
 def test_the_estimator_learns_what_samples_cost_in_a_full_micro_batch() -> None:
@@ -70,38 +52,6 @@ def _work(cpu: Array, device: Array, run_s: float, header_s: float | None = None
         predicted_device=device + run_s / MOST,
         header_s=header_s,
     )
-
-
-@pytest.mark.parametrize("lateness", [0, 8])
-def test_beside_the_cpu_a_gpu_is_given_full_micro_batches_and_workers_several_samples(lateness: int) -> None:
-    samples, rng = 64 * 128, np.random.default_rng(0)
-    cpu = 5e-3 * rng.lognormal(0.0, 0.6, samples)
-    device = np.full(samples, EACH_S)
-    work = _work(cpu, device, run_s=FIXED_S)
-    policy = Policy(
-        window=28 * 128,
-        fixed=lateness == 0,
-        max_lateness=lateness,
-        micro_batch=MOST,
-        device_s=0.1,
-        device_ahead=2,
-        inspect=True,
-    )
-    loader, sizes = VirtualLoader(work, policy), dict[str, list[int]](cpu=[], device=[])
-    handle = loader.scheduler.handle
-
-    def noted(event: Event) -> list[Instruction]:
-        out = handle(event)
-        for each in out:
-            if isinstance(each, Dispatch):
-                sizes[each.chunk.lane.partition(":")[0]].append(count(each.chunk.spans))
-        return out
-
-    loader.scheduler.handle = noted  # type: ignore[method-assign]
-    outcome = loader.run()
-    assert np.mean(sizes["device"]) > 0.6 * MOST
-    assert np.mean(sizes["cpu"]) > 4
-    assert samples / outcome.makespan_s > 0.85 * (14 / cpu.mean() + MOST / (FIXED_S + MOST * EACH_S))
 
 
 def test_a_gpu_of_which_nothing_is_known_and_that_stalls_is_given_full_micro_batches() -> None:

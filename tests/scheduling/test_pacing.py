@@ -1,4 +1,5 @@
-"""When slow samples start, what may start before the oldest, and how many workers are at work."""
+"""When slow samples start, what may start before the oldest, how many workers are at work, each rank's share of a
+host's cores, and the window's length."""
 
 from __future__ import annotations
 
@@ -7,14 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
+from minato_gpu.scheduling.host_shares import Need, shares
 from minato_gpu.scheduling.pacing import EARLY_SLOTS, Pace
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.scheduling.window_length import WindowLength
 from minato_gpu.scheduling.worker_count import WorkerCount
 
 SIZE, SLOTS = 8, 4
@@ -34,11 +39,6 @@ def test_a_sample_starts_as_many_places_early_as_others_are_prepared_meanwhile()
     pace = _pace(EARLY_SLOTS)
     assert pace.tau == pytest.approx(0.1 / EARLY_SLOTS)
     assert pace.priority(100, 20 * pace.tau, cold=False) == pytest.approx(80)
-
-
-@pytest.mark.parametrize("pace", [_pace(EARLY_SLOTS - 1), _pace(EARLY_SLOTS, early=False)], ids=["few slots", "asked"])
-def test_or_in_its_turn(pace: Pace) -> None:
-    assert pace.priority(100, 20 * pace.tau, cold=False) == 100
 
 
 def _first(budget: int | None) -> list[int]:
@@ -147,15 +147,6 @@ def test_few_slots_end_together_as_the_sampler_says_how_much_is_left(slots: int)
     assert _run(slots, known=EVEN, says=False)[0] > 0.02
 
 
-def test_a_length_that_is_wrong_does_no_harm() -> None:
-    scheduler = Scheduler(Policy(window=4 * SIZE))
-    for place in range(2):
-        admitted = m.Admitted(0.0, SourceBatch(place), 0, TicketId(place * SIZE), SIZE, [0.01] * SIZE, follow=0)
-        scheduler.handle(admitted)
-    said = scheduler.handle(m.LaneOpened(0.0, m.CPU, 2, known=EVEN))
-    assert all(each.chunk.size >= 1 for each in said if isinstance(each, m.Dispatch)) and said
-
-
 def _leases(policy: Policy, places: int, size: int, slots: int) -> list[int]:
     """The samples of each lease that all slots of a lane with even costs are given at first."""
     scheduler = Scheduler(policy)
@@ -169,10 +160,6 @@ def test_a_lease_does_not_end_with_every_batch_of_one_sample() -> None:
     """Half a second's eighth is 8 samples of 10 ms; the first lease alone is of the batch that is waited for."""
     first, *others = _leases(Policy(window=256), 256, 1, 2)
     assert first == 1 and min(others) >= 7
-
-
-def test_each_slot_gets_one_sample_before_their_size_is_known() -> None:
-    assert _leases(Policy(window=256, budget_bytes=1 << 20), 16, 16, 4)[:4] == [1] * 4
 
 
 BATCH = 16
@@ -212,12 +199,6 @@ def test_more_are_at_work_while_that_pays() -> None:
     assert training.count.workers == 16 and training.seen[0] == 2
 
 
-def test_a_consumer_that_never_waits_gets_no_more() -> None:
-    training = Training(WorkerCount(4, 16), 0.01, 0.1, cores=64)
-    training.run(20.0)
-    assert set(training.seen) == {4}
-
-
 def test_as_many_as_the_steps_need() -> None:
     """16 samples of 10 ms in a step of 20 ms are eight workers' work."""
     training = Training(WorkerCount(2, 32), 0.01, 0.02, cores=64)
@@ -228,13 +209,6 @@ def test_where_cores_are_short_others_are_tried_seldom() -> None:
     training = Training(WorkerCount(4, 16), 0.01, 0.0, cores=4)
     seen = training.later(400.0)
     assert max(seen) == 6 and seen.count(4) > 0.95 * len(seen)
-
-
-@pytest.mark.parametrize(("sample_s", "step_s"), [(0.01, 0.0), (0.0001, 0.05), (0.05, 0.02)])
-def test_the_limits_hold(sample_s: float, step_s: float) -> None:
-    training = Training(WorkerCount(3, 7), sample_s, step_s, cores=64)
-    training.run(30.0)
-    assert set(training.seen) <= set(range(3, 8))
 
 
 def _changed(change: Callable[[Training], None]) -> Training:
@@ -254,10 +228,94 @@ def test_samples_that_become_dearer_bring_them_back() -> None:
     assert min(training.later(40.0)) >= 15
 
 
-def test_the_time_between_epochs_does_not_count() -> None:
-    training = Training(WorkerCount(4, 16), 0.01, 0.1, cores=64)
-    for _ in range(6):
-        training.run(0.4)
-        training.now += 60.0
-        training.count.begin(training.now)
-    assert training.count.workers == 4
+NEEDS = st.lists(st.builds(Need, st.floats(0, 16), st.integers(1, 16)), min_size=1, max_size=8)
+
+
+@given(NEEDS, st.integers(1, 64))
+def test_each_has_one_at_least_and_no_more_than_it_can_use(needs: list[Need], cores: int) -> None:
+    found = shares(needs, cores)
+    assert all(1 <= mine <= need.most for mine, need in zip(found, needs, strict=True))
+    assert sum(found) <= max(cores, len(needs)) + len(needs) - 1
+
+
+@given(NEEDS, st.integers(1, 64))
+def test_who_has_less_ready_is_not_given_fewer(needs: list[Need], cores: int) -> None:
+    found = shares(needs, cores)
+    for mine, need in zip(found, needs, strict=True):
+        for other, more in zip(found, needs, strict=True):
+            if need.ready < more.ready:
+                assert mine >= min(other, need.most)
+
+
+@given(NEEDS, st.integers(1, 64))
+def test_no_core_is_left_that_somebody_could_use(needs: list[Need], cores: int) -> None:
+    found = shares(needs, cores)
+    assert sum(found) >= min(cores, sum(need.most for need in needs))
+
+
+def grown(most: int, limit: int = 1000) -> WindowLength:
+    """A window that has grown by as much as it may."""
+    window = WindowLength(most, limit)
+    for _ in range(most):
+        window.lengthen(0, 10.0)
+        window.grown = False
+    assert window.extra == most
+    return window
+
+
+def test_it_grows_by_one_batch_and_again_once_that_is_admitted() -> None:
+    window = WindowLength(5, 100)
+    window.lengthen(10, 20.0)
+    window.lengthen(10, 20.0)
+    assert (window.extra, window.grown) == (1, True)
+    window.grown = False
+    window.lengthen(10, 20.0)
+    assert window.extra == 2
+
+
+@pytest.mark.parametrize(("in_flight", "batch_bytes"), [(81, 20.0), (0, 0.0)], ids=["too many bytes", "size unknown"])
+def test_it_does_not_grow(in_flight: int, batch_bytes: float) -> None:
+    window = WindowLength(5, 100)
+    window.lengthen(in_flight, batch_bytes)
+    assert (window.extra, window.grown) == (0, False)
+
+
+def test_it_shrinks_after_as_many_batches_as_it_may_grow_by() -> None:
+    window = grown(3)
+    lengths = []
+    for _ in range(7):
+        window.delivered(1, 0)
+        lengths.append(window.extra)
+    assert lengths == [3, 3, 2, 2, 2, 1, 1]
+
+
+def simulated(work: Work, more_batches: int, window_bytes: int = 1 << 30, period: float = 0.0) -> tuple[float, int]:
+    """Seconds, and batches by which the window grew; at first it has four. (A simulated sample takes 1,000 bytes.)"""
+    policy = Policy(4 * work.batch, more_batches=more_batches, window_bytes=window_bytes)
+    loader = VirtualLoader(work, policy, period, trip_s=2e-4, precise=True)
+    return loader.run().makespan_s, loader.scheduler.window.longest
+
+
+HEAD_OF_LINE = Work(np.where(np.arange(64) % 16, 0.01, 1.0), np.full(64, np.nan), 4, (64,), slots=2)
+"""Every 16th of 64 samples takes 1 s; two workers need 2.3 s at least."""
+
+
+def test_slow_samples_are_prepared_side_by_side() -> None:
+    seconds, _ = simulated(HEAD_OF_LINE, 0)
+    assert seconds == pytest.approx(4.0, abs=0.05)
+    seconds, more = simulated(HEAD_OF_LINE, 28)
+    assert seconds == pytest.approx(2.3, abs=0.05) and 1 <= more < 28
+
+
+def test_a_reserve_is_prepared_where_samples_are_unlike() -> None:
+    """5 % of the samples take 40 times as long; a consumer asks for as much as the workers can do at most."""
+    costs = np.full(1500, 0.003)
+    costs[np.random.default_rng(11).choice(1500, 75, replace=False)] = 0.12
+    work = Work(costs, costs, 16, (1500,), slots=2)
+    period = float(costs.sum()) / 2 / work.batches
+    fixed, growing = (period * work.batches / (simulated(work, more, period=period)[0] + period) for more in (0, 28))
+    assert fixed < 0.94 and growing > 0.95
+
+
+def test_each_slot_gets_one_sample_before_their_size_is_known() -> None:
+    assert _leases(Policy(window=256, budget_bytes=1 << 20), 16, 16, 4)[:4] == [1] * 4

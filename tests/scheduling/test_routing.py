@@ -1,22 +1,23 @@
-"""The threshold against all possible cuts, the plans worth having, and who of those that wait starts first."""
+"""The threshold against all possible cuts, the plans worth having, who of those that wait starts first, and samples
+that change lanes."""
 
 from __future__ import annotations
-
-from math import inf
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.samples import TicketId
+from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.lane_state import LaneState
+from minato_gpu.scheduling.ledger import Ledger
 from minato_gpu.scheduling.messages import CPU
 from minato_gpu.scheduling.plans import END, WHOLE, Plan, hull, rest
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.routing import Router, threshold
-from minato_gpu.scheduling.waiting import DEVICE, Entry, Waiting
+from minato_gpu.scheduling.scheduler import Scheduler
+from minato_gpu.scheduling.waiting import Entry, Waiting
 from tests.support.tickets import entry_of
 
 COST = st.floats(1e-3, 10.0)
@@ -50,22 +51,6 @@ def test_no_cut_is_better_by_more_than_one_sample(
         assert time(ratios >= ratio) == pytest.approx(drain)
 
 
-def test_without_one_kind_of_lane_the_other_takes_all() -> None:
-    assert threshold([1.0], [1.0], 4, 0)[0] == float("inf")
-    assert threshold([1.0], [1.0], 0, 4)[0] == 0.0
-    assert threshold([], [], 4, 4) == (float("inf"), 0.0)
-
-
-def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
-    policy = Policy(window=64)
-    lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
-    router = Router(policy, lanes, Waiting(policy.homes))
-    router.threshold, lanes[m.DEVICE].slots = 2.0, 1
-    assert [router.prefers_device(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
-    lanes[m.DEVICE].slots = 0
-    assert not router.prefers_device(entry_of(0, 1, 0, 5.0, 1.0))
-
-
 BETWEEN = st.lists(st.tuples(COST, COST), max_size=5).map(
     lambda pairs: [Plan(split, *pair) for split, pair in enumerate(pairs, start=1)]
 )
@@ -86,27 +71,6 @@ def test_at_every_price_the_steps_lead_to_the_cheapest_plan(
     plans = [Plan(END, cpu, 0.0), *between, *([] if device is None else [Plan(WHOLE, 0.0, device)])]
     best = min(plan.cpu + price * plan.device for plan in plans)
     assert chosen.cpu + price * chosen.device == pytest.approx(best)
-
-
-def test_a_sample_with_two_plans_has_the_one_ratio_it_always_had() -> None:
-    (step,) = hull(6.0, 2.0, ())
-    assert step == (3.0, 6.0, 2.0, Plan(WHOLE, 0.0, 2.0))
-
-
-def test_what_is_worse_in_both_or_worse_than_a_mixture_is_left_out() -> None:
-    dominated, mixed = Plan(1, 5.0, 3.0), Plan(2, 3.0, 1.9)
-    assert [step.plan.split for step in hull(6.0, 2.0, [dominated])] == [WHOLE]
-    assert [step.plan.split for step in hull(6.0, 2.0, [mixed])] == [WHOLE]
-    assert [step.plan.split for step in hull(6.0, 2.0, [Plan(2, 3.0, 0.5)])] == [2, WHOLE]
-    assert [step.plan.split for step in hull(6.0, None, [Plan(2, 3.0, 0.5)])] == [2]
-
-
-def test_an_entry_is_cut_where_the_threshold_says() -> None:
-    entry = entry_of(0, 1, 0, 6.0, 2.0)
-    entry.set_plans([Plan(2, 3.0, 0.5)])
-    entry.update_ratio(patience=inf)
-    assert entry.ratio == 2.0  # of the last step: from there on everything is the device's
-    assert [plan and plan.split for plan in map(entry.cut, (inf, 7.0, 6.0, 3.0))] == [None, None, 2, 2]
 
 
 def test_what_is_left_of_a_sample_costs_what_is_left() -> None:
@@ -155,35 +119,6 @@ def test_slow_tickets_start_as_much_later_as_patience_says(patience: float, expe
     assert first.lo == expected
 
 
-def test_a_run_is_taken_piece_by_piece_and_keeps_its_place() -> None:
-    waiting = Waiting()
-    waiting.add(entry_of(0, 10, 0, 1e-6))
-    run = waiting.first(CPU)
-    assert run is not None
-    waiting.take(run, 4)
-    rest = waiting.first(CPU)
-    assert rest is not None
-    assert (rest.lo, rest.hi, rest.place.first, rest.cpu) == (4, 10, 0, 1e-6)
-    assert rest.place.waiting == 6
-    assert waiting.seconds(CPU) == pytest.approx(6e-6)
-
-
-def test_move_puts_every_ticket_on_the_side_of_its_ratio() -> None:
-    waiting = Waiting()
-    for lo, ratio in enumerate([1.0, 8.0, 3.0, 5.0, 2.0]):
-        waiting.add(entry(lo, ratio, 1.0))
-    ranked: list[int] = []
-    waiting.move(3.0, lambda moved: ranked.append(moved.lo))
-    assert sorted(ranked) == [1, 2, 3]
-    nearest = waiting.nearest(DEVICE)
-    assert nearest is not None
-    assert nearest.lo == 2
-    assert waiting.seconds(DEVICE) == pytest.approx(3.0)
-    waiting.move(float("inf"), lambda moved: None)
-    assert waiting.nearest(DEVICE) is None
-    assert [near.lo for near in waiting.near(CPU)] == [1, 3, 2, 4, 0]
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.1, 10)), min_size=1, max_size=300))
 def test_the_heaps_hold_no_more_than_a_few_times_what_waits(steps: list[tuple[int, float]]) -> None:
     waiting, lo = Waiting(), 0
@@ -213,3 +148,160 @@ def test_each_home_has_a_side_of_its_own_and_one_that_is_closed_sends_all_to_the
     waiting.move(0.0, lambda entry: None, closed=["device:1"])
     assert [entry.side for entry in entries] == ["device:0", "cpu", "device:0", "cpu"]
     assert waiting.seconds("device:1") == 0.0 and waiting.seconds("cpu") == pytest.approx(3.0 + 5.0)
+
+
+HANDED, FINAL = 1000, 10
+CUT = 2
+
+
+class Driver:
+    """Lanes driven by hand; what lies ready or handed over is counted."""
+
+    def __init__(self, policy: Policy, *lanes: tuple[str, int]) -> None:
+        self.scheduler = Scheduler(policy)
+        self.live: dict[int, m.Chunk] = {}
+        self.stage: set[int] = set()
+        self.held = self.peak = self.ready = 0
+        self.composed: list[m.Compose] = []
+        self.order: list[int] = []  # what the CPU has done
+        self.now = 0.0
+        for name, slots in lanes:
+            self.tell(m.LaneOpened(0.0, name, slots, m.CPU if name == m.CPU else m.DEVICE))
+
+    def tell(self, event: m.Event) -> list[m.Instruction]:
+        """Hand over the event, and keep what is dispatched."""
+        said = self.scheduler.handle(event)
+        for instruction in said:
+            if isinstance(instruction, m.Dispatch):
+                self.live[instruction.chunk.number] = instruction.chunk
+            elif isinstance(instruction, m.Compose):
+                self.composed.append(instruction)
+        return said
+
+    def on(self, lane: str) -> list[m.Chunk]:
+        """What the lane holds, oldest first."""
+        return [chunk for _, chunk in sorted(self.live.items()) if chunk.lane == lane]
+
+    def finish(self, chunk: m.Chunk) -> None:
+        """The chunk is done, or has come to its stop."""
+        del self.live[chunk.number]
+        self.now += 0.01
+        serials = [serial for lo, hi in chunk.spans for serial in range(lo, hi)]
+        if chunk.lane == m.CPU:
+            self.order += serials
+        came = len(self.stage.intersection(serials)) * HANDED
+        if chunk.stop >= 0:
+            handed = tuple((offset, chunk.stop) for offset in range(chunk.size))
+            self.stage.update(serials)
+            self.held += chunk.size * HANDED - came
+            self.peak = max(self.peak, self.held)
+            nbytes = chunk.size * HANDED
+            self.tell(m.Finished(self.now, chunk.number, chunk.size, chunk.seconds, 0, True, (), handed, nbytes))
+            return
+        self.stage.difference_update(serials)
+        self.held += chunk.size * FINAL - came
+        self.ready += chunk.size * FINAL
+        self.peak = max(self.peak, self.held)
+        self.tell(m.Finished(self.now, chunk.number, chunk.size, chunk.seconds, chunk.size * FINAL))
+
+    def deliver(self) -> int:
+        """The consumer takes what there is; how many samples."""
+        count = 0
+        while self.composed:
+            batch = self.composed.pop(0)
+            size = sum(hi - lo for lo, hi in batch.spans)
+            count += size
+            self.held -= size * FINAL
+            self.ready -= size * FINAL
+            self.tell(m.Asked(self.now))
+            self.tell(m.Delivered(self.now, batch.order, in_flight=self.ready))
+        return count
+
+
+def test_what_is_to_be_handed_over_counts_with_what_it_leaves_there() -> None:
+    """P4: a device that is behind must not let the CPU pile up intermediate values beyond the budget."""
+    budget, slots, samples = 8 * HANDED, 2, 256
+    policy = Policy(window=samples, budget_bytes=budget, micro_batch=1)
+    driver = Driver(policy, (m.CPU, slots), ("device", 1))
+    plans = [(Plan(CUT, 1e-3, 1e-3),)] * 16
+    delivered = 0
+    for place in range(samples // 16):
+        first = TicketId(16 * place)
+        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, first, 16, [1.0] * 16, [1.0] * 16, between=plans))
+    for _ in range(20 * samples):
+        if delivered == samples:
+            break
+        chunk = next(iter(driver.on(m.CPU)), None) or driver.on("device")[0]  # the CPU is always the faster one
+        driver.finish(chunk)
+        driver.tell(m.Asked(driver.now))
+        delivered += driver.deliver()
+    assert delivered == samples
+    assert driver.peak <= budget + (slots + 1) * HANDED
+
+
+def test_until_it_is_known_what_a_hand_over_leaves_no_more_than_the_slots_go_there() -> None:
+    ledger = Ledger(1_000_000)
+    ledger.start(1)
+    ledger.ready(1, 10)
+    assert ledger.fits(50, 2) == 50
+    assert ledger.fits(50, 2, handing=True) == 2
+    ledger.start(1, handing=True)
+    assert ledger.fits(50, 2, handing=True) == 1
+    ledger.handed(1, 100_000, handing=True)
+    assert ledger.fits(50, 2, handing=True) == 8, "nine at 100,010 bytes, of which one lies there already"
+    ledger.start(4, handing=True)
+    assert ledger.in_flight == 10 + 100_000 + 4 * 100_010
+    ledger.stop(4, handing=True)
+    assert (ledger.running, ledger.handing) == (0, 0)
+
+
+def test_tickets_of_a_device_that_is_gone_start_when_they_would_have_on_the_cpu() -> None:
+    """In strict order the consumer waits for them, while the CPU prepares what comes after."""
+    driver = Driver(Policy(window=64, ahead_s=0.0, micro_batch=8), (m.CPU, 1), ("device", 1))
+    device = [1e-3, 9e-3] * 8
+    for place in range(4):
+        driver.tell(m.Admitted(0.0, SourceBatch(place), 0, TicketId(16 * place), 16, [10e-3] * 16, device))
+    sent = driver.on("device")
+    given = {serial for chunk in sent for lo, hi in chunk.spans for serial in range(lo, hi)}
+    assert given
+    driver.tell(m.LaneOpened(0.01, "device", -1, m.DEVICE))
+    for chunk in sent:
+        del driver.live[chunk.number]
+        driver.tell(m.Finished(0.01, chunk.number, 0, 0.0))
+    while len(driver.order) < 32:
+        driver.finish(driver.on(m.CPU)[0])
+    assert given <= set(driver.order), "they are among the oldest"
+
+
+def test_a_look_at_a_chunk_that_has_nothing_left_to_do_is_harmless() -> None:
+    """All its samples are reported, and the worker has not said yet that it is through."""
+    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 2))
+    driver.tell(m.Admitted(0.0, SourceBatch(0), 0, TicketId(0), 16, [2e-4] * 16, None))
+    chunk = driver.on(m.CPU)[0]
+    driver.tell(m.Finished(0.01, chunk.number, chunk.size, 0.01, 100, False))
+    driver.tell(m.Running(0.05, chunk.number, chunk.size, 0.04))
+    driver.tell(m.Tick(0.05))
+    assert (driver.scheduler.wake_at() or 1.0) > 0.05
+
+
+def test_a_slow_sample_is_asked_for_where_a_device_has_a_plan_that_is_sooner_through() -> None:
+    driver = Driver(Policy(window=64, ahead_s=0.0), (m.CPU, 1), ("device", 1))
+    router = driver.scheduler._intake.router
+    entry = entry_of(0, 1, 0, 8e-3, 1.0)
+    entry.between = (Plan(2, 2e-3, 5e-3), Plan(3, 4e-3, 2e-3, 4e-3), Plan(4, 6e-3, 1e-3))
+    assert router.rescues(entry, 10.0, 0.080) == (2, 3, 4)
+    assert router.rescues(entry, 10.0, 0.022) == (4,), "laying down what 3 leaves takes too long"
+    entry.stage = 3
+    assert router.rescues(entry, 10.0, 0.080) == (4,)
+    entry.stage = 4
+    assert not router.may_rescue(entry) and router.rescues(entry, 10.0, 0.080) == ()
+
+
+def test_what_the_device_is_so_much_faster_at_goes_there_while_it_is_open() -> None:
+    policy = Policy(window=64)
+    lanes = {name: LaneState(name, name, policy) for name in (m.CPU, m.DEVICE)}
+    router = Router(policy, lanes, Waiting(policy.homes))
+    router.threshold, lanes[m.DEVICE].slots = 2.0, 1
+    assert [router.prefers_device(entry_of(0, 1, 0, cpu, 1.0)) for cpu in (1.9, 2.0, 5.0)] == [False, True, True]
+    lanes[m.DEVICE].slots = 0
+    assert not router.prefers_device(entry_of(0, 1, 0, 5.0, 1.0))

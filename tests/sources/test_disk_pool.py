@@ -6,7 +6,6 @@ import asyncio
 import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from minato_gpu.sources.disk.tier import Room
 from minato_gpu.sources.disk_pool import DiskPool, name_of, version_of
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.source import Key, Source
+from minato_gpu.sources.source import Source
 
 
 class FakeTier:
@@ -181,18 +180,6 @@ def test_what_is_cancelled_while_it_is_looked_for_is_not_read(source: Source) ->
     on_bench(tier, act)
 
 
-@pytest.mark.parametrize("trouble", ["no file", "the tier raises"])
-def test_what_cannot_be_looked_for_is_read_and_not_written(tmp_path: Path, source: Source, trouble: str) -> None:
-    tier = FakeTier()
-    tier.raises = trouble == "the tier raises"
-
-    async def act(bench: Bench) -> None:
-        bench.pool.submit(0, source if tier.raises else Source(str(tmp_path / "missing")))
-        assert (await bench.read(0, b"content"))["version"] is None
-
-    on_bench(tier, act)
-
-
 def test_few_bytes_wait_to_be_written(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_pool, "_WRITES_AHEAD", 10)
     tier = FakeTier()
@@ -254,35 +241,5 @@ def test_a_copy_is_of_the_version_that_the_file_had_before_it_was_read(file: Pat
         assert found["version"] == before != version_of(source)
         assert await bench.write(source, found)
         assert tier.copies == {name_of(source.key): (before, b"changed meanwhile")}
-
-    on_bench(tier, act)
-
-
-def removable(tier: FakeTier) -> list[Key]:
-    """There are copies of five sources, and they may go."""
-    keys: list[Key] = [(f"https://somewhere/{number}", 0, None) for number in range(5)]
-    tier.copies.update({name_of(key): (b"", b"copy") for key in keys})
-    return keys
-
-
-def test_what_goes_goes_before_what_comes_is_written(source: Source) -> None:
-    """So that there is room for it; and many go together."""
-    tier = FakeTier()
-
-    async def act(bench: Bench) -> None:
-        keys = removable(tier)
-        tier.has_room = False
-        bench.pool.submit(9, source)
-        found = await bench.read(9, b"new")
-        tier.may_write.clear()
-        ended: asyncio.Queue[int] = asyncio.Queue()
-        for number in range(2):
-            assert bench.begin_write(source, found, partial(ended.put_nowait, number))
-            for key in keys[: 5 * number]:
-                bench.pool.let_go(key)
-        tier.may_write.set()
-        assert [await ended.get(), await ended.get()] == [0, 1]
-        assert tier.batches == [5]
-        assert tier.copies.keys() == {name_of(source.key)}
 
     on_bench(tier, act)

@@ -81,20 +81,3 @@ def test_until_sizes_are_known_all_stays() -> None:
     for _ in range(112):
         made.read(3 * PAGE - 100)
     assert staying(made) == coming(reach(4, 0.25 * 128 / (16 + 3 * 112))), "it is looked again"
-
-
-def test_of_sources_that_samples_have_in_common_nothing_goes() -> None:
-    """What one of them will not need soon another may."""
-    made = following()
-    for sample in range(SAMPLES):
-        made.wanted(sample, [(f"/{sample}", 0, None)])
-        made.wanted(sample, [(f"/{sample}", 0, None)])
-    made.wanted(1, [("/0", 0, None)])
-    made.wanted(-1, [("/0", 0, None)])
-    made.wanted(2**70, [("/0", 0, None)])
-    assert made.why.startswith("next-use"), "a few are no matter"
-    for sample in range(50):
-        made.wanted(sample, [(f"/{sample // 5}", 0, None)])
-    assert made.why == "minio: samples have sources in common"
-    made.begin(begun(1), True, QUARTER)
-    assert staying(made, 1) == {*range(SAMPLES)}

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.notices import say_once
-from minato_gpu.sources import host_reader, shared_reader
+from minato_gpu.sources import cluster_token, host_reader, shared_reader
 from minato_gpu.sources.host_reader import HEAD, MAGIC, PROTOCOL, hello
 from minato_gpu.sources.process import ReaderSettings
+from minato_gpu.util.messages import say_once
 from tests.contracts.cached import (
     PAGE,
     SAMPLES,
@@ -178,6 +178,18 @@ def test_the_first_budget_counts(files: Path, caplog: pytest.LogCaptureFixture) 
         assert of_tier(loader)["budget_bytes"] == 20 * PAGE and of_tier(loader)["copies"] == 20
     text = f"keeps {20 * PAGE} bytes in memory, as the loader said that came first; the {ALL} of this loader's cache"
     assert caplog.text.count(text) == 1
+
+
+def test_the_first_cache_peers_count(
+    files: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cluster_token.TOKEN, "known")
+    peers = ["127.0.0.1:7501", "203.0.113.1:7501"]
+    one, two = shared(files), shared(files, cache_peers=peers)
+    for loader in (one, two, two):
+        assert whole(loader) == sums(files)
+    text = "has one cache with no other host, as the loader said that came first; the cache_peers of this loader"
+    assert caplog.text.count(f"{text} ({', '.join(peers)})") == 1
 
 
 # --- alone -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,17 +37,6 @@ def told(*tickets: int, known: int) -> tuple[Notifier, list[float | None]]:
 )
 def test_how_soon_it_is_told(tickets: tuple[int, ...], known: int, delays: list[float | None]) -> None:
     assert told(*tickets, known=known)[1] == delays
-
-
-def test_a_loader_that_needs_what_has_come_does_not_wait_for_more_to_come() -> None:
-    """Such as that for the last samples of an epoch."""
-    telling, delays = told(900, 901, 902, known=900)
-    assert delays == [LATER_S, None, None]
-    assert telling.look(700) is None
-    assert telling.look(3 + PLENTY - 1) == SOON_S
-    assert telling.look(3) is None, "that is known"
-    telling.take()
-    assert telling.look(0) is None, "nothing is left to be told"
 
 
 # --- what the loader says together -----------------------------------------------------------------------------
@@ -124,18 +112,3 @@ def test_a_full_socket_takes_nothing_in_part(ends: tuple[socket.socket, socket.s
     assert len(got) == sent - 1
     assert here.flush()
     assert got + there.receive() == [bytes(size)] * sent
-
-
-def test_where_descriptors_are_short_it_ends(ends: tuple[socket.socket, socket.socket]) -> None:
-    here, there = MessageSocket(ends[0]), MessageSocket(ends[1])
-    for each in ("before", bytes(LARGEST)):
-        here.put(each)
-    assert here.flush()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        assert there.receive() == ["before"]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(ConnectionError):
-        there.receive()

@@ -16,8 +16,8 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import page_cache
 from minato_gpu.sources.blocks import IN_PAGE_CACHE
 from minato_gpu.sources.disk.filesystem import Uncached
-from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
-from minato_gpu.sources.page_cache import FIRST, FilePlacement, PageCache, Where, bring_in, read
+from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.sources.page_cache import FIRST, FilePlacement, PageCache, bring_in, read
 from minato_gpu.sources.reading import AT_HAND
 
 FILES, NBYTES = 24, 9000
@@ -41,16 +41,6 @@ def throw_out(path: Path) -> None:
 def brought(source: Source, where: PageCache | None = None) -> int | None:
     with Path(source.path.removeprefix("file://")).open("rb") as file:
         return bring_in(file.fileno(), source) if where is None else where.bring_in(file.fileno(), source)
-
-
-def test_parts_of_files(path: Path) -> None:
-    assert brought(Source(str(path), 10_000, 20_000)) == 20_000
-    found = read(Source(str(path), 10_000, 20_000), 20_000)
-    assert found is not None and found.tobytes() == CONTENT[10_000:30_000]
-    assert brought(Source(str(path), 40_000)) == 10_000
-    assert brought(Source(str(path), 60_000)) == 0
-    with pytest.raises(EOFError, match="ends 10000 bytes too early"):
-        brought(Source(str(path), 40_000, 20_000))
 
 
 def test_what_has_gone_or_changed_is_not_read(path: Path) -> None:
@@ -126,26 +116,6 @@ def test_the_page_cache_suffices_where_it_has_nearly_all_of_enough_files() -> No
     assert not why_off(FIRST - 1, 1000), "these are too few to know"
     assert not why_off(1, None)
     assert not why_off(FIRST, 0, nbytes=0)
-
-
-@pytest.mark.parametrize("copies", [False, True])
-def test_where_a_file_is_read_to(copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    memory = MemoryTier(3 * 4096, 100)
-    expected = ((0, 4000), (NO_ITEM, 4000), (0, 20_000)).__getitem__
-    monkeypatch.setattr(page_cache, "say_once", lambda text, level: said.append(text))
-    decide = FilePlacement(memory, expected, copies=copies)
-    passes = Where.BLOCK if copies else Where.PAGE_CACHE
-    assert FilePlacement(None, expected, copies=copies).where(0) is passes
-    memory.items(0, 1)
-    assert decide.where(0) is Where.UNCACHED
-    assert decide.where(1) is passes
-    assert decide.where(2) is passes, "there is no room for it"
-    for _ in range(FIRST):
-        decide.had(1, 1)
-    assert [decide.where(0) for _ in range(2)] == [passes] * 2
-    assert len(said) == 1 and str(memory.counts()["why"]) == memory.off_for_files
-    assert memory.off_for_files in said[0]
 
 
 def pages(paths: list[Path], *, out: bool = False) -> int | None:

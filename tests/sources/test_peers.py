@@ -17,19 +17,25 @@ from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
+from xxhash import xxh3_64_intdigest
 
 from minato_gpu import DataLoader
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import peers
-from minato_gpu.sources.peer_discovery import ADDRESS, checked_peers
-from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, REQUEST, PeerPool, PeerServer
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code
+from minato_gpu.sources.peer_discovery import ADDRESS, checked_peers, split_address
+from minato_gpu.sources.peers import ANSWER, CANNOT, MAGIC, READING, REQUEST, PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 from minato_gpu.sources.source import Source
 
 FILES = 40
+Pause = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def _no_pause() -> None:
+    """Goes on at once."""
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +64,7 @@ class Host:
         self.storage = ReaderPool(self.reads.blocks, self.reads.done)
         self.peers = self.reads.pool = PeerPool(self.storage, self.reads.blocks, self.reads.done)
         self.memory.owns = self.peers.owns
-        self.server = PeerServer(self.listening, self.reads.blocks, self.memory.part(), self._client, self.peers.guests)
+        self.server = PeerServer(self.listening, self.reads.blocks, self.memory.part(), self._client)
         self.service = Service(self.reads.blocks, 10**8, self._ready, self.memory.part())
         self.service.pool = self._client(self.service)
         self._waiting: dict[int, asyncio.Future[bytes | None]] = {}
@@ -163,13 +169,88 @@ def test_a_host_that_leaves_costs_its_share_once(files: list[Source]) -> None:
                 for host in left:
                     assert await host.read(*files[:FILES]) == content(files[:FILES])
                     assert host.peers.counts()["left_out"] == [gone.address]
-            assert lost <= sum(host.from_storage for host in left) - before <= lost + peers.CONNECTIONS * 2
+            assert sum(host.from_storage for host in left) - before == lost
+
+    run(work)
+
+
+def test_a_host_that_has_left_is_asked_again_once_it_is_back(
+    files: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "AGAIN_S", 0.01)
+
+    async def work() -> None:
+        async with hosts(2, budget=0) as [host, other]:
+            other.server.close()
+            assert await host.read(*files[:FILES]) == content(files[:FILES])
+            assert host.peers.counts()["left_out"] == [other.address]
+            listening = socket.create_server(split_address(other.address))
+            other.server = PeerServer(listening, other.reads.blocks, other.memory.part(), other._client)
+            while host.peers.counts()["left_out"]:
+                await asyncio.sleep(0.01)
+            assert host.peers.why == "" and await host.read(*files[:FILES]) == content(files[:FILES])
+            assert other.server.served > 0 and host.peers.failed == 1
+
+    run(work)
+
+
+def test_hosts_that_start_later_are_waited_for(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        free = socket.create_server(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        async with hosts(1) as [host]:
+            host.peers._is_looking, host.peers._partition = True, None
+            meeting = asyncio.create_task(host.peers.meet(host.address, (host.address, address)))
+            assert await host.read(files[3]) == content([files[3]]) and not host.memory._items
+            server = await asyncio.start_server(lambda r, w: impostor(r, w, True), *split_address(address))
+            await meeting
+            assert host.peers.counts()["hosts"] == 2 and host.peers.why == ""
+            monkeypatch.setattr(peers, "STARTS_S", 0.1)
+            server.close()
+            await host.peers.meet(host.address, (host.address, address))  # those that do not come are not waited for
+            assert await host.read(*files[:FILES]) == content(files[:FILES])
+            assert host.peers.counts()["left_out"] == [address]
+
+    run(work)
+
+
+async def meet(host: Host) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a host as a peer that knows the token."""
+    reader, writer = await asyncio.open_connection(*host.address.split(":"))
+    theirs, own = await reader.readexactly(len(MAGIC) + NONCE_BYTES), os.urandom(NONCE_BYTES)
+    nonces = theirs[len(MAGIC) :] + own
+    writer.write(own + code(b"client", nonces))
+    assert await reader.readexactly(CODE_BYTES) == code(b"server", nonces)
+    return reader, writer
+
+
+def test_an_owner_whose_storage_is_slow_says_that_it_is_reading(
+    files: list[Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "BEAT_S", 0.01)
+
+    async def work() -> None:
+        async with hosts(1) as [host]:
+            read, held = host.storage.submit, list[tuple[int, Source]]()
+            monkeypatch.setattr(host.storage, "submit", lambda *wanted: held.append(wanted))
+            reader, writer = await meet(host)
+            request = json.dumps(files[3].key).encode()
+            writer.write(REQUEST.pack(len(request)) + request)
+            for _ in range(3):
+                assert await reader.readexactly(ANSWER.size) == ANSWER.pack(READING, 0)
+            read(*held[0])
+            nbytes = READING
+            while nbytes == READING:
+                nbytes, _ = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+            assert await reader.readexactly(nbytes) == content([files[3]])[0]
+            writer.close()
 
     run(work)
 
 
 def test_a_host_that_is_stopped_is_waited_for_once(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ANSWER_S", 0.2)
+    monkeypatch.setattr(peers, "SILENCE_S", 0.2)
 
     async def work() -> None:
         async with hosts(1) as [host]:
@@ -183,19 +264,22 @@ def test_a_host_that_is_stopped_is_waited_for_once(files: list[Source], monkeypa
     run(work)
 
 
-async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, says: bytes, knows: bool) -> None:
-    """A peer that meets the other properly if it ``knows`` the token, and then says this."""
+async def impostor(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, knows: bool, *says: bytes, pause: Pause = _no_pause
+) -> None:
+    """A peer that meets the other properly if it ``knows`` the token, and then says this, with a pause after each."""
     own = os.urandom(NONCE_BYTES)
     writer.write(MAGIC + own)
-    with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+    with contextlib.closing(writer), contextlib.suppress(OSError, asyncio.IncompleteReadError):
         theirs = await reader.readexactly(NONCE_BYTES + CODE_BYTES)
         writer.write(code(b"server", own + theirs[:NONCE_BYTES]) if knows else bytes(CODE_BYTES))
         while knows:
             (length,) = REQUEST.unpack(await reader.readexactly(REQUEST.size))
             await reader.readexactly(length)
-            writer.write(says)
+            for each in says:
+                writer.write(each)
+                await pause()
         await reader.read()
-    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +294,7 @@ async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, s
 def test_a_peer_that_answers_wrongly_changes_nothing(files: list[Source], says: bytes, knows: bool, why: str) -> None:
     async def work() -> None:
         async with hosts(1) as [host]:
-            server = await asyncio.start_server(lambda r, w: impostor(r, w, says, knows), "127.0.0.1", 0)
+            server = await asyncio.start_server(lambda r, w: impostor(r, w, knows, says), "127.0.0.1", 0)
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             host.peers.join(host.address, (host.address, address))
             for source, data in zip(files[1:FILES], content(files[1:FILES]), strict=True):  # half of them are its own
@@ -219,6 +303,38 @@ def test_a_peer_that_answers_wrongly_changes_nothing(files: list[Source], says: 
             server.close()
 
     run(work)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_only_silence_counts_as_no_answer(files: list[Source], monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """A peer reads for longer than any silence that is allowed, and says so; another one stops in its answer."""
+    monkeypatch.setattr(peers, "SILENCE_S", 1000.0)
+    monkeypatch.setattr(peers, "READING_S", 1e6)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        now, passed = loop.time, 0.0
+        monkeypatch.setattr(loop, "time", lambda: now() + passed)
+
+        async def pause() -> None:
+            nonlocal passed
+            for _ in range(10):  # turns of the loop, in which the other hears what was said
+                await asyncio.sleep(0)
+            passed += 600.0
+
+        data = content([files[3]])[0]
+        whole = ANSWER.pack(len(data), xxh3_64_intdigest(data)) + data
+        says = [ANSWER.pack(READING, 0)] * 5 + [whole[:100], whole[100:]] if answers else [whole[:100], b"", b""]
+        async with hosts(1) as [host]:
+            server = await asyncio.start_server(lambda r, w: impostor(r, w, True, *says, pause=pause), "127.0.0.1", 0)
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            host.peers.join(host.address, (host.address, address))
+            monkeypatch.setattr(host.peers, "_owner", lambda _: None if host.peers._left_out else address)
+            assert await host.read(files[3]) == [data]
+            assert host.service.from_peers == answers and bool(host.peers._left_out) != answers
+            server.close()
+
+    asyncio.run(work())  # `run` looks at the clock
 
 
 def test_a_connection_that_the_other_side_has_closed_costs_nobody_a_place(files: list[Source]) -> None:
@@ -261,12 +377,10 @@ def test_nothing_is_sent_to_whoever_does_not_know_the_token(files: list[Source],
 def test_noise_of_a_peer_ends_its_connection(files: list[Source], request_: bytes) -> None:
     async def work() -> None:
         async with hosts(1) as [host]:
-            reader, writer = await asyncio.open_connection(*host.address.split(":"))
-            theirs, own = await reader.readexactly(len(MAGIC) + NONCE_BYTES), os.urandom(NONCE_BYTES)
-            nonces = theirs[len(MAGIC) :] + own
-            writer.write(own + code(b"client", nonces) + request_)
+            reader, writer = await meet(host)
+            writer.write(request_)
             writer.write_eof()
-            assert await reader.read() == code(b"server", nonces)
+            assert await reader.read() == b""
             writer.close()
             assert await host.read(files[5]) == content([files[5]])
 

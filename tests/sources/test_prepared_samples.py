@@ -10,21 +10,35 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import ASKED, Blocks, copy
-from minato_gpu.sources.fields import Received
-from minato_gpu.sources.prepared_samples import _ALONE, _UNUSED, COMPARED, LATE_S, UNFINISHED, PreparedSamples
+from minato_gpu.sources.blocks import ASKED, NOWHERE
+from minato_gpu.sources.prepared_samples import (
+    _ALONE,
+    _DIFFERENT,
+    _UNUSED,
+    COMPARED,
+    LATE_S,
+    TOGETHER_S,
+    UNFINISHED,
+    PreparedSamples,
+)
+from minato_gpu.sources.sent_samples import SentSample, copy
 
 SIZE = 100
 SLOW_S = 10e-3  # what preparing a sample takes
 
 
-class _Sent(Received):
-    """A sample as a worker sends it."""
+class _InFile(SentSample):
+    """A sample for which no block was lent."""
 
     def fill(self, view: memoryview) -> None:
-        view[:] = self.sample.to_bytes(8, "little") + bytes(len(view) - 8)
+        view[:] = blob(self.number, len(view))
+
+
+def blob(number: int, nbytes: int) -> bytes:
+    return number.to_bytes(8, "little") + bytes(nbytes - 8)
 
 
 class _Host:
@@ -34,9 +48,7 @@ class _Host:
         self.time = 0.0
         self.nbytes, self.prepare_s = SIZE, SLOW_S
         self.arena, self.timers = Arena("test"), list[tuple[float, Callable[[], None]]]()
-        self.due: list[Callable[[], None]] = []
-        self.blocks = Blocks(self.arena)
-        self.shared = PreparedSamples(budget, self.blocks, self.due.append, self._later, lambda: self.time)
+        self.shared = PreparedSamples(budget, self.arena, self._later, lambda: self.time)
         self.loaders = [_Loader(self, names[at : at + 1]) for at in range(loaders)]
         for loader in self.loaders:
             loader.part.believed = loader.part.believed or not anew
@@ -45,17 +57,19 @@ class _Host:
         self.timers.append((self.time + seconds, call))
 
     def settle(self) -> None:
-        while self.due:
-            self.due.pop(0)()
+        """What would be decided soon is decided now."""
+        while soon := [timer for timer in self.timers if timer[0] <= self.time + TOGETHER_S]:
+            self.timers.remove(soon[0])
+            soon[0][1]()
 
     def wait(self, seconds: float) -> None:
         """Time passes."""
         end = self.time + seconds
         while due := [timer for timer in self.timers if timer[0] <= end]:
-            self.timers.remove(min(due))
-            self.time, call = min(due)
+            first = min(due, key=lambda timer: timer[0])
+            self.timers.remove(first)
+            self.time, call = first
             call()
-            self.settle()
         self.time = end
 
     def want(self, *samples: int, admitted: int | None = None) -> None:
@@ -79,6 +93,7 @@ class _Loader:
         self.prepared: list[int] = []
         self.done: list[int] = []
         self.fails: set[int] = set()
+        self.draws = 0  # something else than others, unless it is 0
         self.part = host.shared.join(name, 1, lambda ready: self.told.append((ready[0], ready[1])))
 
     def want(self, *samples: int, admitted: int | None = None) -> None:
@@ -97,20 +112,28 @@ class _Loader:
 
     def prepare(self, sample: int, places: Any) -> None:
         place = places[0] if places else None
-        data = copy(self.host.arena, *place[:3]) if place and place[0] != ASKED else None
-        if data is not None:
-            assert int.from_bytes(data.tobytes()[:8], "little") == sample
-        if data is None or (place and place[5]):
+        data = copy(self.host.arena, place) if place and place[0] != ASKED else None
+        assert data is None or data.tobytes() == blob(sample, len(data))
+        if data is None:
             self.prepared.append(sample)
+            if place and place[0] != ASKED:
+                self.part.receive(SentSample(sample))
         if place and place[0] == ASKED and sample not in self.fails:
-            self.send(sample)
+            self.send(sample, place)
         self.done.append(sample)
         self.part.release([sample])
         self.host.settle()
 
-    def send(self, sample: int, why_not: str = "") -> None:
-        host = self.host
-        self.part.receive(_Sent(sample, 0.0, host.prepare_s, -1 if why_not else 0, host.nbytes, why_not))
+    def send(self, sample: int, place: Any) -> None:
+        """Say what a worker would."""
+        host, (_, room, block, *_) = self.host, place
+        checksum = xxh3_64_intdigest(blob(sample, host.nbytes)) + self.draws
+        what = sample, host.prepare_s, block, host.nbytes, checksum
+        if block != NOWHERE:
+            host.arena.buffer[block : block + host.nbytes] = blob(sample, host.nbytes)
+            self.part.receive(SentSample(*what))
+        else:
+            self.part.receive(_InFile(*what, file=-1 if room < 0 else 0))
         self.host.settle()
 
 
@@ -179,7 +202,7 @@ def test_what_is_late_is_given_to_another_once() -> None:
     host.go_on(*others)
     assert [sorted(loader.done) for loader in others] == [[*range(12)]] * 2
     assert len(others[0].prepared) + len(others[1].prepared) == 12
-    assert sum(loader.part.again for loader in others) == UNFINISHED
+    assert sum(loader.part.again for loader in others) == 4
     host.go_on()  # it is continued
     assert sorted(stopped.done) == [*range(12)] and host.arena.allocated == 0
 
@@ -221,12 +244,9 @@ def test_a_copy_that_has_gone_is_counted() -> None:
     one, other = host.loaders
     host.want(0)
     one.work()
-    ((ticket, places),) = other.told
-    host.blocks.free(places[0][0])
-    host.blocks.free = lambda block: None  # type: ignore[method-assign]
-    other.part.receive(Received(0, 0.0, 0.0, -1, 0))
-    other.prepare(ticket, places)
-    assert other.prepared == [0] and other.part.again == 1
+    ((_, places),) = other.told
+    other.part.receive(SentSample(places[0][4]))
+    assert other.part.again == 1 and not other.part.group.why_not
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -237,9 +257,9 @@ def test_a_loader_is_believed_once_its_first_samples_were_the_same(left: bool) -
         host.shared.leave(first.part)
         host.loaders = first, second = [second, _Loader(host)]
     host.want(*range(60))
-    assert not second.told
+    assert len(second.told) == COMPARED
     host.go_on()
-    assert [loader.part.again for loader in (first, second)] == [0, COMPARED]
+    assert first.part.again + second.part.again == COMPARED
     assert [loader.part.believed for loader in (first, second)] == [True, True]
     assert len(first.prepared) + len(second.prepared) == 60 + COMPARED
     assert sorted(first.done) == sorted(second.done) == [*range(60)]
@@ -257,14 +277,13 @@ def test_one_that_is_not_believed_does_not_wait_for_one_that_is_stopped() -> Non
 def test_a_difference_ends_it_for_all() -> None:
     host = _Host(3, anew=True)
     host.want(*range(40))
-    host.loaders[0].work()
-    host.loaders[1].send(0, why_not="not the same")
+    host.loaders[1].draws = 1
     host.go_on()
     assert all(sorted(loader.done) == [*range(40)] for loader in host.loaders)
     host.loaders[0].want(*range(40, 80), admitted=40)
     host.settle()
     assert len(host.loaders[0].told) == 40
-    assert {loader.part.counts()["why_not"] for loader in host.loaders} == {"not the same"}
+    assert {loader.part.counts()["why_not"] for loader in host.loaders} == {_DIFFERENT}
     assert host.arena.allocated == 0
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import pickle
-import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,21 +80,6 @@ def test_a_block_that_is_given_to_something_else_meanwhile(arena: Arena, monkeyp
 
     monkeypatch.setattr(os, "pread", look_and_free)
     assert copy(arena, block, 4, stamp) is None
-
-
-def test_urls_and_parts_of_them(tmp_path: Path) -> None:
-    with fsspec.open("memory://bucket/object", "wb") as file:
-        file.write(b"0123456789")
-    assert read_bytes(Source("memory://bucket/object")).tobytes() == b"0123456789"
-    assert read_bytes(Source("memory://bucket/object", 3, 4)).tobytes() == b"3456"
-    assert read_bytes(Source("memory://bucket/object", 7)).tobytes() == b"789"
-    for read in (read_bytes, lambda source: asyncio.run(RemoteReads().read(source))):
-        with pytest.raises(EOFError, match=r"object\[8:12\] ends 2 bytes too early"):
-            read(Source("memory://bucket/object", 8, 4))
-    with pytest.raises(FileNotFoundError):
-        read_bytes(Source("memory://bucket/other"))
-    (tmp_path / "file").write_bytes(b"0123456789")
-    assert read_bytes(Source(f"file://{tmp_path}/file", 2, 3)).tobytes() == b"234"
 
 
 def test_a_source_says_what_it_is() -> None:
@@ -236,13 +220,6 @@ def test_a_server_that_knows_no_ranges_gives_no_other_bytes(said: dict[str, dict
             assert found == expected
 
 
-def test_no_storage_is_asked_for_none_of_its_bytes() -> None:
-    """Those that are asked by ranges know none that is empty."""
-    source = Source("memory://absent/file", 0, 0)
-    assert asyncio.run(RemoteReads().read(source)) == b""
-    assert read_bytes(source).tobytes() == b""
-
-
 class _OfHost(AbstractFileSystem):  # type: ignore[misc]
     """A file holds the host that its file system was made for, as of sftp, ftp, smb, webhdfs."""
 
@@ -284,18 +261,6 @@ def test_urls_of_several_hosts_are_each_read_from_their_own(protocol: str, kind:
         return [*first, again]
 
     assert asyncio.run(read()) == [b"alpha", b"beta", b"alpha", b"beta"]
-
-
-def test_a_chained_url_is_read_from_the_file_system_that_it_names(tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
-            archive.writestr("a.txt", name)
-    sources = [Source(f"zip://a.txt::file://{tmp_path}/{name}.zip") for name in ("one", "other")]
-
-    async def read() -> list[bytes]:
-        return await asyncio.gather(*map(RemoteReads().read, sources))
-
-    assert asyncio.run(read()) == [b"one", b"other"]
 
 
 # --- versions of URLs ------------------------------------------------------------------------------------------

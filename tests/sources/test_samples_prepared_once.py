@@ -118,6 +118,19 @@ def test_each_has_a_batch_size_and_workers_of_its_own(tmp_path: Path) -> None:
     assert prepared(data) <= SAMPLES + sum(shared(loader)["again"] for loader in loaders) < 1.5 * SAMPLES
 
 
+def batch_of(samples: list[Any]) -> dict[str, Any]:
+    return dict(torch.utils.data.default_collate(samples))
+
+
+def test_batches_that_workers_join_are_not_waited_for_as_a_whole(tmp_path: Path) -> None:
+    """Else two loaders would each wait for samples of a batch that the other begins once it has the whole batch."""
+    data = Costly(tmp_path)
+    wanted = alone(data, collate_fn=batch_of)
+    loaders = [loader_of(data, collate_fn=batch_of) for _ in range(2)]
+    assert [[*each] for each in zip(*in_step(loaders), strict=True)] == [wanted, wanted]
+    assert sum(shared(loader)["again"] for loader in loaders) <= COMPARED + 0.1 * SAMPLES
+
+
 def test_one_that_starts_later_goes_on_alone_and_then_shares(tmp_path: Path) -> None:
     data = Costly(tmp_path)
     wanted = alone(data)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minato_gpu.sources.blocks import copy
 from minato_gpu.sources.memory_tier import Begun
 from tests.sources.by_hand import PAGE, SIZE, Bench, Kept, content, key
 from tests.support.examples import half
@@ -21,36 +20,6 @@ def bench() -> Any:
     made = Bench()
     yield made
     made.arena.close()
-
-
-def test_a_ticket_is_told_once_all_its_sources_are_there(bench: Bench) -> None:
-    bench.want(0, [(0, (key("a"), key("b"))), (1, (key("c"),)), (2, ())])
-    assert bench.told == {2: ()}
-    bench.finish(1)
-    assert list(bench.told) == [2]
-    bench.finish(0)
-    assert bench.got(0) == [content("a", SIZE), content("b", SIZE)]
-    bench.finish(2)
-    assert bench.got(1) == [content("c", SIZE)]
-
-
-def test_what_cannot_be_read_is_missing_and_the_worker_finds_out_why(bench: Bench) -> None:
-    bench.want(0, [(0, (key("a"), key("b")))])
-    bench.finish(0, error=FileNotFoundError("a"))
-    bench.finish(1)
-    assert bench.got(0) == [content("b", SIZE)]
-    assert bench.service.counts()["failed"] == 1
-
-
-def test_released_memory_is_never_taken_for_what_it_was(bench: Bench) -> None:
-    bench.want(0, [(0, (key("a"),))])
-    bench.finish(0)
-    old = bench.told[0][0]
-    bench.service.release([0])
-    bench.want(1, [(1, (key("b"),))])
-    bench.finish(1)
-    assert bench.told[1][0][0] == old[0]
-    assert copy(bench.arena, *old[:3]) is None
 
 
 def test_reads_stay_below_the_limit_but_for_the_oldest_place() -> None:
@@ -121,29 +90,6 @@ def test_what_memory_does_not_keep_is_written_and_stays_until_then() -> None:
     assert bench.got(3) == [content("b", SIZE)]
     bench.service.drop()
     bench.disk.finish()
-    bench.check()
-
-
-@pytest.mark.parametrize("takes", [True, False])
-@pytest.mark.parametrize("in_use", [True, False])
-def test_what_memory_lets_go_of_is_written(in_use: bool, takes: bool) -> None:
-    """And stays until then, counted as read ahead."""
-    bench = Kept(1)
-    bench.wanted(0, 0, 5, "a")
-    bench.finish(0, version=b"1")
-    bench.disk.takes = takes
-    if not in_use:
-        bench.service.release([0])
-    bench.service._gone(bench.memory.shrink(False, 0))
-    assert [path for path, _ in bench.disk.waiting] == ["a"] * takes
-    assert bench.service.counts()["bytes_ahead"] == SIZE * (takes or in_use)
-    assert bench.held == PAGE * (takes or in_use)
-    if in_use:
-        assert bench.got(0) == [content("a", SIZE)]
-        bench.service.release([0])
-    if takes:
-        assert bench.held == PAGE
-        bench.disk.finish()
     bench.check()
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 import psutil
 
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Progress
-from minato_gpu.lanes.far import agent
+from minato_gpu.lanes.far import agent, session
 from minato_gpu.lanes.produce import Job
+from minato_gpu.sources.cluster_token import TOKEN
 from tests.lanes.lanes import FORK
+
+_AT_AGENT = "MINATO_GPU_TESTS_AT_AGENT"
 
 
 def shifted(message: Any, seconds: float) -> Any:
@@ -30,7 +32,7 @@ def shifted(message: Any, seconds: float) -> Any:
     return message
 
 
-class _Ahead(agent.AgentSession):
+class _Ahead(session.AgentSession):
     """A session whose clock is ``seconds`` ahead."""
 
     seconds = 0.0
@@ -43,10 +45,16 @@ class _Ahead(agent.AgentSession):
 
 def _run(told: Any, cores: int, job: Job | None, ahead_s: float, port: int) -> None:
     _Ahead.seconds = ahead_s
-    agent.AgentSession = _Ahead  # type: ignore[misc]
+    os.environ[_AT_AGENT] = "yes"
+    agent.AgentSession = _Ahead  # type: ignore[attr-defined]
     if job is not None:
-        agent.Shipment.unpack = lambda self: replace(job, lane=self.lane, num_workers=self.workers)  # type: ignore[method-assign]
+        session.Shipment.unpack = lambda self: replace(job, lane=self.lane, num_workers=self.workers)  # type: ignore[method-assign]
     agent.serve("127.0.0.1", port, cores, told.send)
+
+
+def is_at_agent() -> bool:
+    """Whether this is a process of an agent."""
+    return _AT_AGENT in os.environ
 
 
 class AgentProcess:

@@ -28,7 +28,7 @@ import pytest
 
 from minato_gpu.engine import engine
 from minato_gpu.lanes import cpu_time, thread_lane, worker
-from minato_gpu.threads import OwnThread, await_event
+from minato_gpu.util.threads import OwnThread, await_event
 
 CONSUMER, PUMP, WORKERS = "consumer", "pump", "workers"
 _PUMP_THREAD, _WORKER_THREADS = "minato-pump", "minato-w"  # of workers, and those beside them

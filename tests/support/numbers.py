@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from minato_gpu import Pipeline, Stage
-from minato_gpu.pipeline import CupyFunction, Field, TorchFunction
+from minato_gpu.pipeline.pipeline import CupyFunction, Field, TorchFunction
 
 LENGTH, BATCH = 150, 8
 X = Field(np.float32, (4, 40))

@@ -22,8 +22,3 @@ def error_of(error: type[BaseException], function: Callable[..., Any], *argument
         caught.__cause__ = None
         return caught
     pytest.fail(f"{error.__name__} was not raised")
-
-
-def text_of(error: BaseException) -> str:
-    """The message of an exception with its notes."""
-    return "\n".join([str(error), *getattr(error, "__notes__", ())])

@@ -32,7 +32,7 @@ with warnings.catch_warnings():
 import minato_gpu
 from minato_gpu.device.lane import DeviceLane
 from minato_gpu.lab.analysis import script
-from minato_gpu.notices import say_once
+from minato_gpu.util.messages import say_once
 from tests.conftest import LEFT_OUT
 from tests.lab.analysis.scripts import Forked
 from tests.support import selection
@@ -95,12 +95,6 @@ def is_minato(loader_class: Any) -> bool:
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts under analysis run in processes that were forked, not in interpreters of their own."""
     monkeypatch.setattr(script, "started", Forked)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures of reports are made, but not written down, which takes most of the time: for what stands beside."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, out, **how: out.write("<svg></svg>"))
 
 
 @pytest.fixture

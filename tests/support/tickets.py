@@ -8,8 +8,8 @@ from typing import cast
 from minato_gpu.samples import Position, SourceBatch, TicketId
 from minato_gpu.scheduling.messages import DEVICE, Admitted
 from minato_gpu.scheduling.places import Place
+from minato_gpu.scheduling.spans import TicketSpan
 from minato_gpu.scheduling.waiting import Entry
-from minato_gpu.spans import TicketSpan
 
 
 def span(lo: int, hi: int) -> TicketSpan:

@@ -12,7 +12,7 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
-from tests.contracts.test_ranks import RANKS, results_without_torchrun
+from tests.contracts.test_padding import RANKS, results_without_torchrun
 from tests.support.numbers import PIPELINE, Numbers
 
 
@@ -48,12 +48,6 @@ def test_what_was_received_is_what_the_loader_counts(ranks: list[dict[str, Any]]
         assert rank["resumed"]["batches_delivered"] == batches - program.LEFT_AT
 
 
-def test_arguments_survive(ranks: list[dict[str, Any]], program: Any) -> None:
-    for rank in ranks:
-        assert rank["kept"] == {"pipeline": True, "lateness": program.LATENESS, "device": "cuda"}
-        assert rank["stats"]["lateness"]["max"] <= program.LATENESS
-
-
 @pytest.fixture
 def accelerator() -> Iterator[Any]:
     """An Accelerator of this process alone."""
@@ -82,24 +76,6 @@ def test_skipping_batches_would_lose_the_pipeline(accelerator: Any) -> None:
     assert len(list(skip_first_batches(plain, 1))) == len(list(piped)) - 1 == 2
     with pytest.raises(RuntimeError, match=r"without its pipeline.*ignore_data_skip=True"):
         list(skip_first_batches(piped, 1))
-
-
-def test_on_one_rank_batches_are_composed_as_before(accelerator: Any) -> None:
-    from minato_gpu.accelerated import prepare
-
-    loader = DataLoader(Costly(40), 4, num_workers=2, in_order=False, on_error="skip", max_failures=3)
-    prepared = prepare(accelerator, loader)
-    model = torch.nn.Linear(1, 1)
-    assert accelerator.prepare(model, prepared)[1] is prepared
-    for at, batch in enumerate(prepared):
-        assert len(batch) == 4
-        if at == 2:
-            state = prepared.state_dict()
-    assert state["progress"]["batches"] == 3
-    assert prepared.stats()["batches_delivered"] == len(prepared) == 10
-    inner = prepared.base_dataloader
-    assert (inner.on_error, inner.max_failures, inner._session.options.free) == ("skip", 3, True)
-    assert prepared.state_dict()["begun"] is False
 
 
 def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:

@@ -84,14 +84,3 @@ def test_resume(dataset: Any, mode: Mode) -> None:
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
     assert sorted(int(n) for batch in (*first, *resumed) for n in batch["label"]) == list(range(ROWS))
-
-
-def test_a_row_that_cannot_be_read_is_left_out(dataset: Any) -> None:
-    def refuse(batch: Any) -> Any:
-        if 13 in [int(n) for n in batch["label"]]:
-            raise ValueError("row 13 is broken")
-        return batch
-
-    loader = DataLoader(dataset.with_transform(refuse), BATCH, num_workers=2, on_error="skip")
-    assert [int(n) for batch in loader for n in batch["label"]] == [n for n in range(ROWS) if n != 13]
-    assert loader.stats()["failures"][0]["index"] == "13"

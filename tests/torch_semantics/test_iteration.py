@@ -1,23 +1,33 @@
-"""Iterators: their protocol, early ends, several at once, loops in loops, out of order."""
+"""Map-style data sets and iterators: batching, bulk reading, composed data sets, lengths; the protocol, several
+iterators at once, loops in loops, out of order."""
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    random_split,
+)
 
 from tests.contracts.datasets import Made
 from tests.support.leaks import child_pids
 from tests.support.raising import error_of
-from tests.support.waiting import wait_until
-from tests.torch_semantics.datasets import Numbers, ProcessIds, Stream, as_lists, numbers_in
+from tests.torch_semantics.datasets import Numbers, Stream, as_lists, keep, numbers_in
+from tests.torch_semantics.same import same
 
 
 def test_protocol(loader_class: Any, num_workers: int) -> None:
@@ -74,51 +84,6 @@ def test_without_workers_samples_are_made_when_asked_for(loader_class: Any) -> N
     assert made == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_early_break_and_reuse(loader_class: Any, persistent: bool) -> None:
-    loader = loader_class(Numbers(100), 2, num_workers=2, persistent_workers=persistent)
-    for stop in (1, 3, 10):
-        assert numbers_in(itertools.islice(loader, stop)) == list(range(2 * stop))
-    assert numbers_in(loader) == list(range(100))
-
-
-def _children() -> list[psutil.Process]:
-    return [psutil.Process(pid) for pid in child_pids()]
-
-
-def _workers(batches: Any) -> list[psutil.Process]:
-    assert next(batches) is not None
-    return _children()
-
-
-def test_deleting_the_iterator_ends_its_workers(loader_class: Any) -> None:
-    loader = loader_class(ProcessIds(1000), 2, num_workers=2)
-    iterator = iter(loader)
-    workers = _workers(iterator)
-    assert len(workers) >= 2
-    del iterator
-    assert wait_until(lambda: not any(worker.is_running() for worker in workers))
-
-
-def test_the_workers_end_with_the_epoch(loader_class: Any) -> None:
-    iterator = iter(loader_class(ProcessIds(10), 2, num_workers=2))
-    workers = _workers(iterator)
-    list(iterator)
-    assert wait_until(lambda: not any(worker.is_running() for worker in workers))
-
-
-def test_an_exception_in_the_loop_ends_the_workers(loader_class: Any) -> None:
-    workers: list[psutil.Process] = []
-
-    def loop() -> None:
-        for _ in loader_class(ProcessIds(1000), 2, num_workers=2):
-            workers.extend(_children())
-            raise ArithmeticError("in the loop")
-
-    error_of(ArithmeticError, loop)
-    assert workers and wait_until(lambda: not any(worker.is_running() for worker in workers))
-
-
 def test_two_iterators_of_one_loader(loader_class: Any, num_workers: int) -> None:
     loader = loader_class(Numbers(9), 2, num_workers=num_workers)
     for one, two in zip(loader, loader, strict=True):
@@ -127,12 +92,6 @@ def test_two_iterators_of_one_loader(loader_class: Any, num_workers: int) -> Non
     head = next(first).tolist()
     assert as_lists(second) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
     assert [head, *as_lists(first)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-
-
-def test_persistent_workers_have_one_iterator(loader_class: Any) -> None:
-    loader = loader_class(Numbers(9), 2, num_workers=1, persistent_workers=True)
-    list(loader)
-    assert as_lists(loader) == as_lists(loader)
 
 
 def test_a_loop_in_a_loop(loader_class: Any) -> None:
@@ -172,24 +131,6 @@ def test_pytorchs_loader_over_this_loaders_batches(loader_class: Any) -> None:
     assert as_lists(outer) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_batches_can_be_changed_and_kept(loader_class: Any, num_workers: int) -> None:
-    data = Made(12, lambda index: torch.full((4,), float(index)))
-    kept = []
-    for batch in loader_class(data, 3, num_workers=num_workers):
-        batch.mul_(2).add_(1)
-        kept.append(batch)
-    expected = [[[2.0 * index + 1] * 4 for index in range(start, start + 3)] for start in range(0, 12, 3)]
-    assert as_lists(kept) == expected
-
-
-def test_out_of_order_delivers_everything_once(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(41), 3, num_workers=num_workers, in_order=False)
-    for _ in range(2):
-        batches = list(loader)
-        assert sorted(numbers_in(batches)) == list(range(41))
-        assert sorted(len(batch) for batch in batches) == [2, *[3] * 13]
-
-
 def test_out_of_order_does_not_wait_for_a_slow_first_sample(loader_class: Any) -> None:
     gate = multiprocessing.get_context("fork").Event()
 
@@ -217,11 +158,142 @@ def test_in_order_waits_for_a_slow_first_sample(loader_class: Any) -> None:
     assert [batch[0, 0] for batch in loader_class(Made(10, make), num_workers=2)] == list(range(10))
 
 
-def test_without_workers_out_of_order_changes_nothing(loader_class: Any) -> None:
-    assert numbers_in(loader_class(Numbers(10), 3, in_order=False)) == list(range(10))
-
-
 @pytest.mark.parametrize("factor", [1, 5])
 def test_prefetch_factor(loader_class: Any, factor: int) -> None:
     loader = loader_class(Numbers(30), 2, num_workers=2, prefetch_factor=factor)
     assert (loader.prefetch_factor, numbers_in(loader)) == (factor, list(range(30)))
+
+
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches(loader_class: Any, num_workers: int, length: int, drop_last: bool) -> None:
+    loader = loader_class(Numbers(length), batch_size=3, num_workers=num_workers, drop_last=drop_last)
+    everything = list(range(length))
+    expected = [everything[start : start + 3] for start in range(0, length, 3)]
+    if drop_last and expected and len(expected[-1]) < 3:
+        expected.pop()
+    assert as_lists(loader) == expected
+    assert len(loader) == len(expected)
+
+
+def test_any_sequence_is_a_data_set(loader_class: Any, num_workers: int) -> None:
+    for data in ([10, 11, 12], range(10, 13), (10, 11, 12), torch.tensor([10, 11, 12])):
+        assert as_lists(loader_class(data, batch_size=2, num_workers=num_workers)) == [[10, 11], [12]]
+
+
+def test_no_batching_with_a_collate_function(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Numbers(3), batch_size=None, num_workers=num_workers, collate_fn=lambda sample: sample + 10)
+    assert [int(sample) for sample in loader] == [10, 11, 12]
+
+
+def test_bulk_reading_without_batching(loader_class: Any, num_workers: int) -> None:
+    """A batch sampler given as ``sampler``: the data set receives lists of indices and returns whole batches."""
+    data = Made(10, lambda indices: torch.tensor([index * 10 for index in indices]))
+    sampler = BatchSampler(SequentialSampler(data), 4, True)
+    loader = loader_class(data, batch_size=None, sampler=sampler, num_workers=num_workers)
+    assert as_lists(loader) == [[0, 10, 20, 30], [40, 50, 60, 70]]
+    assert len(loader) == 2
+
+
+class _Bulk(Numbers):
+    """Answers ``__getitems__`` only; one by one it fails."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("__getitems__ should have been used")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        assert isinstance(indices, list)
+        return [torch.tensor(index) for index in indices]
+
+
+def test_getitems_is_preferred(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(_Bulk(5), batch_size=2, num_workers=num_workers)) == [[0, 1], [2, 3], [4]]
+
+
+def test_getitems_is_not_used_without_batching(loader_class: Any) -> None:
+    with pytest.raises(AssertionError, match="should have been used"):
+        list(loader_class(_Bulk(2), batch_size=None))
+
+
+_COLUMN = torch.arange(10, 20)
+_RETURNED: dict[str, Any] = {
+    "columns": lambda indices: {"x": _COLUMN[indices]},
+    "tensor": lambda indices: _COLUMN[indices],
+    "text": lambda indices: "".join(map(str, indices)),
+    "fewer": lambda indices: [index for index in indices if index % 4],
+    "more": lambda indices: indices * 2,
+    "iterator": iter,
+    "nothing": lambda indices: None,
+}
+
+
+@pytest.mark.parametrize("returned", _RETURNED)
+def test_collate_gets_what_getitems_returns(loader_class: Any, returned: str) -> None:
+    """Whatever that is, where the whole batch is asked for at once."""
+
+    class Returns(Numbers):
+        def __getitems__(self, indices: list[int]) -> Any:
+            made.append(_RETURNED[returned](indices))
+            return made[-1]
+
+    made: list[Any] = []
+    got = list(loader_class(Returns(10), batch_size=4, collate_fn=keep))
+    assert len(got) == 3 and all(one is other for one, other in zip(got, made, strict=True))
+
+
+class _NoBulk(Numbers):
+    __getitems__ = None
+
+
+def test_getitems_that_is_none_counts_as_absent(loader_class: Any, num_workers: int) -> None:
+    assert as_lists(loader_class(_NoBulk(3), batch_size=2, num_workers=num_workers)) == [[0, 1], [2]]
+
+
+def _composed() -> dict[str, Any]:
+    pairs = TensorDataset(torch.arange(6.0), torch.arange(12).reshape(6, 2))
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "tensors": pairs,
+        "subset": Subset(pairs, [4, 0, 2]),
+        "concatenated": ConcatDataset([Numbers(3), Numbers(4)]),
+        "stacked": StackDataset(a=Numbers(6), b=pairs),
+        "split": random_split(Numbers(9), [4, 5], generator=generator)[1],
+    }
+
+
+@pytest.mark.parametrize("name", list(_composed()))
+def test_composed_data_sets(loader_class: Any, num_workers: int, name: str) -> None:
+    data = _composed()[name]
+    indices = range(len(data))
+    expected = [default_collate([data[i] for i in indices[start : start + 2]]) for start in range(0, len(data), 2)]
+    received = list(loader_class(data, batch_size=2, num_workers=num_workers))
+    assert len(received) == len(expected)
+    assert all(map(same, received, expected))
+
+
+def test_length_follows_a_growing_data_set(loader_class: Any) -> None:
+    data = [torch.ones(2) for _ in range(4)]
+    loaders = [loader_class(data), loader_class(data, shuffle=True), loader_class(data, num_workers=1)]
+    data.append(torch.ones(2))
+    assert [len(loader) for loader in loaders] == [5, 5, 5]
+    assert [len(list(loader)) for loader in loaders] == [5, 5, 5]
+
+
+def test_each_epoch_sees_the_data_set_as_it_is_when_it_starts(loader_class: Any, num_workers: int) -> None:
+    data = [torch.tensor(number) for number in range(4)]
+    loader = loader_class(data, batch_size=2, num_workers=num_workers)
+    assert as_lists(loader) == [[0, 1], [2, 3]]
+    data[0] = torch.tensor(50)
+    assert as_lists(loader) == [[50, 1], [2, 3]]
+
+
+class _Unsized:
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_data_set_without_length(loader_class: Any) -> None:
+    loader = loader_class(_Unsized(), batch_size=2)
+    with pytest.raises(TypeError, match="len"):
+        len(loader)
+    assert as_lists(loader_class(_Unsized(), batch_size=2, sampler=[3, 1, 2])) == [[3, 1], [2]]

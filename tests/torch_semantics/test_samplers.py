@@ -19,7 +19,6 @@ from torch.utils.data import (
 )
 
 from tests.contracts.datasets import Made
-from tests.support.raising import error_of
 from tests.torch_semantics.datasets import Numbers, as_lists, keep, numbers_in
 
 
@@ -86,21 +85,6 @@ def test_the_keys_of_a_batch_for_one_read(loader_class: Any, num_workers: int) -
         batches = list(loader)
         assert [len(batch) for batch in batches] == [2] * 150
         assert sorted(torch.cat(batches).tolist()) == list(range(300))
-
-
-class _TwoBatchSampler(BatchSampler):
-    """A subclass with its own order: pairs from both ends."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from ([0, 9], [1, 8], [2, 7])
-
-    def __len__(self) -> int:
-        return 3
-
-
-def test_subclass_of_pytorchs_batch_sampler(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(10), batch_sampler=_TwoBatchSampler(range(10), 2, False), num_workers=num_workers)
-    assert as_lists(loader) == [[0, 9], [1, 8], [2, 7]]
 
 
 def test_empty_batch_of_a_batch_sampler(loader_class: Any, num_workers: int) -> None:
@@ -175,40 +159,6 @@ def test_sampler_is_read_lazily(loader_class: Any, num_workers: int) -> None:
     iterator = iter(loader_class(Numbers(1_000_000), sampler=sampler, batch_size=2, num_workers=num_workers))
     assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert sampler.read < 100_000
-
-
-class _WithEpoch(Sampler[int]):
-    """Like a distributed sampler: another order for each epoch that is set."""
-
-    def __init__(self) -> None:
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter([(index + self.epoch) % 6 for index in range(6)])
-
-    def __len__(self) -> int:
-        return 6
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_set_epoch_between_epochs(loader_class: Any, persistent: bool) -> None:
-    sampler = _WithEpoch()
-    loader = loader_class(Numbers(6), sampler=sampler, batch_size=2, num_workers=2, persistent_workers=persistent)
-    for epoch in range(4):
-        sampler.set_epoch(epoch)
-        assert numbers_in(loader) == [(index + epoch) % 6 for index in range(6)]
-
-
-def test_a_sampler_that_fails(loader_class: Any, num_workers: int) -> None:
-    def indices() -> Iterator[int]:
-        yield from range(4)
-        raise ArithmeticError("the sampler is broken")
-
-    loader = loader_class(Numbers(9), sampler=indices(), num_workers=num_workers)
-    assert str(error_of(ArithmeticError, list, loader)) == "the sampler is broken"
 
 
 def test_another_loader_as_batch_sampler(loader_class: Any, num_workers: int) -> None:

@@ -31,35 +31,12 @@ def test_uneven_streams_in_strict_order(loader_class: Any) -> None:
     assert as_lists(loader) == [[[0, 0], [0, 1]], [[1, 0]], [[0, 2], [0, 3]], [[0, 4]]]
 
 
-def test_drop_last_drops_the_rest_of_each_stream(loader_class: Any) -> None:
-    loader = loader_class(Streams([5, 2, 1]), batch_size=2, num_workers=3, drop_last=True)
-    assert sorted(as_lists(loader)) == [[[0, 0], [0, 1]], [[0, 2], [0, 3]], [[1, 0], [1, 1]]]
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("batch_size", [None, 1, 4])
-def test_every_sample_of_every_stream_once(loader_class: Any, in_order: bool, batch_size: int | None) -> None:
-    loader = loader_class(Stream(23), batch_size=batch_size, num_workers=3, in_order=in_order)
-    for _ in range(2):
-        assert sorted(numbers_in(loader)) == list(range(23))
-
-
 def test_a_stream_that_does_not_share_is_repeated_by_each_worker(loader_class: Any) -> None:
     class Selfish(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(4))
 
     assert sorted(numbers_in(loader_class(Selfish(), batch_size=2, num_workers=2))) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_no_batching(loader_class: Any, num_workers: int) -> None:
-    samples = list(loader_class(Stream(5), batch_size=None, num_workers=num_workers))
-    assert sorted(map(int, samples)) == [0, 1, 2, 3, 4]
-    assert all(sample.dim() == 0 for sample in samples)
-
-
-def test_empty_stream(loader_class: Any, num_workers: int) -> None:
-    assert list(loader_class(Stream(0), batch_size=2, num_workers=num_workers)) == []
 
 
 def test_chained_streams(loader_class: Any) -> None:

@@ -10,13 +10,11 @@ import threading
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch.utils.data import default_collate, get_worker_info
 
 from tests.contracts.datasets import Made
-from tests.support.raising import error_of
 from tests.support.waiting import wait_until
 from tests.torch_semantics.datasets import Numbers, ProcessIds, keep
 
@@ -124,20 +122,6 @@ def test_start_function_may_change_the_workers_data_set(loader_class: Any) -> No
     assert int(data[0]) == 0
 
 
-def test_start_function_that_fails(loader_class: Any) -> None:
-    def begin(worker: int) -> None:
-        raise ValueError("this start is broken")
-
-    caught = error_of(ValueError, list, loader_class(Numbers(4), num_workers=2, worker_init_fn=begin))
-    assert str(caught).startswith("Caught ValueError in DataLoader worker process ")
-    assert "this start is broken" in str(caught)
-
-
-def test_samples_are_made_by_the_workers(loader_class: Any, num_workers: int) -> None:
-    pids = {int(pid) for batch in loader_class(ProcessIds(8), 2, num_workers=num_workers) for pid in batch[:, 1]}
-    assert (pids == {os.getpid()}) if num_workers == 0 else (os.getpid() not in pids)
-
-
 def test_collation_runs_in_the_workers(loader_class: Any, num_workers: int) -> None:
     def collate(samples: list[Any]) -> tuple[int, bool, list[int]]:
         return os.getpid(), get_worker_info() is None, [int(sample) for sample in samples]
@@ -227,26 +211,6 @@ def test_what_changes_between_epochs_reaches_persistent_workers(loader_class: An
         data.now.fill_(epoch)
         data.length = length
         assert [int(number) for batch in loader for number in batch] == [epoch] * length
-
-
-def test_persistent_workers_after_an_early_break(loader_class: Any) -> None:
-    loader = loader_class(ProcessIds(40), 2, num_workers=2, persistent_workers=True)
-    seen = set()
-    for _ in range(3):
-        for batch in loader:
-            seen |= {int(pid) for pid in batch[:, 1]}
-            assert batch[:, 0].tolist() == [0, 1]
-            break
-    assert [index for batch in loader for index in batch[:, 0].tolist()] == list(range(40))
-    assert len(seen | _pids(loader)) <= 2
-
-
-def test_persistent_workers_end_with_the_loader(loader_class: Any) -> None:
-    loader = loader_class(ProcessIds(8), num_workers=2, persistent_workers=True)
-    pids = _pids(loader)
-    assert all(psutil.pid_exists(pid) for pid in pids)
-    del loader
-    assert wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_main_process_generators_are_left_alone_by_workers(loader_class: Any) -> None:

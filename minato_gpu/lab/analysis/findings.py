@@ -11,7 +11,7 @@ from minato_gpu.lab.analysis.profile import Phase, Profile, Storage, mean
 from minato_gpu.lab.analysis.stopwatch import Collated, Seen
 from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import JSON
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 _SLOWEST = 10
 

@@ -19,7 +19,7 @@ from minato_gpu.lab.analysis.preparation import Law, fit
 from minato_gpu.lab.analysis.profile import Profile, Setting
 from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, EpochTimes, SimulatedRank
 from minato_gpu.lab.analysis.virtual_storage import Tier, order_of
-from minato_gpu.lazily import cached_property
+from minato_gpu.util.cached_property import cached_property
 
 DRAWS = 8
 AS_MEASURED = Setting()

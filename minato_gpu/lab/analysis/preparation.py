@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minato_gpu.lab.analysis.profile import Profile, mean
+from minato_gpu.lab.numbers import number
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,22 @@ _PARTS = {1: ([0],), 2: ([0], [0, 1]), 3: ([0], [0, 1], [0, 2], [0, 1, 2])}
 """Which parts of the law may be, by how many counts of workers were tried: none of them is below zero."""
 
 
-Cause = Literal[
-    "no workers", "one lock", "collate", "few slow samples", "in flight", "cores", "workers", "some workers"
+Case = Literal[
+    "unknown",
+    "noise",
+    "step-bound",
+    "slow rank",
+    "transfer-bound",
+    "loader-bound",
+    "no workers",
+    "too few workers",
+    "too few cores",
+    "few slow samples",
+    "too few batches in flight",
+    "collate-bound",
+    "one lock",
+    "slow storage",
+    "storage latency",
 ]
 _MOST_WORKERS = 256
 _MUCH = 0.5  # of a worker's time for a batch
@@ -75,34 +90,42 @@ _SLOW = 4.0  # times the middle sample
 _ENOUGH = 1.05  # times the needed rate
 
 
-class Bottleneck(NamedTuple):
-    """The cause of a preparation stall, with numbers for a sentence."""
+class Advice(NamedTuple):
+    """The change that helps against a preparation stall."""
 
-    cause: Cause
-    workers: int = 0  # that are needed (or batches ahead, or times less)
-    times: float = 0.0  # see the sentences
-    one_in: int = 0  # how rare slow samples are
+    case: Case
+    sentence: str
+    most: float = 1.0  # share of the epoch that it can save at most
 
 
-def cause_of(profile: Profile, step_s: float) -> Bottleneck:
-    """Returns the cause if the step takes ``step_s`` seconds of each batch."""
+def advice(profile: Profile, step_s: float) -> Advice:
+    """Returns what to change if the step takes ``step_s`` seconds of each batch."""
     batch_s = worker_seconds(profile)
-    needed_rate = profile.batch_size / max(step_s, 1e-9)
-    if profile.workers == 0:
-        return Bottleneck("no workers", min(_workers_for(batch_s, step_s), max(int(profile.cores), 1)))
+    has, needed_rate = profile.workers, profile.batch_size / max(step_s, 1e-9)
+    if has == 0:
+        need = min(_workers_for(batch_s, step_s), max(int(profile.cores), 1))
+        return Advice(
+            "no workers",
+            f"Samples are prepared by the training process itself, between steps: num_workers={need} prepares them "
+            "meanwhile.",
+        )
     if _is_flat(profile):
-        return Bottleneck("one lock", times=_growth(profile))
+        return Advice(
+            "one lock",
+            f"{has} workers prepare no more than {_growth(profile):.1f} times what one does: they wait for one lock, "
+            "as threads do for Python's: use processes (worker_kind='process'), or code that lets go of the lock.",
+        )
     if _rate(profile, batch_s) >= _ENOUGH * needed_rate:
         return _uneven(profile, step_s)
     if profile.collate_s > _MUCH * batch_s:
-        return Bottleneck("collate", times=profile.collate_s / batch_s)
+        share = profile.collate_s / batch_s
+        return Advice(
+            "collate-bound",
+            f"collate_fn takes {share:.0%} of a worker's time ({number(profile.collate_s * 1e3)} ms a batch), and "
+            f"without it batches would come {1 / max(1 - share, 0.01):.1f} times as fast: "
+            "let it copy whole arrays, or move its work into the samples.",
+        )
     return _more_workers(profile, batch_s, step_s)
-
-
-def most_gain(profile: Profile, step_s: float) -> float:
-    """The share of the epoch that the change can save at most: as many workers as there are cores may not be enough."""
-    found = cause_of(profile, step_s)
-    return 1 - 1 / found.times if found.cause == "some workers" else 1.0
 
 
 def law_of(profile: Profile) -> Law | None:
@@ -126,33 +149,57 @@ def _workers_for(batch_s: float, step_s: float) -> int:
     return min(max(1, math.ceil(batch_s / max(step_s, 1e-9))), _MOST_WORKERS)
 
 
-def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Bottleneck:
-    scaling = law_of(profile)
+def _counted(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers} workers"
+
+
+def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Advice:
+    scaling, has, cores = law_of(profile), profile.workers, profile.cores
     needed = profile.batch_size / max(step_s, 1e-9)
     by_cost = _workers_for(batch_s, step_s)
     counts = range(1, _MOST_WORKERS + 1)
     found = next((count for count in counts if scaling is not None and scaling.rate(count) >= needed), None)
-    need = max(found if found is not None and found < 4 * by_cost else by_cost, profile.workers + 1)
-    has = _rate(profile, batch_s)
-    most = profile.cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
+    need = max(found if found is not None and found < 4 * by_cost else by_cost, has + 1)
+    times = needed / _rate(profile, batch_s)
+    most = cores / max(profile.prepare_cpu_share, 0.01)  # a worker that waits leaves its core to others
     if need <= most:
-        return Bottleneck("workers", need, needed / has)
-    if profile.workers >= _FULL * most:
-        return Bottleneck("cores", need, needed / has)
-    more = max(profile.workers + 1, math.floor(most))
-    return Bottleneck("some workers", more, more / profile.workers)
+        return Advice(
+            "too few workers",
+            f"Preparation is too slow with {_counted(has)}: num_workers={need} keeps up with the step.",
+        )
+    if has >= _FULL * most:
+        return Advice(
+            "too few cores",
+            f"To keep up, preparation needs {need} workers of the speed measured, and there are {cores} cores: prepare "
+            f"less for each sample ({times:.1f} times less), keep what is prepared (cache=), or prepare on the GPU.",
+        )
+    more = max(has + 1, math.floor(most))
+    return Advice(
+        "too few workers",
+        f"Preparation is too slow with {_counted(has)}: num_workers={more}, as many as {cores} cores carry, is up to "
+        f"{more / has:.1f} times as fast, which does not keep up with the step yet: prepare less, or on the GPU too.",
+        1 - has / more,
+    )
 
 
-def _uneven(profile: Profile, step_s: float) -> Bottleneck:
+def _uneven(profile: Profile, step_s: float) -> Advice:
     """Workers keep up on average."""
     middle = median(profile.prepare_s) if profile.prepare_s else 0.0
     # one that is over long before the step is holds up no batch
     slow = [each for each in profile.prepare_s if each > max(_SLOW * middle, step_s / 2)]
     if slow and middle:
         ahead = math.ceil(max(slow) / max(step_s, 1e-9) / profile.workers) + profile.prefetch
-        one_in = round(len(profile.prepare_s) / len(slow))
-        return Bottleneck("few slow samples", ahead, mean(slow) / middle, one_in)
-    return Bottleneck("in flight", 2 * max(profile.prefetch, 1))
+        return Advice(
+            "few slow samples",
+            f"One sample in {round(len(profile.prepare_s) / len(slow))} takes {mean(slow) / middle:.1f} times as long "
+            "as the middle one, and its batch waits for it: minato_gpu.DataLoader(in_order=False) lets others go "
+            f"first, or prefetch_factor={ahead} hides it.",
+        )
+    return Advice(
+        "too few batches in flight",
+        f"{_counted(profile.workers)} would do on average, but only so many batches are prepared ahead "
+        f"({profile.prefetch} each): prefetch_factor={2 * max(profile.prefetch, 1)} evens it out.",
+    )
 
 
 def _growth(profile: Profile) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import Literal
 
 from minato_gpu.samples import JSON
@@ -116,18 +116,13 @@ class Profile:
 
 
 def profile_from(data: Mapping[str, JSON]) -> Profile:
-    """Makes a profile of what ``asdict`` gave, perhaps an older version and through a file. Raises TypeError or
-    KeyError where it is another thing."""
-    values = _without_old(with_tuples(dict(data)))
+    """Makes a profile of what ``asdict`` gave, perhaps through a file. Raises TypeError or KeyError where it is another
+    thing."""
+    values = with_tuples(dict(data))
     if values.get("storage") is not None:
-        values["storage"] = Storage(**_without_old(values["storage"]))
+        values["storage"] = Storage(**values["storage"])
     values["phases"] = {name: Phase(**each) for name, each in values.get("phases", {}).items()}
     return Profile(**values)
-
-
-def _without_old(values: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Without what older versions wrote into every profile, and never measured."""
-    return {name: value for name, value in values.items() if name not in ("device_s", "tail", "tail_times")}
 
 
 def with_tuples(value: JSON) -> JSON:
@@ -221,18 +216,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting that was tried, or why it was not."""
+    """A setting that was tried, or why it could not be."""
 
     setting: Setting
-    epoch_s: tuple[float, ...] = ()  # seconds of an epoch, each time that it was tried
-    why_not: str = ""  # it was tried
-
-    @property
-    def median_s(self) -> float:
-        """Median of the epochs' seconds."""
-        return median(self.epoch_s)
-
-    @property
-    def spread_s(self) -> float:
-        """Seconds between the slowest epoch and the fastest."""
-        return max(self.epoch_s) - min(self.epoch_s)
+    epoch_s: float | None = None  # seconds of an epoch
+    why_not: str = ""

@@ -16,18 +16,7 @@ from minato_gpu.samples import JSON
 
 HERE = "can be run here"
 NOT = "not "  # what a point begins with that was not, or cannot be, run
-STORAGE = f"{NOT}verifiable here: the storage is what it is"
-STEP = f"{NOT}verifiable here: the step is the model's"
-GPUS = f"{NOT}verifiable here: needs as many GPUs"
-MORE_CORES = f"{NOT}verifiable here: this machine has fewer cores"
-POLICY = f"{NOT}verifiable here: the loader chooses its policy itself"
-NO_CACHE = "none"
-CACHE_POLICY = "cache policy, half of the set"
-POLICIES = {
-    "minio": "keeps what comes first, and lets nothing go",
-    "next-use": "keeps what is needed soonest",
-    "lru": "keeps what was used last (least recently used goes first)",
-}
+ELSEWHERE = f"{NOT}verifiable here"
 T = TypeVar("T", bound=float | str)
 _TIMES = (0.5, 1.0, 2.0, 4.0)
 
@@ -48,12 +37,6 @@ class Point:
         return Setting() if self.measured else self.setting
 
 
-def points(profile: Profile) -> list[Point]:
-    """Returns all questions that the profile can answer, each with what was measured among its points."""
-    asked = (_workers, _cores, _cache, _rate, _latency, _step, _batch, _ranks, _loader)
-    return [point for question in asked for point in question(profile)]
-
-
 def answer(profile: Profile, *, draws: int = DRAWS, chosen: Sequence[Point] | None = None) -> list[dict[str, JSON]]:
     """Returns a row for each point, ready for ``console.show``.
 
@@ -70,19 +53,20 @@ def answer(profile: Profile, *, draws: int = DRAWS, chosen: Sequence[Point] | No
 
 
 def compared(profile: Profile, tried: Iterable[Trial], *, draws: int = DRAWS) -> list[dict[str, JSON]]:
-    """The rows of ``answer``, with what came of those that were tried: ``measured_s`` (seconds of an epoch, the middle
-    of all times it was tried), ``spread_s`` between these times, ``deviation`` of what was predicted, as a share of it;
-    ``verified`` says whether that lies in the interval, or why it was not tried."""
+    """The rows of ``answer``, with what came of those that were tried: ``measured_s``, seconds of an epoch, and
+    ``deviation`` of what was predicted, as a share of it; ``verified`` says whether that lies in the interval, or why
+    it was not tried."""
     trials = {trial.setting: trial for trial in tried}
     rows = answer(profile, draws=draws)
     for point, row in zip(points(profile), rows, strict=True):
-        trial = trials.get(point.changes) if point.verifiable == HERE else None
-        if trial is not None and trial.epoch_s:
-            inside = row["low_s"] <= trial.median_s <= row["high_s"]
+        if point.verifiable != HERE:
+            continue
+        trial = trials.get(point.changes, Trial(point.changes, why_not="no time was left for it"))
+        if trial.epoch_s is not None:
+            inside = row["low_s"] <= trial.epoch_s <= row["high_s"]
             row["verified"] = "run here, in its interval" if inside else "run here"
-            row |= {"measured_s": trial.median_s, "spread_s": trial.spread_s}
-            row["deviation"] = row["epoch_s"] / trial.median_s - 1
-        elif trial is not None:
+            row |= {"measured_s": trial.epoch_s, "deviation": row["epoch_s"] / trial.epoch_s - 1}
+        else:
             row["verified"] = f"{NOT}tried: {trial.why_not}"
     return rows
 
@@ -109,82 +93,79 @@ def _row(point: Point, found: Prediction, as_measured: Prediction) -> dict[str, 
 # --- the questions ------------------------------------------------------------------------------------------------
 
 
+def points(profile: Profile) -> list[Point]:
+    """Returns all questions that the profile can answer, each with what was measured among its points."""
+    workers = sorted({1, 2, 4, 8, 16, 32, profile.workers})
+    sizes = sorted({max(1, round(profile.batch_size * times)) for times in _TIMES})
+    kinds: tuple[LoaderKind, ...] = ("torch", "minato_gpu")
+    return [
+        *_curve(
+            "workers",
+            [count for count in workers if count <= max(16, 2 * profile.workers)],
+            profile.workers,
+            lambda count: Setting(workers=count),
+            runs_here=True,
+        ),
+        *_cores(profile),
+        *_stored(profile),
+        *_curve("step, times", (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0), 1.0, lambda times: Setting(step_times=times)),
+        *_curve(
+            "batch size",
+            [size for size in sizes if size <= profile.samples],
+            profile.batch_size,
+            lambda size: Setting(batch_size=size),
+            runs_here=True,
+        ),
+        *_curve(
+            "ranks of this host",
+            [ranks for ranks in sorted({1, 2, 4, 8, profile.ranks}) if ranks <= profile.samples],
+            profile.ranks,
+            lambda ranks: Setting(ranks=ranks),
+        ),
+        *_curve("loader", kinds, profile.loader, lambda kind: Setting(loader=kind), runs_here=True),
+    ]
+
+
 def _curve(
-    question: str, values: Iterable[T], own: T, setting: Callable[[T], Setting], why_not: str = HERE
+    question: str, values: Iterable[T], own: T | None, setting: Callable[[T], Setting], *, runs_here: bool = False
 ) -> Iterator[Point]:
-    """A point for each value, in the order given. ``why_not``: those that were not measured cannot be run here."""
+    """A point for each value, in the order given. ``runs_here``: others than the measured one can be verified."""
     for value in values:
-        yield Point(question, value, setting(value), value == own, HERE if value == own else why_not)
-
-
-def _workers(profile: Profile) -> Iterator[Point]:
-    counts = {1, 2, 4, 8, 16, 32, profile.workers}
-    some = [count for count in sorted(counts) if count <= max(16, 2 * profile.workers)]
-    return _curve("workers", some, profile.workers, lambda count: Setting(workers=count))
+        here = HERE if value == own or runs_here else ELSEWHERE
+        yield Point(question, value, setting(value), value == own, here)
 
 
 def _cores(profile: Profile) -> Iterator[Point]:
-    cores = max(1, int(profile.cores))
-    counts = {max(1, cores // 2), cores, 2 * cores, 4 * cores}
-    for count in sorted(counts):
-        here = HERE if count <= cores else MORE_CORES
-        more = max(1, count // cores)  # further cores are of use to workers that are there
-        setting = Setting(cores=count, workers=more * profile.workers)
-        yield Point("cores", count, setting, count == cores, here)
+    """Further cores are of use to workers that are there, so that there are as many times as many of these."""
+    own = max(1, int(profile.cores))
+    counts = sorted({max(1, own // 2), own, 2 * own, 4 * own})
+    return _curve(
+        "cores",
+        counts,
+        own,
+        lambda count: Setting(cores=count, workers=max(1, count // own) * profile.workers),
+    )
 
 
-def _cache(profile: Profile) -> Iterator[Point]:
-    if profile.storage is None:
-        return
-    ours = Setting(loader="minato_gpu")
-    yield Point("cache of this loader, share of the set", NO_CACHE, ours, profile.loader == ours.loader)
-    for share in (0.25, 0.5, 0.75, 1.0):
-        yield Point("cache of this loader, share of the set", share, replace(ours, cache=_blocks(share)))
-    for policy in POLICIES:
-        setting = replace(ours, cache=0.5, policy=policy)
-        yield Point(CACHE_POLICY, policy, setting, False, POLICY)
-
-
-def _blocks(share: float) -> float:
-    """Returns a cache's share with room for rounding: all of the set needs a little more than its bytes."""
-    return share if share < 1 else 1.01
-
-
-def _rate(profile: Profile) -> Iterator[Point]:
+def _stored(profile: Profile) -> Iterator[Point]:
+    """What storage and a cache change, where reads were seen."""
     storage = profile.storage
-    if storage is not None:
-        for times in _TIMES:
-            rate = times * storage.bytes_per_s
-            here = HERE if times == 1 else STORAGE
-            yield Point("storage rate, MB/s", rate / 1e6, Setting(bytes_per_s=rate), times == 1, here)
+    if storage is None:
+        return
+    own = 0.0 if profile.loader == "minato_gpu" else None
+    yield from _curve("cache of this loader, share of the set", (0.0, 0.25, 0.5, 0.75, 1.0), own, _cached)
+    for policy in ("minio", "next-use", "lru"):
+        yield Point("cache policy, half of the set", policy, replace(_cached(0.5), policy=policy), False, ELSEWHERE)
+    rates = [times * storage.bytes_per_s / 1e6 for times in _TIMES]
+    yield from _curve("storage rate, MB/s", rates, rates[1], lambda rate: Setting(bytes_per_s=1e6 * rate))
+    latency = 1e3 * storage.latency_s
+    latencies = sorted({latency, 1.0, 5.0, 20.0, 50.0, 100.0})
+    yield from _curve("storage latency, ms", latencies, latency, lambda each: Setting(latency_s=each / 1e3))
 
 
-def _latency(profile: Profile) -> Iterator[Point]:
-    if profile.storage is not None:
-        own = profile.storage.latency_s
-        for latency in sorted({own, 1e-3, 5e-3, 20e-3, 50e-3, 100e-3}):
-            here = HERE if latency == own else STORAGE
-            yield Point("storage latency, ms", 1e3 * latency, Setting(latency_s=latency), latency == own, here)
-
-
-def _step(profile: Profile) -> Iterator[Point]:
-    return _curve("step, times", (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0), 1.0, lambda times: Setting(step_times=times), STEP)
-
-
-def _batch(profile: Profile) -> Iterator[Point]:
-    sizes = sorted({max(1, round(profile.batch_size * times)) for times in _TIMES})
-    some = [size for size in sizes if size <= profile.samples]
-    return _curve("batch size", some, profile.batch_size, lambda size: Setting(batch_size=size))
-
-
-def _ranks(profile: Profile) -> Iterator[Point]:
-    some = [ranks for ranks in sorted({1, 2, 4, 8, profile.ranks}) if ranks <= profile.samples]
-    return _curve("ranks of this host", some, profile.ranks, lambda ranks: Setting(ranks=ranks), GPUS)
-
-
-def _loader(profile: Profile) -> Iterator[Point]:
-    kinds: tuple[LoaderKind, ...] = ("torch", "minato_gpu")
-    return _curve("loader", kinds, profile.loader, lambda kind: Setting(loader=kind))
+def _cached(share: float) -> Setting:
+    """This loader with a cache of so much of the set; all of the set needs a little more than its bytes."""
+    return Setting(loader="minato_gpu", cache=(share if share < 1 else 1.01) or None)
 
 
 def parsed_range(text: str, *, whole: bool) -> tuple[float, ...]:

@@ -24,10 +24,10 @@ from torch.utils.data import IterableDataset
 
 from minato_gpu.lab.analysis.files import Look, MeasuredReads
 from minato_gpu.lanes.cpu_time import RunQueueDelay
-from minato_gpu.pipeline import Pipeline
+from minato_gpu.pipeline.pipeline import Pipeline
+from minato_gpu.pipeline.stages import Fields, Params, Stage
 from minato_gpu.samples import JSON, Key, Value
 from minato_gpu.sources.source import source_of
-from minato_gpu.stages import Fields, Params, Stage
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torch.utils.data import Sampler as TorchSampler
 from minato_gpu import loader as ours
 from minato_gpu.lab.analysis.profile import CannotTry, LoaderKind, Setting
 from minato_gpu.lab.analysis.stopwatch import NoteBook, Stopwatch, watched, watched_pipeline
-from minato_gpu.options import Options
+from minato_gpu.options.options import Options
 from minato_gpu.samples import Key, Value
 from minato_gpu.sampling.samplers import length_of
 
@@ -122,8 +122,8 @@ class Subject:
         dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
         return self._made(self.kind, dataset, **self._cut(batches), **given)
 
-    def in_setting(self, setting: Setting, batches: Sequence[list[Key]], cache: int | None) -> DataLoader[Value]:
-        """A loader as it would be in this setting, over these keys (empty for a stream), with so many bytes of cache.
+    def in_setting(self, setting: Setting, batches: Sequence[list[Key]]) -> DataLoader[Value]:
+        """A loader as it would be in this setting, over these keys (empty for a stream).
 
         Raises CannotTry where the script's loader says more than another can be told.
         """
@@ -135,8 +135,6 @@ class Subject:
         given = self._arguments(None, kind if kind == self.kind else "torch")
         if setting.workers is not None:
             given |= _with_workers(given, setting.workers)
-        if cache is not None:
-            given |= {"cache": cache, "persistent_workers": True}
         return self._made(kind, self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
 
     def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:

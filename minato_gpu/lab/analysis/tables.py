@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
 from minato_gpu.lab.analysis.preparation import law_of
 from minato_gpu.lab.analysis.profile import Profile
+from minato_gpu.lab.analysis.questions import answer, compared
 from minato_gpu.lab.analysis.script import Result
 from minato_gpu.lab.analysis.verdict import verdict
 from minato_gpu.lab.console import show
+from minato_gpu.lab.numbers import number
+from minato_gpu.lab.report import write_whole
 from minato_gpu.samples import JSON
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _SLOWEST = 5
+_BAR = 20  # characters of the longest
+_PAGE_WIDTH = 140  # characters
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
@@ -76,30 +83,53 @@ def _never(loaders: Sequence[str]) -> str:
     return f"before a loader had given three batches with gradients enabled: {said}. (--loader N chooses one.)"
 
 
-def tried(results: Sequence[Result]) -> list[dict[str, JSON]] | None:
-    """Returns other settings as predicted and as they ran; None where none was to be tried."""
-    from minato_gpu.lab.analysis.questions import compared
-
+def whatif(results: Sequence[Result]) -> list[dict[str, JSON]]:
+    """Returns other settings as predicted for the first rank, and as they ran where they were tried; none where the
+    profile does not suffice."""
     own = results[0]
-    if not own.tried or own.profile is None:
-        return None
-    return compared(own.profile, own.tried)
+    if own.profile is None or not own.profile.suffices:
+        return []
+    return compared(own.profile, own.tried) if own.tried else answer(own.profile)
 
 
-def show_tried(console: Console, answered: Sequence[Mapping[str, JSON]]) -> None:
-    """A table of settings: predicted beside measured."""
-    shown = [
-        {
-            "question": row["question"],
-            "setting": row["setting"],
-            "predicted s": row["epoch_s"],
-            "measured s": row.get("measured_s"),
-            "predicted by": f"{row['deviation']:+.1%}" if "deviation" in row else None,
-            "": row["verified"],
-        }
-        for row in answered
-    ]
-    show(console, "what if: an epoch as predicted, and as it ran", shown)
+def show_answers(console: Console, answered: Sequence[Mapping[str, JSON]]) -> None:
+    """Prints a table for each question: an epoch's seconds in each setting, also as a bar."""
+    longest = max((row["high_s"] for row in answered), default=0.0)
+    for question in dict.fromkeys(row["question"] for row in answered):
+        shown = [
+            {
+                "setting": row["setting"] if isinstance(row["setting"], str) else number(row["setting"]),
+                "": "#" * round(_BAR * row["epoch_s"] / longest),
+                "epoch s": row["epoch_s"],
+                "low": row["low_s"],
+                "high": row["high_s"],
+                "first epoch s": row["first_epoch_s"],
+                "times faster": row["times_faster"],
+                "measured s": row.get("measured_s"),
+                "off by": f"{row['deviation']:+.1%}" if "deviation" in row else None,
+                "verified": "as measured" if row["measured"] and "measured_s" not in row else row["verified"],
+            }
+            for row in answered
+            if row["question"] == question
+        ]
+        show(console, str(question), shown)
+
+
+def write_page(path: Path, what: str, document: Mapping[str, JSON], results: Sequence[Result]) -> None:
+    """Writes all tables as one page for a browser, which needs nothing else."""
+    from rich.console import Console
+
+    console = Console(record=True, file=io.StringIO(), width=_PAGE_WIDTH)
+    machine, versions = document["machine"], document["versions"]
+    console.print(f"Where the time of {what} goes", style="bold", markup=False, highlight=False)
+    where = f"{document['date']}, {machine['cores']} cores of {machine['processor']}"
+    console.print(f"{where}; torch {versions.get('torch', 'unknown')}", markup=False, highlight=False)
+    show_results(console, results)
+    if document["whatif"]:
+        console.print("\nAn epoch in other settings, predicted:", markup=False)
+        show_answers(console, document["whatif"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, console.export_html())
 
 
 def _profiles(results: Sequence[Result]) -> list[Profile]:

@@ -9,30 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from minato_gpu.lab.analysis.breakdown import TITLES, Breakdown, EpochPart, of_ranks
-from minato_gpu.lab.analysis.preparation import cause_of, most_gain
+from minato_gpu.lab.analysis.preparation import Case, advice
 from minato_gpu.lab.analysis.profile import Profile, Storage
 from minato_gpu.lab.numbers import number
 
-Case = Literal[
-    "unknown",
-    "noise",
-    "step-bound",
-    "slow rank",
-    "transfer-bound",
-    "loader-bound",
-    "no workers",
-    "too few workers",
-    "too few cores",
-    "few slow samples",
-    "too few batches in flight",
-    "collate-bound",
-    "one lock",
-    "slow storage",
-    "storage latency",
-]
 WORTH = 0.05  # of the epoch
 _SLOWER = 1.1  # times the other ranks' step
 
@@ -71,17 +54,14 @@ def _of_one(profile: Profile, found: Breakdown) -> Diagnosis:
         if worst.share < WORTH:
             return _step_bound(profile, found)
         # rare stalls are noise for long; but where samples are that slow, the costs of samples tell of them as well
-        if worst.name != "preparation" or cause_of(profile, found.step_s).cause != "few slow samples":
+        if worst.name != "preparation" or advice(profile, found.step_s).case != "few slow samples":
             return _noise(profile, worst)
-    case, sentence = {
-        "transfer": _transfer,
-        "loader": _loader,
-        "preparation": _preparation,
-        "fetch": _fetch,
-    }[worst.name](profile, found)
     gain = worst.share
     if worst.name == "preparation":
-        gain = min(gain, most_gain(profile, found.step_s))
+        case, sentence, most = advice(profile, found.step_s)
+        gain = min(gain, most)
+    else:
+        case, sentence = {"transfer": _transfer, "loader": _loader, "fetch": _fetch}[worst.name](profile, found)
     return Diagnosis(case, f"{sentence} That is worth up to {gain:.0%} of the epoch.", gain, profile.rank)
 
 
@@ -193,50 +173,3 @@ def _more_at_once(storage: Storage, needed: float) -> str:
 
 def _size(nbytes: float) -> str:
     return f"{math.ceil(nbytes / 1e9)}GB" if nbytes > 1e9 else f"{math.ceil(nbytes / 1e6)}MB"
-
-
-# --- preparation ----------------------------------------------------------------------------------------------------
-
-
-def _preparation(profile: Profile, found: Breakdown) -> tuple[Case, str]:
-    why = cause_of(profile, found.step_s)
-    has, need, cores = profile.workers, why.workers, profile.cores
-    counted = "1 worker" if has == 1 else f"{has} workers"
-    if why.cause == "no workers":
-        return "no workers", (
-            f"Samples are prepared by the training process itself, between steps: num_workers={need} prepares them "
-            "meanwhile."
-        )
-    if why.cause == "one lock":
-        return "one lock", (
-            f"{has} workers prepare no more than {why.times:.1f} times what one does: they wait for one lock, as "
-            "threads do for Python's: use processes (worker_kind='process'), or code that lets go of the lock."
-        )
-    if why.cause == "collate":
-        return "collate-bound", (
-            f"collate_fn takes {why.times:.0%} of a worker's time ({number(profile.collate_s * 1e3)} ms a batch), and "
-            f"without it batches would come {1 / max(1 - why.times, 0.01):.1f} times as fast: "
-            "let it copy whole arrays, or move its work into the samples."
-        )
-    if why.cause == "few slow samples":
-        return "few slow samples", (
-            f"One sample in {why.one_in} takes {why.times:.1f} times as long as the middle one, and its batch waits "
-            f"for it: minato_gpu.DataLoader(in_order=False) lets others go first, or prefetch_factor={need} hides it."
-        )
-    if why.cause == "in flight":
-        return "too few batches in flight", (
-            f"{counted} would do on average, but only so many batches are prepared ahead ({profile.prefetch} each): "
-            f"prefetch_factor={need} evens it out."
-        )
-    if why.cause == "cores":
-        return "too few cores", (
-            f"To keep up, preparation needs {need} workers of the speed measured, and there are {cores} cores: prepare "
-            f"less for each sample ({why.times:.1f} times less), keep what is prepared (cache=), or prepare on the GPU."
-        )
-    if why.cause == "some workers":
-        return "too few workers", (
-            f"Preparation is too slow with {counted}: num_workers={need}, as many as {cores} cores carry, is up to "
-            f"{why.times:.1f} times as fast, which does not keep up with the step yet: prepare less, or on the GPU "
-            "too."
-        )
-    return "too few workers", f"Preparation is too slow with {counted}: num_workers={need} keeps up with the step."

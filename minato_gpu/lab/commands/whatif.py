@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from minato_gpu.lab.commands.common import CommandOutput, shows
-from minato_gpu.lab.console import show
 from minato_gpu.lab.numbers import number
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def whatif(
     The measured costs go through the scheduler and the cache policies of the loader under a virtual clock; low and high
     hold nine of ten draws of these costs.
     """
-    from minato_gpu.lab.analysis import questions
+    from minato_gpu.lab.analysis import questions, tables
 
     found = _read(profile, rank)
     try:
@@ -79,9 +78,7 @@ def whatif(
         raise click.UsageError(str(error)) from None
     with out.console.status("simulating"):
         rows = questions.answer(found, chosen=chosen)
-    for question in dict.fromkeys(row["question"] for row in rows):
-        some = [row for row in rows if row["question"] == question]
-        show(out.console, str(question), [{name: row[name] for name in row if name != "question"} for row in some])
+    tables.show_answers(out.console, rows)
     out.leave_rows({"command": "whatif", "loader": found.loader, "rank": found.rank}, rows)
 
 

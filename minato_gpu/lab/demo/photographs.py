@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,11 +27,11 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from minato_gpu.extras import from_extra
 from minato_gpu.lab.report import versions
 from minato_gpu.pipelines.example_photographs import photograph
 from minato_gpu.samples import JSON
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.messages import from_extra
+from minato_gpu.util.threads import usable_cores
 
 with from_extra("demo"):
     import cv2
@@ -90,13 +89,13 @@ class View:
         return f"{self.class_name}/{self.number:05d}.jpg"
 
 
-def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], None] | None = None) -> dict[str, JSON]:
+def make(folder: Path, count: int, seed: int) -> dict[str, JSON]:
     """Makes ``count`` JPEG files in class folders under ``folder``, or finds them made already.
 
     Returns the manifest: the settings that decide the files, and ``files``, ``bytes``, ``smallest_pixels`` and
-    ``largest_pixels``. ``progress(done, count)`` is called after every file. The files are made beside the folder and
-    moved into place when all are there, so that an interrupted run leaves nothing half made. Raises ``DataSetError``
-    where ``folder`` holds something else or scikit-image lacks its photographs.
+    ``largest_pixels``. The files are made beside the folder and moved into place when all are there, so that an
+    interrupted run leaves nothing half made. Raises ``DataSetError`` where ``folder`` holds something else or
+    scikit-image lacks its photographs.
     """
     settings = _settings(count, seed)
     if folder.exists():
@@ -107,7 +106,7 @@ def make(folder: Path, count: int, seed: int, progress: Callable[[int, int], Non
     shutil.rmtree(partial, ignore_errors=True)
     for name in SOURCES:
         (partial / name).mkdir(parents=True)
-    manifest = settings | _write_all(partial, views(count, seed), seed, progress)
+    manifest = settings | _write_all(partial, views(count, seed), seed)
     (partial / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if folder.exists():
         shutil.rmtree(folder)
@@ -163,22 +162,11 @@ def _with_grain(image: Pixels, rng: np.random.Generator) -> Pixels:
     return grainy
 
 
-def _write_all(
-    folder: Path, wanted: list[View], seed: int, progress: Callable[[int, int], None] | None
-) -> dict[str, JSON]:
+def _write_all(folder: Path, wanted: list[View], seed: int) -> dict[str, JSON]:
     # The largest first, so that no thread is left with one at the end.
     largest_first = sorted(wanted, key=lambda view: -view.megapixels)
-    made: list[tuple[int, int]] = []
     with ThreadPoolExecutor(usable_cores(), thread_name_prefix="photographs") as pool:
-        running = [pool.submit(_write, folder, view, seed) for view in largest_first]
-        try:
-            for future in as_completed(running):
-                made.append(future.result())
-                if progress is not None:
-                    progress(len(made), len(wanted))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        made = list(pool.map(lambda view: _write(folder, view, seed), largest_first))
     sizes, pixels = zip(*made, strict=True)
     return {"files": len(sizes), "bytes": sum(sizes), "smallest_pixels": min(pixels), "largest_pixels": max(pixels)}
 

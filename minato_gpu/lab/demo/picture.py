@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from minato_gpu.samples import JSON
@@ -17,9 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Lanes keep their colours; what else is to be seen of a sample is hatched or paler.
+# Lanes keep their colours; slow samples are hatched.
 _BUSY = {"cpu": "#4c78a8", "device": "#59a14f"}
-_BUSY_AHEAD = {"cpu": "#a9c1dc", "device": "#b5d8b0"}
 _SLOW_HATCH = "////"
 _WAIT = "#c8374a"
 _STEP = "#d9d9d9"
@@ -72,7 +70,7 @@ def figure(timelines: Sequence[Mapping[str, JSON]], title: str) -> Figure:
     for number, (axis, slots, (spans, batches)) in enumerate(zip(axes, rows, panels, strict=True), start=1):
         _panel(axis, slots, spans, batches, f"epoch {number} of {len(panels)}")
     axes[-1].set_xlabel("seconds from the start of the epoch", color=_INK)
-    _legend(made, {span.lane for spans, _ in panels for span in spans}, _any_ahead(panels))
+    _legend(made, {span.lane for spans, _ in panels for span in spans})
     return made
 
 
@@ -85,24 +83,15 @@ def _slots(spans: Sequence[Span]) -> list[tuple[str, int]]:
     return sorted({(span.lane, span.slot) for span in spans})
 
 
-def _own_epoch(batches: Sequence[DeliveredBatch]) -> int | None:
-    return batches[-1].epoch if batches else None
-
-
-def _any_ahead(panels: Sequence[tuple[list[Span], list[DeliveredBatch]]]) -> bool:
-    return any(span.epoch != _own_epoch(batches) for spans, batches in panels for span in spans)
-
-
 def _panel(
     axis: Axes, slots: Sequence[tuple[str, int]], spans: Sequence[Span], batches: Sequence[DeliveredBatch], name: str
 ) -> None:
-    own = _own_epoch(batches)
     end = max([span.end for span in spans] + [batch.at for batch in batches], default=1.0)
     begin = min([0.0] + [span.start for span in spans])
     for row, (lane, slot) in enumerate(slots):
         mine = [span for span in spans if (span.lane, span.slot) == (lane, slot)]
         axis.broken_barh([(begin, end - begin)], (row - _ROW_HEIGHT / 2, _ROW_HEIGHT), facecolors=_IDLE, zorder=1)
-        _strip(axis, row, lane, mine, own)
+        _strip(axis, row, lane, mine)
         share = _covered(mine) / (end - begin)
         axis.text(1.005, row, f"{share:4.0%} busy", transform=axis.get_yaxis_transform(), va="center", color=_INK)
     _consumer(axis, len(slots), batches, end)
@@ -119,16 +108,14 @@ def _panel(
     axis.spines["bottom"].set_color("#bbbbbb")
 
 
-def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span], own: int | None) -> None:
+def _strip(axis: Axes, row: int, lane: str, spans: Sequence[Span]) -> None:
     """One slot's work, in the lane's colour. Slow work is hatched, and marked above the strip, so that all is seen."""
     low = row - _ROW_HEIGHT / 2
-    colours = (_BUSY.get(lane, "#888888"), _BUSY_AHEAD.get(lane, "#cccccc"))
-    for slow, ahead in product((False, True), repeat=2):
-        bars = [
-            (span.start, span.end - span.start) for span in spans if (span.slow, span.epoch != own) == (slow, ahead)
-        ]
+    colour = _BUSY.get(lane, "#888888")
+    for slow in (False, True):
+        bars = [(span.start, span.end - span.start) for span in spans if span.slow == slow]
         look: dict[str, Any] = {"hatch": _SLOW_HATCH, "edgecolors": _INK} if slow else {"edgecolors": "none"}
-        axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colours[ahead], linewidth=0.4, zorder=2 + slow, **look)
+        axis.broken_barh(bars, (low, _ROW_HEIGHT), facecolors=colour, linewidth=0.4, zorder=2 + slow, **look)
     middles = [(span.start + span.end) / 2 for span in spans if span.slow]
     axis.plot(middles, [low - 0.02] * len(middles), linestyle="", marker=7, markersize=4, color=_INK, zorder=4)
 
@@ -160,15 +147,13 @@ def _covered(spans: Sequence[Span]) -> float:
     return covered
 
 
-def _legend(figure: Figure, lanes: set[str], ahead: bool) -> None:
+def _legend(figure: Figure, lanes: set[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: list[Patch | Line2D] = [
         Patch(color=_BUSY.get(lane, "#888888"), label=f"{lane} lane") for lane in sorted(lanes)
     ]
-    if ahead:
-        entries.append(Patch(color=_BUSY_AHEAD["cpu"], label="paler: another epoch's work"))
     entries += [
         Patch(
             facecolor="white", edgecolor=_INK, hatch=_SLOW_HATCH, label="slow sample (\N{BLACK DOWN-POINTING TRIANGLE})"

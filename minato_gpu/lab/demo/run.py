@@ -9,10 +9,16 @@ import torch
 from rich.console import Console
 
 from minato_gpu.lab import report
-from minato_gpu.lab.console import show_columns
-from minato_gpu.lab.demo import display, photographs, picture, summary
+from minato_gpu.lab.console import show
+from minato_gpu.lab.demo import photographs, picture, summary
 from minato_gpu.lab.demo.training import TrainingSettings, train
 from minato_gpu.samples import JSON
+
+_SHOWN = (
+    *("epoch", "samples_delivered", "samples_cpu_lane", "samples_device_lane", "elapsed_s", "samples_per_s"),
+    *("first_batch_s", "wait_total_s", "wait_p99_s", "busy_share_cpu_lane", "busy_share_device_lane"),
+    *("prediction_log_sigma", "peak_in_flight_bytes", "loss", "accuracy"),
+)
 
 
 def run(
@@ -34,22 +40,22 @@ def run(
     folder = data if data is not None else _made(console, out / "data", size, seed)
     settings = TrainingSettings(folder, epochs, batch_size, workers=workers, seed=seed, device=device)
     console.print(f"training: epochs {epochs}, cpu lane of {workers} workers, device lane on {device or 'the CPU'}")
-    with display.training(console, epochs) as watch:
-        outcome = train(settings, watch)
+    with console.status("training"):
+        outcome = train(settings)
     document = summary.document(outcome, _said(settings, size if data is None else None))
     out.mkdir(parents=True, exist_ok=True)
     report.write(document, out / "summary.json")
     samples = f"{document['samples_expected'] // epochs:,}"
     picture.draw(outcome.timelines, out / "timeline.png", f"How the loader spent its time on {samples} photographs")
-    show_columns(console, "What the loader did", display.summary_columns(document["rows"]))
+    show(console, "What the loader did", document["rows"], _SHOWN)
     console.print(f"left {out / 'summary.json'} and {out / 'timeline.png'}")
     return document
 
 
 def _made(console: Console, folder: Path, count: int, seed: int) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with display.making(console) as progress:
-        manifest = photographs.make(folder, count, seed, progress)
+    with console.status("making photographs"):
+        manifest = photographs.make(folder, count, seed)
     smallest, largest = manifest["smallest_pixels"] / 1e6, manifest["largest_pixels"] / 1e6
     console.print(
         f"{manifest['files']} photographs of {smallest:.2f} to {largest:.1f} megapixels, "

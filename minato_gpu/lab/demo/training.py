@@ -6,7 +6,7 @@ themselves; what the loader says about its lanes comes from ``DataLoader.stats()
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from minato_gpu.arguments import LaneName
 from minato_gpu.lab.demo.model import SmallNet
 from minato_gpu.pipelines import image_classification
 from minato_gpu.samples import JSON, Value
-from minato_gpu.threads import usable_cores
+from minato_gpu.util.threads import usable_cores
 
 LANES: tuple[LaneName, ...] = ("cpu", "device")
 
@@ -69,10 +69,6 @@ class Tally:
         return self.correct / self.samples if self.samples else 0.0
 
 
-Watch = Callable[[Tally, DataLoader[Any], bool], None]
-"""Called with every batch, and when an epoch is over."""
-
-
 @dataclass(slots=True)
 class TrainingOutcome:
     """Per epoch: the consumer's tally, the loader's statistics and its timeline."""
@@ -88,7 +84,7 @@ class TrainingOutcome:
         return all(torch.equal(tally.labels, self.class_counts) for tally in self.tallies)
 
 
-def train(settings: TrainingSettings, watch: Watch) -> TrainingOutcome:
+def train(settings: TrainingSettings) -> TrainingOutcome:
     """Trains for ``settings.epochs`` epochs on the class folders in ``settings.data``.
 
     Raises whatever the data set, the pipeline or the loader raises.
@@ -114,17 +110,14 @@ def train(settings: TrainingSettings, watch: Watch) -> TrainingOutcome:
         outcome = TrainingOutcome(counts)
         for epoch in range(settings.epochs):
             tally = Tally(epoch, len(dataset), torch.zeros_like(counts))
-            _train_epoch(model, optimizer, loader, tally, watch)
+            _train_epoch(model, optimizer, loader, tally)
             outcome.tallies.append(tally)
             outcome.stats.append(loader.stats())
             outcome.timelines.append(loader.timeline())
-            watch(tally, loader, True)
     return outcome
 
 
-def _train_epoch(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally, watch: Watch
-) -> None:
+def _train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any], tally: Tally) -> None:
     model.train()
     started = perf_counter()
     for batch in loader:
@@ -136,7 +129,6 @@ def _train_epoch(
         optimizer.step()
         tally.add(labels, logits.detach(), loss.item())
         tally.elapsed_s = perf_counter() - started
-        watch(tally, loader, False)
 
 
 @contextmanager

@@ -94,23 +94,7 @@ def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
         "displacement_p50": p50,
         "displacement_p99": p99,
         "displacement_max": int(displacement.max()),
-        "slow_share_deviation": _slow_share_deviation(work, free),
     }
-
-
-def _slow_share_deviation(work: Work, outcome: Outcome) -> float:
-    """Returns how much more the share of slow samples varies over the batches than by chance.
-
-    Slow: dearer than 90 % of the samples on the CPU. The standard deviation of the delivered batches' shares less that
-    of as many batches drawn at random (hypergeometric): 0 is chance, positive means that slow samples cluster.
-    """
-    slow = work.cpu > np.quantile(work.cpu, 0.9)
-    sizes = work.sizes
-    counts = np.add.reduceat(slow[outcome.serials].astype(np.float64), work.firsts[:-1])
-    share = float(slow.mean())
-    total = len(slow)
-    chance = np.sqrt(np.mean(share * (1 - share) / sizes * (total - sizes) / max(total - 1, 1)))
-    return float(np.sqrt(np.mean((counts / sizes - share) ** 2)) - chance)
 
 
 def run_ablation(seeds: int = 10) -> list[Row]:

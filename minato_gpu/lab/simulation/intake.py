@@ -11,7 +11,7 @@ from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import SourceBatch, TicketId
 from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
-from minato_gpu.spans import TicketSpan
+from minato_gpu.scheduling.spans import TicketSpan
 
 
 class Arrival(NamedTuple):

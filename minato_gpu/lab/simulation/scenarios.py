@@ -189,16 +189,12 @@ _HYBRID = Scenario(
     errors=(0.0, 0.3, 1.0),
     policy={"micro_batch": 1, "ahead_s": 2e-4},
 )
-_SPEECH_3S = Scenario(
-    "speech-3s",
-    "LibriSpeech with RNN-T's transforms: half a second, every fifth sample 3 s, batch 24, 12 workers",
-    _speech(3.0),
-    batch=24,
-    epoch_samples=(2400,),
-    slots=12,
-    windows=(576,),
-    stagger_s=5e-3,
-)
+
+
+def _on_cpu(name: str, description: str, costs: Costs, batch: int, samples: tuple[int, ...], *windows: int) -> Scenario:
+    """Twelve workers, which start one by one, and no device."""
+    return Scenario(name, description, costs, batch, samples, slots=12, windows=windows, stagger_s=5e-3)
+
 
 _ALL = (
     _HYBRID,
@@ -217,62 +213,38 @@ _ALL = (
         parts=two_part_costs,
         surprise=(0.01, 30.0, 30.0),
     ),
-    Scenario(
+    _on_cpu(
         "object-detection",
         "COCO with Mask R-CNN's transforms: 31 ms on average, 11 to 176 ms, batch 48, 12 workers",
-        _DETECTION,
-        batch=48,
-        epoch_samples=(4800,),
-        slots=12,
-        windows=(1152,),
-        stagger_s=5e-3,
+        *(_DETECTION, 48, (4800,), 1152),
     ),
-    Scenario(
+    _on_cpu(
         "segmentation",
         "KiTS19 with 3D-UNet's transforms: 500 ms on average, 10 to 2,230 ms, batch 3, 12 workers",
-        _SEGMENTATION,
-        batch=3,
-        epoch_samples=(840,),
-        slots=12,
-        windows=(72,),
-        stagger_s=5e-3,
+        *(_SEGMENTATION, 3, (840,), 72),
     ),
-    _SPEECH_3S,
-    replace(
-        _SPEECH_3S,
-        name="speech-10s",
-        description="LibriSpeech with RNN-T's transforms: half a second, every fifth sample 10 s, batch 24, 12 workers",
-        costs=_speech(10.0),
+    *(
+        _on_cpu(
+            f"speech-{heavy}s",
+            f"LibriSpeech with RNN-T's transforms: half a second, every fifth sample {heavy} s, batch 24, 12 workers",
+            *(_speech(float(heavy)), 24, (2400,), 576),
+        )
+        for heavy in (3, 10)
     ),
-    Scenario(
+    _on_cpu(
         "tail",
         "2 % of the samples take 60 times as long as the others (3 ms), batch 64, 12 workers, small and usual window",
-        _tail,
-        batch=64,
-        epoch_samples=(6400,),
-        slots=12,
-        windows=(256, 1536),
-        stagger_s=5e-3,
+        *(_tail, 64, (6400,), 256, 1536),
     ),
-    Scenario(
+    _on_cpu(
         "burst",
         "Slow samples (20 times 3 ms) come 24 in a row, twice the number of workers; batch 32, small and usual window",
-        _burst,
-        batch=32,
-        epoch_samples=(6400,),
-        slots=12,
-        windows=(256, 768),
-        stagger_s=5e-3,
+        *(_burst, 32, (6400,), 256, 768),
     ),
-    Scenario(
+    _on_cpu(
         "short-epochs",
         "40 epochs of 168 samples, batch 3, with KiTS19's costs: what starts and ends of epochs take",
-        _SEGMENTATION,
-        batch=3,
-        epoch_samples=(168,) * 40,
-        slots=12,
-        windows=(72,),
-        stagger_s=5e-3,
+        *(_SEGMENTATION, 3, (168,) * 40, 72),
     ),
     Scenario(
         "large",

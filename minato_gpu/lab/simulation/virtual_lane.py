@@ -101,7 +101,7 @@ class VirtualLane:
     def __init__(
         self, name: str, work: Work, samples: SampleProgress, ends: Callable[[float, VirtualLane, ChunkRun], None]
     ) -> None:
-        self.kind = m.CPU if name == m.CPU else m.DEVICE
+        self.name, self.kind = name, m.DEVICE if name.startswith(m.DEVICE) else m.CPU
         self.running: dict[int, ChunkRun] = {}
         self._samples, self._ends = samples, ends
         self._run_s = work.device_run_s if self.kind == m.DEVICE else 0.0
@@ -175,6 +175,11 @@ class VirtualLane:
                 done = run.done(now)
                 if done < len(run.ends):
                     yield m.Running(now, run.chunk.number, done, now - (run.ends[done - 1] if done else run.begin))
+
+    def stop(self) -> None:
+        """Nothing that it has will end, nor anything that is sent to it."""
+        self._free = 0
+        self.running.clear()
 
     def slow_down(self, now: float, slower: float) -> None:
         """From now on everything takes so many times as long as on a core of one's own."""

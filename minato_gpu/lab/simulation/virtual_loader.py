@@ -7,9 +7,10 @@ and give back what is revoked. Nothing is random: the work brings its own number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from types import MappingProxyType
 
 import numpy as np
 
@@ -22,7 +23,18 @@ from minato_gpu.scheduling import messages as m
 from minato_gpu.scheduling.policy import Policy
 from minato_gpu.scheduling.scheduler import Scheduler
 
+SILENT_S = 1.0  # after which a machine counts as lost, as in lanes/far/lane.py
 _NEVER = float("inf")
+
+
+@dataclass
+class FarNode:
+    """A machine with ``slots`` workers for a loader. ``arrival(time, samples)``: when samples that were ready at that
+    time have come from there; ``leaves_at``: when it is gone."""
+
+    slots: int
+    arrival: Callable[[float, int], float]
+    leaves_at: float = _NEVER
 
 
 class VirtualLoader:
@@ -33,7 +45,8 @@ class VirtualLoader:
     are delivered. ``trip_s``: how long a report takes to the scheduler and its answer back. ``reading``: brings
     samples' bytes (None: they are there). ``precise``: what is finished of leases that are under way is reported as
     soon as it completes the batch that the consumer waits for, and no more than one epoch is drawn ahead, as in
-    production. ``cores``: that workers share with the consumer (None: there are enough).
+    production. ``cores``: that workers share with the consumer (None: there are enough). ``far``: lanes of other
+    machines, by name.
     """
 
     def __init__(
@@ -48,6 +61,7 @@ class VirtualLoader:
         reading: Reading | None = None,
         precise: bool = False,
         cores: Cores | None = None,
+        far: Mapping[str, FarNode] = MappingProxyType({}),
     ) -> None:
         self.scheduler = Scheduler(policy)
         self._work = work
@@ -58,6 +72,7 @@ class VirtualLoader:
         self._precise, self._complete_at = precise, -1.0
         self._samples = SampleProgress(work)
         self._cores, self._pace = cores, ALONE
+        self._far, self._away = far, {name: set[int]() for name in far}  # chunks that are there, or on their way
         self._events: list[tuple[float, int, str, object]] = []
         self._number = 0
         self._now = 0.0
@@ -88,6 +103,12 @@ class VirtualLoader:
             self._push(0.0, "open", f"device:{number}")
         for time in self._work.ready_times():
             self._push(time, "open", m.CPU)
+        for name, node in self._far.items():
+            for _ in range(node.slots):
+                self._push(0.0, "open", name)
+            if node.leaves_at < _NEVER:
+                self._push(node.leaves_at, "leave", name)
+                self._push(node.leaves_at + SILENT_S, "lost", name)
 
     def _is_done(self) -> bool:
         """Does all that can be done now; returns whether every batch has been delivered."""
@@ -138,14 +159,20 @@ class VirtualLoader:
         if kind == "open":
             assert isinstance(what, str)
             lane = self._lane(what)
-            self._tell(m.LaneOpened(self._now, what, 1, lane.kind))
+            self._tell(m.LaneOpened(self._now, what, 1, lane.kind, on_host=what not in self._far))
             lane.open(self._now)
+        elif kind == "leave":
+            assert isinstance(what, str)
+            self._lane(what).stop()
+        elif kind == "lost":
+            assert isinstance(what, str)
+            self._lose(what)
         elif kind == "end":
             assert isinstance(what, tuple)
             self._end(*what)
         elif kind == "report":
-            assert isinstance(what, m.Finished)
-            self._tell(what)
+            assert isinstance(what, tuple)
+            self._arrive(*what)
         elif kind == "complete" and what == self._complete_at:
             self._take_awaited()
 
@@ -173,14 +200,31 @@ class VirtualLoader:
         if lane.kind == m.DEVICE:
             self._device_s += spent
             self.made_on.update(dict.fromkeys(serials, chunk.lane))
-        report = m.Finished(self._now + self._trip_s, chunk.number, count, spent, 1000 * len(serials))
+        far = self._far.get(lane.name)
+        there = self._now + self._trip_s if far is None else far.arrival(self._now, len(serials))
+        report = m.Finished(there, chunk.number, count, spent, 1000 * len(serials))
         if chunk.stop >= 0:
             handed = tuple((offset, chunk.stop) for offset in range(count))
             report = replace(report, nbytes=0, handed=handed, handed_bytes=1000 * count)
-        if self._trip_s:
-            self._push(report.time, "report", report)
+        if there > self._now:
+            self._push(there, "report", (lane.name, report))
         else:
             self._tell(report)
+
+    def _arrive(self, lane: str, report: m.Finished) -> None:
+        """A report has come; one of a node that has left meanwhile does not."""
+        far = self._far.get(lane)
+        if far is not None:
+            if report.time >= far.leaves_at:
+                return
+            self._away[lane].discard(report.chunk)
+        self._tell(report)
+
+    def _lose(self, lane: str) -> None:
+        """A node has been silent for so long that others are to do what it had."""
+        self._tell(m.LaneOpened(self._now, lane, -self._far[lane].slots))
+        for number in sorted(self._away[lane]):
+            self._tell(m.Finished(self._now, number, 0, 0.0))
 
     def _inspected(self, run: ChunkRun) -> m.Inspected:
         """Headers have been read: what the samples are predicted to cost, nan where nothing is known of a lane yet."""
@@ -198,8 +242,9 @@ class VirtualLoader:
     def _look(self, now: float) -> None:
         """Tells how far the unfinished chunks have come, as the shell does when ``wake_at`` comes."""
         self._now = now
-        for running in self._cpu.look(now):
-            self._tell(running)
+        for lane in list(self._lanes.values()):
+            for running in lane.look(now):
+                self._tell(running)
         self._tell(m.Tick(now))
 
     def _listen(self) -> None:
@@ -242,6 +287,8 @@ class VirtualLoader:
         for instruction in self.scheduler.handle(event):
             if isinstance(instruction, m.Dispatch):
                 self._lanes[instruction.chunk.lane].send(self._now, instruction.chunk)
+                if instruction.chunk.lane in self._far:
+                    self._away[instruction.chunk.lane].add(instruction.chunk.number)
             elif isinstance(instruction, m.Compose):
                 self._composed[instruction.order] = instruction
             elif isinstance(instruction, m.HandOver):
@@ -313,6 +360,19 @@ def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> lis
         going[number]._step(later[0][0] if later else _NEVER)
         if going[number]._is_done():
             del going[number]
+    return [each._outcome() for each in loaders]
+
+
+def run_many(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
+    """As ``run_together``, where loaders share no storage: what one does changes no time of another's next event."""
+    for each in loaders:
+        each._open(meets=False)
+    events = [(0.0, number) for number, each in enumerate(loaders) if not each._is_done()]
+    while events:
+        _, number = heappop(events)
+        loaders[number]._step(_NEVER)
+        if not loaders[number]._is_done():
+            heappush(events, (loaders[number]._next_at(), number))
     return [each._outcome() for each in loaders]
 
 

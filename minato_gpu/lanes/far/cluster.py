@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import spawn
 from pathlib import Path
 from typing import Any
 
-from minato_gpu import cluster_token
 from minato_gpu.arguments import Arguments
 from minato_gpu.lanes.far import greeting
-from minato_gpu.lanes.far.agent import Shipment
 from minato_gpu.lanes.far.lane import FarLane
-from minato_gpu.lanes.far.receiver import Receiver
+from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.sizes import nbytes
-from minato_gpu.sources.peer_discovery import check_address, split_address
+from minato_gpu.sources import cluster_token
+from minato_gpu.sources.peer_discovery import check_address
+from minato_gpu.util.messages import LOGGER
+from minato_gpu.util.numbers import nbytes
+from minato_gpu.util.threads import usable_cores
 
 _TRAVELS = ("dataset", "pipeline", "collate_fn", "worker_init_fn")
 _MAIN = b"__main__"
-Address = tuple[Any, Any]
-"""A socket's family and address."""
+Find = Callable[[], str]
+"""Returns an agent's address; AgentError where it has none yet."""
 
 
 class Lanes:
@@ -34,8 +34,8 @@ class Lanes:
     Args:
         addresses: "host:port" of agents, each started there by ``minato-gpu lane --listen HOST:PORT``. Both sides need
             the same secret in the environment variable MINATO_GPU_TOKEN.
-        node_budget: bytes of prepared samples that an agent may hold unsent before it lets its workers rest, a number
-            or a text such as "1GB"; samples that are at work then come on top.
+        node_budget: bytes of samples that an agent may have begun and not sent, a number or a text such as "1GB"; a
+            few samples for each of its workers are allowed in any case.
 
     Raises:
         ValueError, TypeError: an address is none.
@@ -46,7 +46,7 @@ class Lanes:
             raise ValueError('Lanes needs the address of at least one agent, such as Lanes("node1:7400")')
         for address in addresses:
             check_address(address, "an agent's address", "node1:7400")
-        self._names = list(addresses)
+        self._addresses = addresses
         budget = (
             nbytes("node_budget", node_budget, "leave it out for 1GB") if isinstance(node_budget, str) else node_budget
         )
@@ -55,17 +55,18 @@ class Lanes:
         if budget < 1:
             raise ValueError(f"node_budget must be at least 1, got {budget}; leave it out for 1GB")
         self._node_budget = budget
-        self._nodes: dict[str, tuple[Address, int]] = {}  # by name; its workers
+        self._nodes: dict[str, tuple[Find, int]] = {}  # by name: what finds its agent, and its workers
 
     @property
     def slots(self) -> int:
-        """Workers of all agents together; 0 until they have been asked."""
+        """Workers of all agents together. One that has not answered yet is taken to have as many as this machine."""
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
         """Asks every agent what it is, and finds out whether all that it needs can be sent.
 
-        Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work.
+        Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work. One that
+        does not answer may come later.
         """
         for name in _TRAVELS:
             try:
@@ -77,34 +78,33 @@ class Lanes:
                     f"({type(error).__name__}: {error}). Define its classes and functions at a module's top level, and "
                     "let it open files and locks where it is used"
                 ) from error
-        self._nodes = {name: _asked(name) for name in self._addresses()}
+        self._nodes = self._found()
 
-    def _addresses(self) -> list[str]:
+    def _found(self) -> dict[str, tuple[Find, int]]:
         cluster_token.token()
-        return self._names
+        return {address: (partial(str, address), _workers(address)) for address in self._addresses}
 
     def open(self, job: Job, links: WorkerChannels) -> Iterator[FarLane]:
         """Opens the lanes of all agents, which are connected meanwhile; the job is pickled once."""
-        data, receiver = pickle.dumps(job, 5), Receiver()
+        data = pickle.dumps(job, 5)
         main: dict[str, Any] = spawn.get_preparation_data("minato-agent")
         paths = tuple(main["sys_path"])
         needed = {name: main[name] for name in main if name.startswith("init_main")} if _MAIN in data else {}
-        for name, (address, workers) in self._nodes.items():
-            shipment = Shipment(data, paths, needed, self._node_budget, workers, f"cpu:{name}")
-            yield FarLane(address, workers, shipment, links, receiver)
+        for name, (find, workers) in self._nodes.items():
+            yield FarLane(find, Shipment(data, paths, needed, self._node_budget, workers, f"cpu:{name}"), links)
 
 
-def _asked(name: str) -> tuple[Address, int]:
-    """Where the agent is found, and how many workers it offers."""
+def _workers(address: str) -> int:
+    """Returns how many workers the agent offers, or a guess where it does not answer."""
     try:
-        family, _, _, _, found = socket.getaddrinfo(*split_address(name), type=socket.SOCK_STREAM)[0]
-        with closing(socket.socket(family, socket.SOCK_STREAM)) as end:
-            end.settimeout(greeting.LIMIT_S)
-            end.connect(found)
-            hello = greeting.greet(end, name)
+        wire, hello = greeting.reach(address)
     except OSError as error:
-        raise greeting.AgentError(
-            f"no agent answers at {name} ({error}). Start one there with `minato-gpu lane --listen HOST:PORT`; without "
-            "--listen it can be reached from its own machine alone"
-        ) from error
-    return (family, found), int(hello["cores"])
+        LOGGER.warning(
+            "No agent answers at %s (%s): it is tried again every second. Start one there with `minato-gpu lane "
+            "--listen HOST:PORT`; without --listen it can be reached from its own machine alone.",
+            address,
+            error,
+        )
+        return usable_cores()
+    wire.close()
+    return int(hello["cores"])

@@ -1,23 +1,25 @@
 """How a loader and an agent meet: both prove that they know the token, then say what they are.
 
 The agent says a nonce; the loader answers with one of its own and its code; the agent with its code (cluster_token.py).
-Nothing that comes before is more than these bytes. Then each says in a line of JSON its version and its Python.
+Nothing that comes before is more than these bytes, and nothing is unpickled. Then each says its version and its Python.
 """
 
 from __future__ import annotations
 
-import json
 import platform
 import secrets
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import minato_gpu
-from minato_gpu.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
+from minato_gpu.lanes.far.frames import FrameSocket
+from minato_gpu.sources.cluster_token import CODE_BYTES, NONCE_BYTES, TOKEN, code, proves
+from minato_gpu.sources.peer_discovery import split_address
 
 LIMIT_S = 5.0  # for each answer
-_MAGIC = b"minato lane 1\n\0\0"
-_LONGEST_LINE = 4096
+_MAGIC = b"minato lane 2\n\0\0"
+_BUFFER = 1 << 16
 
 Hello = dict[str, Any]
 
@@ -32,66 +34,64 @@ def own_hello(**more: Any) -> Hello:
     return {"version": minato_gpu.__version__, "python": f"{major}.{minor}", **more}
 
 
-def greet(end: socket.socket, where: str) -> Hello:
-    """In the loader: what the agent at the other end is. Raises AgentError or OSError."""
-    end.settimeout(LIMIT_S)
+def reach(address: str, hold: Callable[[socket.socket], None] = lambda end: None) -> tuple[FrameSocket, Hello]:
+    """In the loader: a connection to the agent at this address, and what it is. ``hold`` is given the socket first.
+
+    Raises AgentError where something else answers, OSError where nobody does.
+    """
+    family, _, _, _, found = socket.getaddrinfo(*split_address(address), type=socket.SOCK_STREAM)[0]
+    end = socket.socket(family, socket.SOCK_STREAM)
+    wire = FrameSocket(end, _BUFFER)
+    try:
+        hold(end)
+        end.settimeout(LIMIT_S)
+        end.connect(found)
+        return wire, _greet(wire, address)
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _greet(wire: FrameSocket, where: str) -> Hello:
     own = secrets.token_bytes(NONCE_BYTES)
     try:
-        theirs = _exactly(end, len(_MAGIC) + NONCE_BYTES)
+        theirs = wire.read(len(_MAGIC) + NONCE_BYTES)
         if not theirs.startswith(_MAGIC):
-            raise AgentError(f"{where} is no agent of minato_gpu, or one of another version: it says {theirs[:16]!r}")
+            said = bytes(theirs[:16])
+            raise AgentError(f"{where} is no agent of minato_gpu, or one of another version: it says {said!r}")
         nonces = theirs[len(_MAGIC) :] + own
-        end.sendall(own + code(b"loader", nonces))
-        answer = _exactly(end, CODE_BYTES)
+        wire.end.sendall(own + code(b"loader", nonces))
+        answer = wire.read(CODE_BYTES)
     except (ConnectionError, TimeoutError) as error:
         raise AgentError(
             f"{where} answers nothing that an agent says ({error}); is that one, with the same {TOKEN}?"
         ) from error
     if not proves(answer, b"agent", nonces):
         raise AgentError(f"{where} does not know this {TOKEN}: set the same on both machines")
-    _say(end, own_hello())
-    hello = _line(end)
     mine = own_hello()
+    wire.send(mine)
+    (hello,) = wire.receive()
     if any(hello.get(name) != mine[name] for name in mine):
         raise AgentError(
             f"the agent at {where} is minato_gpu {hello.get('version')} on Python {hello.get('python')}, this is "
             f"minato_gpu {mine['version']} on Python {mine['python']}: install the same on both machines"
         )
-    return hello
+    return dict(hello)
 
 
-def answer(end: socket.socket, hello: Hello) -> Hello | None:
-    """In the agent: what the loader at the other end is; None where it does not know the token. Raises OSError."""
-    end.settimeout(LIMIT_S)
+def answer(wire: FrameSocket, hello: Hello) -> bool:
+    """In the agent: whether the loader at the other end knows the token; if so, both say what they are.
+
+    Raises OSError.
+    """
     own = secrets.token_bytes(NONCE_BYTES)
-    end.sendall(_MAGIC + own)
-    theirs = _exactly(end, NONCE_BYTES + CODE_BYTES)
+    wire.end.sendall(_MAGIC + own)
+    theirs = wire.read(NONCE_BYTES + CODE_BYTES)
     nonces = own + theirs[:NONCE_BYTES]
     if not proves(theirs[NONCE_BYTES:], b"loader", nonces):
-        end.sendall(bytes(CODE_BYTES))  # so that the other end can say what is wrong
-        return None
-    end.sendall(code(b"agent", nonces))
-    _say(end, hello)
-    return _line(end)
-
-
-def _exactly(end: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        more = end.recv(count - len(found))
-        if not more:
-            raise ConnectionError("it has closed the connection")
-        found += more
-    return found
-
-
-def _say(end: socket.socket, hello: Hello) -> None:
-    end.sendall(json.dumps(hello).encode().ljust(_LONGEST_LINE))
-
-
-def _line(end: socket.socket) -> Hello:
-    try:
-        hello: Hello = dict(json.loads(_exactly(end, _LONGEST_LINE)))
-    except (ValueError, TypeError) as error:
-        raise ConnectionError("no greeting") from error
-    return hello
+        wire.end.sendall(bytes(CODE_BYTES))  # so that the other end can say what is wrong
+        return False
+    wire.end.sendall(code(b"agent", nonces))
+    wire.send(hello)
+    wire.receive()  # the loader's, which compares them
+    return True

@@ -9,22 +9,23 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from minato_gpu import cluster_token
-from minato_gpu.extras import from_extra
 from minato_gpu.lanes.far import greeting
-from minato_gpu.lanes.far.cluster import Lanes
-from minato_gpu.number_kinds import is_whole
+from minato_gpu.lanes.far.cluster import Find, Lanes
+from minato_gpu.sources import cluster_token
+from minato_gpu.util.messages import LOGGER, from_extra
+from minato_gpu.util.numbers import is_whole
 
 _STARTS_S = 120.0
+_ASKS_S = 0.2
 
 
 class RayLanes(Lanes):
     """Workers on other nodes of a Ray cluster, for ``DataLoader(cluster=...)``; needs the extra ``ray``.
 
     Ray starts actors of as many cores as the smallest node has, so that every node has room for one; each runs an agent
-    as its child and ends it with itself. A node that dies is not replaced. The program has called ``ray.init``. Where
-    MINATO_GPU_TOKEN is not set, the agents get a token of their own. Each loader's process has workers of its own: give
-    each rank its share of ``cores``.
+    as its child and ends it with itself. Those for which there is no room wait for a node that joins; those of a node
+    that dies wait for another. The program has called ``ray.init``. Where MINATO_GPU_TOKEN is not set, the agents get a
+    token of their own. Each loader's process has workers of its own: give each rank its share of ``cores``.
 
     Args:
         cores: workers on all nodes together, this one's left out. Each takes one of Ray's CPUs.
@@ -44,59 +45,101 @@ class RayLanes(Lanes):
         if cores < 1:
             raise ValueError(f"cores must be at least 1, got {cores}; leave cluster out for this host's workers alone")
         self._cores, self._resources = cores, dict(resources or {})
-        self._actors: list[Any] = []
 
-    def _addresses(self) -> list[str]:
-        """Starts the agents, once. Raises AgentError where no nodes have so many cores, or they do not start."""
-        if not self._actors:
+    def _found(self) -> dict[str, tuple[Find, int]]:
+        """Starts the agents, once. Raises AgentError where no node has cores, or none of the agents starts."""
+        if not self._nodes:
             with from_extra("ray"):
                 import ray
             if not ray.is_initialized():
                 raise greeting.AgentError("RayLanes: call ray.init() first, which connects this program to its cluster")
             os.environ.setdefault(cluster_token.TOKEN, secrets.token_hex(32))
-            self._names = self._start(ray)
-        return self._names
+            self._nodes = self._start(ray)
+        return self._nodes
 
-    def _start(self, ray: Any) -> list[str]:
+    def _start(self, ray: Any) -> dict[str, tuple[Find, int]]:
         own = ray.get_runtime_context().get_node_id()
-        nodes = [each for each in ray.nodes() if each["Alive"] and each["NodeID"] != own]
-        nodes = [each for each in nodes if all(each["Resources"].get(k, 0) >= v for k, v in self._resources.items())]
-        sizes = sorted(int(each["Resources"].get("CPU", 0)) for each in nodes)
+        nodes = [each["Resources"] for each in ray.nodes() if each["Alive"] and each["NodeID"] != own]
+        nodes = [each for each in nodes if all(each.get(name, 0) >= v for name, v in self._resources.items())]
+        sizes = [int(each["CPU"]) for each in nodes if each.get("CPU", 0) >= 1]
+        what = f"cores={self._cores}: {len(sizes)} other nodes of the Ray cluster have {sum(sizes)} in all" + (
+            f" with {self._resources}" if self._resources else ""
+        )
+        if not sizes:
+            raise greeting.AgentError(what)
         if sum(sizes) < self._cores:
-            raise greeting.AgentError(
-                f"cores={self._cores}: {len(nodes)} other nodes of the Ray cluster have {sum(sizes)} in all"
-                + (f" with {self._resources}" if self._resources else "")
-            )
-        size = next(each for each in sizes if each)  # of an actor: one that every node has room for
-        starter = ray.remote(max_restarts=0, scheduling_strategy="SPREAD")(_Starter)
+            LOGGER.warning("%s; the others are used when nodes join.", what)
+        size = min(sizes)
+        starter = ray.remote(max_restarts=-1, scheduling_strategy="SPREAD")(_Starter)
         elsewhere = {"ray.io/node-id": f"!{own}"}  # Ray knows which nodes have cores to spare
+        agents = []
         for cores in [size] * (self._cores // size) + [self._cores % size] * (self._cores % size > 0):
             options = starter.options(num_cpus=cores, resources=self._resources, label_selector=elsewhere)
-            self._actors.append(options.remote(cores, os.environ[cluster_token.TOKEN]))
+            agents.append((_Agent(ray, options.remote(cores, os.environ[cluster_token.TOKEN])), cores))
         try:
-            return list(ray.get([each.address.remote() for each in self._actors], timeout=_STARTS_S))
+            first, _ = ray.wait([agent.asked for agent, _ in agents], timeout=_STARTS_S)
+            ray.get(first)
+            if not first:
+                raise TimeoutError("none has told its address")
         except Exception as error:
-            self._actors.clear()
             raise greeting.AgentError(f"the agents did not start on the nodes of the Ray cluster: {error}") from error
+        return {f"ray-{number}": (agent.find, cores) for number, (agent, cores) in enumerate(agents)}
+
+
+class _Agent:
+    """An agent's actor, which may not have been placed yet, or may have died."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.asked = actor.address.remote()
+
+    def find(self) -> str:
+        """Returns the agent's address. Raises AgentError, which says nothing, where there is none yet."""
+        try:
+            address = str(self._ray.get(self.asked, timeout=_ASKS_S))
+        except self._ray.exceptions.GetTimeoutError:
+            raise greeting.AgentError from None
+        except self._ray.exceptions.RayError as error:
+            self.asked = self._actor.address.remote()
+            raise greeting.AgentError from error
+        self.asked = self._actor.address.remote()  # another one once this one has ended
+        return address
 
 
 class _Starter:
     """An actor that has an agent as its child, which ends with it."""
 
     def __init__(self, cores: int, token: str) -> None:
-        import ray
-
-        host = ray.util.get_node_ip_address()
-        command = [sys.executable, "-m", "minato_gpu", "lane", "--tied", "--listen", f"{host}:0", "--cores", str(cores)]
-        paths = os.pathsep.join(path for path in sys.path if path)
-        environment = {**os.environ, cluster_token.TOKEN: token, "PYTHONPATH": paths}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(command, env=environment, **pipes)
+        self._cores, self._token = cores, token
+        self._process: subprocess.Popen[str] | None = None
+        self._address = ""
 
     def address(self) -> str:
-        """Where the agent listens."""
-        assert self._process.stdout is not None
-        said = self._process.stdout.readline().split()
-        if not said:
-            raise RuntimeError("the agent has ended before it listened; see this actor's log")
-        return str(said[-1])
+        """Returns where the agent listens, which is started first where none runs."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._started()
+            assert self._process.stdout is not None
+            said = self._process.stdout.readline().split()
+            if not said:
+                raise RuntimeError("the agent has ended before it listened; see this actor's log")
+            self._address = said[-1]
+        return self._address
+
+    def _started(self) -> subprocess.Popen[str]:
+        import ray
+
+        listen = f"{ray.util.get_node_ip_address()}:0"
+        command = [
+            sys.executable,
+            "-m",
+            "minato_gpu",
+            "lane",
+            "--tied",
+            "--listen",
+            listen,
+            "--cores",
+            str(self._cores),
+        ]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        environment = {**os.environ, cluster_token.TOKEN: self._token, "PYTHONPATH": paths}
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

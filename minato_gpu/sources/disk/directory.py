@@ -67,17 +67,16 @@ class Directory:
 
 
 def wipe(path: Path) -> bool:
-    """Deletes all that makes ``path`` a cache, of this format or an earlier one; False where a process has it open."""
+    """Deletes all that makes ``path`` a cache; False where a process has it open."""
     if not _format(path):
         raise CacheDirectoryError(f"{path} is no cache of this package")
-    root, earlier = OpenFile(_opened(path)), path / "lock"  # of format 1
-    lock = OpenFile(os.open(earlier, os.O_RDWR)) if earlier.exists() else None
-    if find_runs(root.fd)[0] or (lock is not None and not _is_free(lock.fd)):
+    root = OpenFile(_opened(path))
+    if find_runs(root.fd)[0]:
         return False
     for file in path.iterdir():
-        if file.name == "runs" or len(file.name) == 2 or file.name.startswith(("segments", "index")):
+        if file.name == "runs" or len(file.name) == 2:
             shutil.rmtree(file, ignore_errors=True)
-        elif file.name in {"account", "evicting", "lock", "gate", "owner"}:
+        elif file.name in {"account", "evicting"}:
             file.unlink()
     (path / "format").unlink()
     return True
@@ -113,7 +112,7 @@ def _admit(path: Path, make: bool) -> None:
     if found and found != _FORMAT:
         raise CacheDirectoryError(
             f"the cache in {path} has format {found}, this version of minato-gpu has {_FORMAT}; give another "
-            f"directory, or empty it with: minato-gpu cache {path} --empty"
+            "directory, or delete it"
         )
     others = {file.name for file in path.iterdir() if not file.name.startswith("format.")} - {"lost+found"}
     found = found or _format(path)  # another process may have made it meanwhile

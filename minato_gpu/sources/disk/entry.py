@@ -44,15 +44,12 @@ def header(key: bytes, version: bytes, data: memoryview) -> bytes:
     return _HEADER.pack(_MAGIC, len(data), _checksum(data, digest, key), digest, key)
 
 
-def fault(head: bytes | bytearray, data: memoryview, key: bytes, version: bytes | None) -> str:
-    """Returns "corrupt" for bytes that are not what was written, "stale" for those of another version, else "".
-
-    A version of None stands for any.
-    """
+def fault(head: bytes | bytearray, data: memoryview, key: bytes, version: bytes) -> str:
+    """Returns "corrupt" for bytes that are not what was written, "stale" for those of another version, else ""."""
     magic, length, checksum, digest, own = _HEADER.unpack(head)
     if (magic, length, own) != (_MAGIC, len(data), key) or checksum != _checksum(data, digest, key):
         return "corrupt"
-    return "" if version is None or digest == xxh3_128_digest(version) else "stale"
+    return "" if digest == xxh3_128_digest(version) else "stale"
 
 
 def is_of(head: bytes, length: int, key: bytes, version: bytes) -> bool:

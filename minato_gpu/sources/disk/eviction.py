@@ -9,11 +9,10 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable
 
 from minato_gpu.sources.disk.account import AT_A_TIME, Account
 from minato_gpu.sources.disk.directory import Directory
-from minato_gpu.sources.disk.runs import CacheRun, RunRecord, find_runs, is_over, unused_before
+from minato_gpu.sources.disk.runs import CacheRun, RunRecord, find_runs, is_idle, unused_before
 
 _AT_ONCE = 8 << 20  # bytes of room that are made together, at least
 _LISTED = 1 << 16  # copies that are found by one scan, at most
@@ -31,32 +30,27 @@ class Eviction:
     def others(self) -> list[RunRecord]:
         """Returns the other runs that may want copies."""
         now = time.time()
-        return [each for each in find_runs(self._directory.root.fd, self._run.name)[0] if not is_over(each, now)]
+        return [each for each in find_runs(self._directory.root.fd, self._run.name)[0] if not is_idle(each, now)]
 
     def make_room(self, nbytes: int) -> int:
         """Evicts for at least so many bytes, if as many may go; returns how many copies went."""
         with self._directory.evicting() as mine:
-            others = self.others() if mine else []
-            excess = self._account.look().nbytes - self._room
-            if not mine or (excess > 0 and self._is_smaller(others)):  # there is room enough for another run
+            if not mine:
                 return 0
-            before = unused_before([self._run.record, *others], time.time())
+            excess = self._account.look().nbytes - self._room
+            before = unused_before([self._run.record, *self.others()], time.time())
             return self._evict(max(nbytes + excess, min(_AT_ONCE, self._room >> 6)), before)
 
     def trim(self) -> int:
-        """Evicts what is more than this run's budget, in use or not, if no other has a larger one."""
+        """Evicts what is more than this run's budget, in use or not, unless a run is in its first epoch."""
         if not self._run.record.has_read or self._account.look().nbytes <= self._room:
             return 0
         with self._directory.evicting() as mine:
-            others = self.others() if mine else []
-            if not mine or self._is_smaller(others) or not unused_before([self._run.record, *others], time.time()):
+            if not mine or not unused_before([self._run.record, *self.others()], time.time()):
                 return 0
             gone = self._evict(self._account.look().nbytes - self._room, math.inf)
             self._before = 0.0  # what is left may be of use, and is listed again
             return gone
-
-    def _is_smaller(self, others: Iterable[RunRecord]) -> bool:
-        return any(each.budget > self._run.record.budget for each in others)
 
     def _evict(self, nbytes: int, before: float) -> int:
         gone = 0

@@ -22,9 +22,8 @@ from minato_gpu.sources.disk.filesystem import OpenFile
 
 _FOLDER = "runs"
 _RECORD = "record"
-_STRUCT = struct.Struct("<dq?")
-_DAY_S = 86400.0
-_READS_NOTHING_S = 900.0
+_STRUCT = struct.Struct("<d?")
+_IDLE_S = 3600.0
 _HEARD_S = 60.0
 
 
@@ -32,7 +31,6 @@ class RunRecord(NamedTuple):
     """What other processes see of a run. Times are in seconds since 1970."""
 
     began: float = 0.0
-    budget: int = 0  # bytes that it may fill
     has_read: bool = False  # whether its first epoch has ended
     heard: float = math.inf  # when it has read last, to the minute
 
@@ -40,7 +38,7 @@ class RunRecord(NamedTuple):
 class CacheRun:
     """This process's run. To be made while the account's lock is held. Raises OSError."""
 
-    def __init__(self, root: int, budget: int) -> None:
+    def __init__(self, root: int) -> None:
         self.name = uuid4().hex
         with suppress(FileExistsError):
             os.mkdir(_FOLDER, 0o700, dir_fd=root)
@@ -51,7 +49,7 @@ class CacheRun:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = OpenFile(os.open(_RECORD, flags, 0o600, dir_fd=self.folder.fd))
         began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
-        self.record = RunRecord(began, budget, has_read=False, heard=began)
+        self.record = RunRecord(began, has_read=False, heard=began)
         self._epochs = 0
         self._write()
 
@@ -83,7 +81,7 @@ class CacheRun:
         self.folder.close()
 
     def _write(self) -> None:
-        os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:3]), 0)
+        os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:2]), 0)
 
 
 def find_runs(root: int, mine: str = "") -> tuple[list[RunRecord], list[str]]:
@@ -122,29 +120,23 @@ def reserved(root: int) -> int:
 def unused_before(records: Iterable[RunRecord], now: float) -> float:
     """Returns the time since when every copy that is of use to any of these runs has been used; 0: all may be.
 
-    A run in its first epoch may want any copy, unless it has read nothing for a quarter of an hour; later it wants
-    those that it has used since it began; and none once it has read nothing for a day.
+    A run in its first epoch may want any copy; later it wants those that it has used since it began.
     """
-    return min((_needs_from(record, now) for record in records), default=math.inf)
+    needed = (record.began if record.has_read else 0.0 for record in records if not is_idle(record, now))
+    return min(needed, default=math.inf)
 
 
-def is_over(record: RunRecord, now: float) -> bool:
-    """Returns whether a run wants no copies any more."""
-    return now - record.heard > _DAY_S
-
-
-def _needs_from(record: RunRecord, now: float) -> float:
-    if is_over(record, now):
-        return math.inf
-    return record.began if record.has_read or now - record.heard > _READS_NOTHING_S else 0.0
+def is_idle(record: RunRecord, now: float) -> bool:
+    """Returns whether a run wants no copies any more: it has read nothing for an hour."""
+    return now - record.heard > _IDLE_S
 
 
 def _record(folder: int) -> RunRecord:
     """Where it cannot be read, that of a run that may want any copy."""
     try:
         file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
-        began, budget, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))
-        return RunRecord(began, budget, has_read, os.fstat(file.fd).st_mtime)
+        began, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))
+        return RunRecord(began, has_read, os.fstat(file.fd).st_mtime)
     except (OSError, struct.error):
         return RunRecord()
 

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from minato_gpu.notices import say_once
 from minato_gpu.sources.disk import LEAST_BUDGET, entry
 from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
@@ -25,6 +24,7 @@ from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, sc
 from minato_gpu.sources.disk.eviction import Eviction
 from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
 from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
+from minato_gpu.util.messages import say_once
 
 T = TypeVar("T")
 
@@ -47,14 +47,6 @@ class Room(NamedTuple):
     nbytes: int
     copies: int
     taken: int
-
-
-class Verified(NamedTuple):
-    """``entries`` with ``nbytes`` have been read; ``corrupt`` of them were not what was written, and are gone."""
-
-    entries: int
-    nbytes: int
-    corrupt: int
 
 
 class DiskTier:
@@ -187,19 +179,6 @@ class DiskTier:
         """Returns whether the directory has not been deleted, and is in use."""
         return self._off is None and os.fstat(self._root).st_nlink > 0
 
-    def verify(self) -> Verified:
-        """Reads every copy, and drops those that are not what was written."""
-        entries = nbytes = corrupt = 0
-        for each in self.entries():
-            entries, nbytes = entries + 1, nbytes + max(each.length, 0)
-            with suppress(FileNotFoundError):
-                file = OpenFile(os.open(each.name, _OPEN_FLAGS, dir_fd=self._root))
-                into = memoryview(bytearray(max(each.length, 0)))
-                if self._fault(file.fd, into, each.key, None) == "corrupt":
-                    corrupt += 1
-                    self._drop(each.name, os.fstat(file.fd).st_ino, "corrupt")
-        return Verified(entries, nbytes, corrupt)
-
     def close(self) -> None:
         """Lets go of the directory; the copies stay. After it everything is a miss."""
         if self._off == _CLOSED:
@@ -225,7 +204,7 @@ class DiskTier:
         """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
         with self._account.change() as totals:
             living, dead = find_runs(self._root)
-            self._run = CacheRun(self._root, budget)  # first: should this process die, too, the next one counts
+            self._run = CacheRun(self._root)  # first: should this process die, too, the next one counts
             totals.nbytes -= remove_dead(self._root, dead)
             if dead and not living:
                 now = self._account.count_all()
@@ -249,7 +228,7 @@ class DiskTier:
 
     # --- reading ---------------------------------------------------------------------------------------------
 
-    def _fault(self, fd: int, into: memoryview, key: bytes, version: bytes | None) -> str:
+    def _fault(self, fd: int, into: memoryview, key: bytes, version: bytes) -> str:
         """Reads an open copy; what is wrong with it, empty where nothing is."""
         head = bytearray(entry.HEAD)
         try:

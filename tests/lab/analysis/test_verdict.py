@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minato_gpu.lab.analysis.breakdown import broken_down, of_ranks, part_rows
+from minato_gpu.lab.analysis.preparation import Case
 from minato_gpu.lab.analysis.profile import Phase, Profile, Storage
-from minato_gpu.lab.analysis.verdict import Case, verdict
+from minato_gpu.lab.analysis.verdict import verdict
 from tests.lab.analysis.conftest import a_profile
 
 BATCHES = 40

@@ -147,7 +147,7 @@ def test_the_usual_questions_have_the_measured_point_once_and_say_what_cannot_be
     assert all(row["epoch_s"] > 0 and row["times_faster"] > 0 for row in found)
     unlike = {row["question"] for row in found if row["verified"].startswith("not verifiable here")}
     assert {name.split(",")[0].removesuffix(" of this host") for name in unlike} == {
-        *("cores", "cache policy", "storage rate", "storage latency", "step", "ranks")
+        *("cores", "cache of this loader", "cache policy", "storage rate", "storage latency", "step", "ranks")
     }
     assert not any("cache" in row["question"] or "storage" in row["question"] for row in ask(samples=32, storage=None))
 
@@ -210,14 +210,6 @@ def test_what_the_profile_does_not_know_is_refused(tmp_path: Path, changes: dict
 def test_orders_of_more_samples_than_the_profile_knows_are_refused(profile: Profile) -> None:
     with pytest.raises(ValueError, match="name sample 255, and the profile knows of 128"):
         Predictor(profile, Shuffles(256, 1, 0))
-
-
-def test_a_profile_of_an_older_version_is_read(saved: Path) -> None:
-    """It has what nothing measured."""
-    old = json.loads(saved.read_text()) | {"device_s": None}
-    old["storage"] |= {"tail": 0.0, "tail_times": 10.0}
-    saved.write_text(json.dumps(old))
-    assert CliRunner().invoke(main, ["whatif", str(saved), "--workers", "4"]).exit_code == 0
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"loader": "torch"}', "\0", "[1]"])

@@ -16,7 +16,6 @@ from minato_gpu.lab.simulation.work import Work
 KEYS = {
     *("scenario", "policy", "window", "max_lateness", "prediction_error", "bound_s", "makespan_s", "of_bound"),
     *("of_limit", "efficiency", "first_batch_s", "displacement_p50", "displacement_p99", "displacement_max"),
-    "slow_share_deviation",
 }
 
 

@@ -27,7 +27,7 @@ from tests.sources.disk.content import (
 )
 
 ROOM = 135  # copies of 50,000 bytes
-DAY = 86400.0
+HOUR = 3600.0
 T = 1e9
 
 
@@ -77,20 +77,6 @@ def test_no_more_is_taken_than_the_budget_and_what_is_removed_is_free_again(
 
 
 # --- what makes room -------------------------------------------------------------------------------------------
-
-
-def test_what_a_run_before_has_left_makes_room_after_the_first_epoch(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    new = range(1000, 1100)
-    assert epoch(tier, new) == 0
-    assert tier.stats()["evicted"] == 0, "in the first epoch anything may be wanted yet"
-    epoch(tier, new)
-    assert epoch(tier, new) == 100
-    assert kept(tier) >= {*new}
-    assert disk_bytes(path) <= tier.nbytes() <= BUDGET
-    assert tier._account.count_all() == tier._account.look()
-    tier.close()
 
 
 def test_the_longest_unused_goes_first_and_what_is_hit_stays(path: Path) -> None:
@@ -143,7 +129,7 @@ def test_one_process_at_a_time_evicts(path: Path) -> None:
 
 
 def test_a_smaller_budget_holds_after_the_first_epoch(path: Path) -> None:
-    """Copies of no use go first; beside a run with a larger budget none go."""
+    """Copies of no use go first."""
     run_elsewhere(path, range(140))
     for number in range(ROOM):
         os.utime(file_of(path, number), (T, T))
@@ -155,25 +141,6 @@ def test_a_smaller_budget_holds_after_the_first_epoch(path: Path) -> None:
     assert epoch(tier, order) == 40
     assert disk_bytes(path) <= tier.nbytes() <= small
     assert kept(tier) >= {*order}
-    large = DiskTier(path, BUDGET)
-    for _ in range(2):
-        epoch(large, range(130))
-    for _ in range(3):
-        epoch(tier, range(1000, 1010))
-    assert kept(tier) >= {*range(130)}
-    large.close()
-    tier.close()
-
-
-def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
-    run_elsewhere(path, range(160))
-    tier = DiskTier(path, BUDGET)
-    epoch(tier, range(1000, 1002))
-    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
-    left = kept(tier) & {*range(160)}
-    assert left and all(held(tier, number) == content(number) for number in left)
-    keep(tier, *range(2000, 2100))
-    assert kept(tier) >= left
     tier.close()
 
 
@@ -200,13 +167,24 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "now", "before"),
     [
-        (RunRecord(T, 1, False, T), T + 900, 0.0),  # any copy may be of use in the first epoch
-        (RunRecord(T, 1, False, T), T + 901, T),  # a single pass that has ended holds on to what it has used
-        (RunRecord(T, 1, True, T + 10), T + 11, T),  # as any run does
-        (RunRecord(T, 1, True, T + 10), T + 11 + DAY, math.inf),  # unless it has read nothing for a day
+        (RunRecord(T, False, T), T + HOUR, 0.0),  # any copy may be of use in the first epoch
+        (RunRecord(T, True, T + 10), T + 11, T),
+        (RunRecord(T, True, T + 10), T + 11 + HOUR, math.inf),  # it has read nothing for an hour
         (RunRecord(), T, 0.0),  # that of a record which cannot be read
     ],
 )
 def test_what_is_of_use_to_a_run(record: RunRecord, now: float, before: float) -> None:
     assert unused_before([record], now) == before
-    assert unused_before([record, RunRecord(T - 5, 1, True, now)], now) == min(before, T - 5)
+    assert unused_before([record, RunRecord(T - 5, True, now)], now) == min(before, T - 5)
+
+
+def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
+    run_elsewhere(path, range(160))
+    tier = DiskTier(path, BUDGET)
+    epoch(tier, range(1000, 1002))
+    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
+    left = kept(tier) & {*range(160)}
+    assert left and all(held(tier, number) == content(number) for number in left)
+    keep(tier, *range(2000, 2100))
+    assert kept(tier) >= left
+    tier.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import resource
 import signal
 import subprocess
 import time
@@ -20,7 +19,6 @@ from minato_gpu.sources.disk.tier import DiskTier
 from tests.sources.disk.content import (
     BUDGET,
     VERSION,
-    Elsewhere,
     content,
     disk_bytes,
     elsewhere,
@@ -63,22 +61,6 @@ def test_versions(path: Path, tier: DiskTier) -> None:
         tier.write(b"key", VERSION, memoryview(b"x"))
 
 
-def test_a_process_sees_at_once_what_others_do(path: Path) -> None:
-    def other() -> None:
-        theirs = DiskTier(path, BUDGET)
-        assert held(theirs, 1) == content(1)
-        assert keep(theirs, 2) == 1
-        theirs.remove([key(1)])
-
-    process = Elsewhere(other)
-    tier = DiskTier(path, BUDGET)
-    keep(tier, 1)
-    assert process.succeeds()
-    assert held(tier, 2) == content(2)
-    assert held(tier, 1) is None
-    tier.close()
-
-
 def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
     def child() -> None:
         assert held(tier, 1) is None and keep(tier, 2) == 0 and tier.remove([key(1)]) == 0
@@ -107,12 +89,10 @@ def test_damage_anywhere_is_a_miss_and_the_copy_goes(path: Path, tier: DiskTier)
             at = draw.randrange(56 if number % 2 else len(data))
             data[at] ^= 1 << draw.randrange(8)
         file.write_bytes(data)
-    assert len(kept(tier)) == 60
-    assert tier.verify()[::2] == (60, 50)
     keep(tier, 58)
     file_of(path, 59).unlink()
     assert [number for number in range(60) if held(tier, number) == content(number)] == [*range(50, 59)]
-    assert kept(tier) == {*range(50, 59)}
+    assert kept(tier) == {*range(50, 59)} and tier.stats()["corrupt"] == 50
     assert keep(tier, *range(60)) == 60
     assert all(held(tier, number) == content(number) for number in range(60))
 
@@ -143,20 +123,6 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
             tier.close()
         finally:
             subprocess.run(["umount", "-l", str(mounted)], check=True)
-
-
-def test_where_no_file_may_grow_nothing_is_added_and_nothing_lost(path: Path) -> None:
-    def limited() -> None:
-        tier = DiskTier(path, BUDGET)
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-        assert keep(tier, *range(7)) == 7
-        assert keep(tier, *range(7, 20), size=70_000) == 0
-        assert tier.stats()["disk_full"] == 13
-        assert all(held(tier, number) == content(number) for number in range(7))
-        assert not [*path.glob("runs/*/[0-9]*")] and tier._account.count_all() == tier._account.look()
-
-    assert elsewhere(limited)
 
 
 def test_what_cannot_be_read_just_now_drops_no_copy(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +193,9 @@ def test_kills_at_any_instant(path: Path) -> None:
             tier = DiskTier(path, BUDGET)
             assert tier._account.count_all() == tier._account.look()
             assert len([*path.glob("runs/*")]) == 1 and not [*path.glob("runs/*/[0-9]*")]
-            assert tier.verify().corrupt == 0
+            for number in kept(tier):
+                assert held(tier, number) in (None, content(number)), "of the other version, or whole"
+            assert not tier.stats()["corrupt"]
             tier.close()
 
 
@@ -288,16 +256,10 @@ def test_directories_in_which_bytes_would_not_be_safe_are_refused(
     assert remote_kind(tmp_path) is None and remote_kind("/dev/shm") is None
 
 
-def test_the_old_form_is_refused_and_emptied(path: Path) -> None:
-    """That of LMDB and segments."""
-    for file in ("index/data.mdb", "segments/1.seg", "index-renewed-1/data.mdb", "gate", "lock", "owner"):
-        (path / file).parent.mkdir(parents=True, exist_ok=True)
-        (path / file).touch()
+def test_another_format_is_refused(path: Path) -> None:
+    path.mkdir()
     (path / "format").write_text("minato-gpu cache, format 1\n")
-    _refused(path, "format 1", "has 2", f"minato-gpu cache {path} --empty")
-    assert directory.wipe(path)
-    assert [*path.iterdir()] == []
-    DiskTier(path, BUDGET).close()
+    _refused(path, "format 1", "has 2", "delete it")
 
 
 def test_one_that_it_makes_is_the_users_alone_and_others_are_left_alone(tmp_path: Path) -> None:

@@ -1,0 +1,260 @@
+"""``num_workers=0``: batches are prepared on the consumer's thread when it asks for them, as PyTorch does it.
+
+What becomes of a batch, and of samples that fail, is written once, for loaders with workers and without
+(delivery.py), and so is how one sample is obtained (lanes/produce.py). What is here takes the place of an engine.
+
+Nothing is seeded here but the pipeline's own draws: the main process's generators behave as PyTorch leaves them.
+
+Decision: no lane behind an engine. Tried, with one slot whose worker runs where the consumer would sleep: 64 trivial
+samples then take 280 to 610 microseconds a batch instead of 130, since tickets, leases and events are there for a
+choice that does not exist here; and each ``iter()`` takes 2 milliseconds, for arenas and bells that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NoReturn
+
+from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torch.utils.data.graph_settings import apply_sharding
+
+from minato_gpu.arguments import Arguments
+from minato_gpu.checkpoint import global_generator
+from minato_gpu.checkpoint.cursor import Cursor
+from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
+from minato_gpu.epoch.delivery import EpochIterator
+from minato_gpu.epoch.session import Session
+from minato_gpu.lanes.base import Failure, NoSample, Piece, Task
+from minato_gpu.lanes.produce import Job, Producer
+from minato_gpu.lanes.streams import Stream
+from minato_gpu.observe.telemetry import Telemetry
+from minato_gpu.samples import Ticket, Value, add_note
+from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
+from minato_gpu.sampling.samplers import Sampling
+from minato_gpu.sampling.worker_streams import WorkerStreams
+from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch, Judge
+
+
+class InlineIterator(EpochIterator):
+    """The iterator of one epoch in the main process (``num_workers=0``)."""
+
+    def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
+        begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
+        at_start = global_generator.plain() if iterable and not begun else None
+        rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
+        try:
+            known = begun and not (rewound and loader.generator is None)
+            super().__init__(loader, session.base_seed if known else None)
+            if loader.timeout != 0:
+                raise AssertionError("timeout == 0 is expected with num_workers=0: there is no worker to wait for")
+            cursor, batches = self._begin(loader, session, epoch, resumption)
+        except BaseException:
+            if resumption is not None and begun:
+                resumption.globals.put_again()
+            raise
+        if at_start is not None:
+            cursor.global_at_start = at_start
+        elif resumption is not None and isinstance(batches, StreamHere):
+            resumption.globals.put_again(drew=batches.drew)  # what was read again has drawn from it
+        session.cursor = cursor
+        self._deliver(session.options, batches, cursor)
+
+    def _begin(
+        self, loader: Arguments, session: Session, number: int, resumption: Resumption | None
+    ) -> tuple[Cursor, Batches]:
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            apply_sharding(self._dataset, self._world_size, self._rank)
+        log = Telemetry(perf_counter(), number, session.facts)
+        log.lanes["cpu"].slots = 1
+        cursor = begin_epoch(loader, number, self._base_seed, self._sampler_iter, resumption)
+        epoch = cursor.epoch
+        log.began(cursor.expected, log.begin)
+        job = Job.of(loader, epoch.seed, seeds_samples=False, skips=session.options.skips)
+        if epoch.streams is None:
+            return cursor, SamplesHere(job, epoch, log, asks_once=loader.on_error == "raise")
+        if resumption is None:
+            epoch.streams.begin(session.streams_between(loader), session.left_here(loader))
+        epoch.streams.share_seed(self._shared_seed, self._dataset)
+        return cursor, StreamHere(job, epoch.streams, loader.batch_size or 1, log)
+
+
+class StreamHere(Batches):
+    """Batches of an iterable data set that is iterated in the main process.
+
+    Implements ``Batches``; no sample is left out.
+    """
+
+    def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
+        """``streams`` says where this only stream begins, and is updated as it advances; ``samples`` are those of a
+        batch."""
+        start = streams.starts[0] if streams.starts else None
+        # where it has ended the next epoch has its state
+        self._stream = stream = None if streams.left else Stream(job, start, samples)
+        drew = set[str]() if stream is None or stream.ended else stream.drew
+        if others := sorted(drew - {"torch"}):
+            raise ValueError(
+                "the state cannot be taken up: its iterable data set has no state of its own, so that it is read "
+                f"again, and draws from {others[0]}'s global generator, which is in no state: others would come. "
+                "Give the data set, or its iterator, state_dict() and load_state_dict(), or let it draw from torch's "
+                "global generator, or one of its own"
+            )
+        self.drew = bool(drew)  # from torch's global generator, after its first batch
+        self._streams = streams
+        self._samples = samples
+        self.log = log
+
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
+        """Returns the next batch, or raises what the stream raises (see ``Batches``)."""
+        begin = perf_counter()
+        self.delivered = None
+        asked()
+        if (stream := self._stream) is None:
+            self.log.ended(begin)
+            raise EndOfEpoch
+        try:
+            batch = stream.fetch(self._samples)
+        except StopIteration:
+            self.log.ended(perf_counter())
+            raise EndOfEpoch from None
+        except BaseException as error:  # nobody knows how far into the batch
+            self._taken(stream, exactly=True)
+            if isinstance(error, Exception):
+                self.log.in_vain(stream.size - 1)
+                self.log.lost(1, stream.size - 1)
+            raise
+        self._taken(stream, exactly=self._streams.saves_come)
+        self.log.inline(begin, perf_counter(), self._streams.batches, stream.size)
+        return batch
+
+    def _taken(self, stream: Stream, *, exactly: bool) -> None:
+        """Notes how far the stream has come with this batch."""
+        ticket = self._streams.batches
+        self.delivered = [(ticket, ticket + 1)]
+        self._streams.told[ticket] = stream.told(exactly=exactly)
+        self._streams.turns[ticket] = 0
+
+
+class SamplesHere(Batches):
+    """Batches of a map-style data set, prepared in the main process. Implements ``Batches``.
+
+    An error keeps its type, text and traceback, as in PyTorch, and gets a note that says where it happened. With
+    ``asks_once``, what ``__getitems__`` returns is collated as it is, and what it raises is raised, as by PyTorch.
+    """
+
+    def __init__(self, job: Job, epoch: EpochBatches, log: Telemetry, *, asks_once: bool) -> None:
+        self._job = job
+        self._batched = job.auto_collation
+        self._epoch = epoch
+        self._producer = Producer(0, job)
+        self._task = Task(0, 0, "run", epoch.number, epoch.seed)
+        self._many = job.dataset.__getitems__ if asks_once and self._producer.fetches_many(self._task) else None
+        # a batch is one sample, as the data set gives it: nothing is left out, or tried again
+        self._one = not (job.auto_collation or job.pipeline or job.skips or job.retries)
+        self._bad: list[Failure] = []  # samples that the last batch came without
+        self.log = log
+
+    def next(self, number: int, judge: Judge, asked: Callable[[], None]) -> Value:
+        """Returns the next batch without samples that are left out (see ``Batches``)."""
+        begin = perf_counter()
+        self.delivered, self._bad, self.last_good = None, [], None
+        drawn = self._epoch.draw()
+        if drawn is None:
+            self.log.ended(perf_counter())
+            raise EndOfEpoch
+        self.delivered = [(drawn.positions[0], drawn.positions[-1] + 1)]
+        asked()
+        if self._one:
+            batch = self._item(drawn)
+            self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, 1, positions=self.delivered)
+            return batch
+        piece = _piece(drawn)
+        samples = self._samples(piece)
+        good = len(piece.keys) - len(self._bad)
+        try:
+            if self._bad:
+                judge(self._bad, len(samples))
+                if not samples:
+                    return NOTHING
+            batch = self._of_all("collate", piece, self._job.collate_fn, samples if self._batched else samples[0])
+        except Exception:
+            self.log.in_vain(good)
+            raise
+        self.log.inline(begin, perf_counter(), self._epoch.delivered.batches, good, positions=self.delivered)
+        return batch
+
+    def _item(self, drawn: Drawn) -> Value:
+        """Returns the only sample of a batch (``batch_size=None``)."""
+        try:
+            sample = self._job.dataset[drawn.keys[0]]
+        except Exception as error:
+            self._raise(_piece(drawn), 0, error, 0)
+        try:
+            return self._job.collate_fn(sample)
+        except Exception as error:
+            self._of_all_failed("collate", _piece(drawn), error)
+            self.log.in_vain(1)
+            raise
+
+    def _samples(self, piece: Piece) -> Value:
+        """Returns the samples of a batch, or what ``__getitems__`` returned.
+
+        Failures that may be left out are added to ``_bad``.
+        """
+        if self._many is not None:
+            return self._of_all("__getitems__", piece, self._many, list(piece.keys))
+        produce, last = self._producer.of(self._task, piece, False), -1
+        samples: list[Value] = []
+        bad: list[Failure] = []
+        for at in range(
+            len(piece.keys)
+        ):  # in a generator, what raised StopIteration would be reported without its index
+            try:
+                samples.append(produce(at))
+                last = at
+            except Exception as error:
+                if self._job.skips:
+                    bad.append(self._producer.failure(self._task, piece, at, error))
+                    continue
+                self._raise(piece, at, error, len(samples))
+        self._bad = bad
+        if samples and self._job.skips:
+            self.last_good = _ticket(self._task, piece, last)
+        return samples
+
+    def _raise(self, piece: Piece, at: int, error: Exception, prepared: int) -> NoReturn:
+        """Raises a sample's error, which ends its batch; ``prepared`` others were finished before it."""
+        cause, origin = self._producer.explained(self._task, piece, at, error)
+        self.log.in_vain(prepared)
+        self._lost(len(piece.keys), cause, str(origin))
+        if cause is error:
+            raise error
+        raise cause from cause.__cause__
+
+    def _of_all(self, what: str, piece: Piece, function: Callable[[Value], Value], argument: Value) -> Value:
+        """Returns what a function of the user's makes of a whole batch."""
+        try:
+            return function(argument)
+        except Exception as error:
+            self._of_all_failed(what, piece, error)
+            raise
+
+    def _of_all_failed(self, what: str, piece: Piece, error: Exception) -> None:
+        place = f"positions {piece.position} to {piece.position + len(piece.keys) - 1}, indices {piece.keys}"
+        self._lost(len(piece.keys) - len(self._bad), error, f"{what}, epoch {self._task.epoch}, {place}")
+
+    def _lost(self, samples: int, error: BaseException, where: str) -> None:
+        """Counts the samples that are lost with a batch that raises."""
+        add_note(error, where)
+        self.log.lost(1, max(0, samples - 1))
+
+
+def _piece(drawn: Drawn) -> Piece:
+    """Returns the samples of a batch; none if the sampler yielded an empty one."""
+    keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
+    return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
+
+
+def _ticket(task: Task, piece: Piece, at: int) -> Ticket:
+    occurrence = 0 if piece.occurrences is None else piece.occurrences[at]
+    return Ticket(task.epoch, piece.position_of(at), piece.keys[at], occurrence)

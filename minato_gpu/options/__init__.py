@@ -1,0 +1,1 @@
+"""Checks and resolves the loader's arguments at construction."""

@@ -1,0 +1,1 @@
+"""Pipelines: their stages, their run on the CPU, and fields that depend on no draw."""

@@ -1,0 +1,113 @@
+"""How prepared samples go from worker to worker: by memory that the workers of all loaders map.
+
+The reader process decides who prepares a sample (prepared_samples.py), and lends its worker a block of that memory. The
+worker writes the sample there as a blob, and sends where it is, how large it is and its checksum. Others copy it, and
+compare the checksum of what they have copied: so nothing needs to keep a worker that was stopped, or whose loader has
+gone, from writing to a block that has become another's. A sample for which no block was lent, or too small a one, goes
+along in a memory file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from minato_gpu.memory.arena import Arena
+from minato_gpu.sources import messages
+from minato_gpu.sources.blocks import ASKED, NOWHERE
+from minato_gpu.sources.disk.filesystem import read_into
+from minato_gpu.sources.reading import Place
+from minato_gpu.sources.source import PREPARED
+
+_HEAD = struct.Struct("<qdqqQ")
+_TEXT = 500  # bytes of a reason
+_GONE = -1  # in place of a number of bytes
+
+
+class SentSample(NamedTuple):
+    """What a worker says of a sample."""
+
+    number: int
+    prepare_s: float = 0.0
+    block: int = NOWHERE  # that holds it, if one was lent
+    nbytes: int = _GONE  # there was no copy where one should have been
+    checksum: int = 0
+    why_not: str = ""  # no sample is to be shared any more, in words
+    file: int = -1  # memory that holds it, the receiver's to close
+
+    @property
+    def is_gone(self) -> bool:
+        """True if there was no copy where one should have been."""
+        return self.nbytes == _GONE
+
+    def fill(self, view: memoryview) -> None:
+        """Copies what is in the file."""
+        read_into(self.file, view, 0)
+
+
+def ask(number: int, block: int = NOWHERE, room: int = 0) -> Place:
+    """Stands among a ticket's places if its worker is to send the sample, to ``block`` if it is lent one."""
+    return ASKED, room, block, PREPARED, number, None
+
+
+def ask_checksum(number: int) -> Place:
+    """Stands among a ticket's places if its worker is to send only the sample's checksum."""
+    return ASKED, -1, NOWHERE, PREPARED, number, None
+
+
+def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
+    """Stands among a ticket's places if there is a copy of the sample."""
+    return block, nbytes, checksum, PREPARED, number, None
+
+
+def send(end: socket.socket, arena: Arena, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
+    """Sends a sample, in pieces, as it was ``asked`` for. Raises OSError if the socket is full, or memory is short."""
+    _, room, block, _, number, _ = asked[:6]
+    checksum, nbytes, at = xxh3_64(), sum(len(piece) for piece in pieces), block
+    fits = block >= 0 and nbytes <= room
+    for piece in pieces:
+        checksum.update(piece)
+        if fits:
+            arena.buffer[at : at + len(piece)] = piece
+            at += len(piece)
+    head = _HEAD.pack(number, prepare_s, block if fits else NOWHERE, nbytes, checksum.intdigest())
+    if fits or room < 0:
+        end.send(head)
+    else:
+        messages.send_file(end, "sample", head, pieces)
+
+
+def send_why_not(end: socket.socket, number: int, why_not: str = "") -> None:
+    """Sends that no sample is to be shared, and why; without a reason, that this one's copy was gone."""
+    end.send(_HEAD.pack(number, 0.0, NOWHERE, _GONE, 0) + why_not.encode("utf-8", "replace")[:_TEXT])
+
+
+def receive(end: socket.socket) -> SentSample | None:
+    """Returns the next message; None if there is none yet. Raises OSError for noise, and after all workers' end."""
+    try:
+        data, file = messages.receive(end, _HEAD.size + _TEXT)
+    except BlockingIOError:
+        return None
+    if len(data) < _HEAD.size:
+        if file >= 0:
+            os.close(file)
+        raise ConnectionError("that is noise")
+    number, prepare_s, block, nbytes, checksum = _HEAD.unpack_from(data)
+    if file >= 0:
+        nbytes = os.fstat(file).st_size
+    return SentSample(number, prepare_s, block, nbytes, checksum, data[_HEAD.size :].decode("utf-8", "replace"), file)
+
+
+def copy(arena: Arena, place: Place) -> NDArray[np.uint8] | None:
+    """Returns a copy of a sample's blob; None if it is not there any more."""
+    block, nbytes, checksum = place[:3]
+    data = np.empty(nbytes, np.uint8)
+    data.data[:] = arena.buffer[block : block + nbytes]
+    return data if xxh3_64_intdigest(data.data) == checksum else None
