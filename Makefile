@@ -80,7 +80,7 @@ test-cluster: $(STAMP)
 	test -x $(RAY_VENV)/bin/python || $(BIN)/python -m venv $(RAY_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(RAY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
-	$(RAY_VENV)/bin/python -m pip install --quiet ray==$(RAY) pydantic || echo "Ray cannot be had: its tests are skipped"
+	$(RAY_VENV)/bin/python -m pip install --quiet "ray[data]==$(RAY)" pydantic || echo "Ray cannot be had: its tests are skipped"
 	$(RAY_VENV)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
 
 # Each interpreter in an environment of its own with what the wheel's dependencies bring, and no more.

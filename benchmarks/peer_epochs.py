@@ -33,8 +33,8 @@ from benchmarks.storage import NBYTES
 from benchmarks.throttle import Throttle, server
 from benchmarks.turns import cases_called
 from minato_gpu import DataLoader
-from minato_gpu.cluster_token import TOKEN
 from minato_gpu.sources.blocks import space_of
+from minato_gpu.sources.cluster_token import TOKEN
 from minato_gpu.sources.peer_discovery import ADDRESS
 
 BATCH, EPOCHS, LEAVES_AFTER = 16, 5, 3
