@@ -103,7 +103,7 @@ def _workers(address: str) -> int:
             "No agent answers at %s (%s): it is tried again every second. Start one there with `minato-gpu lane "
             "--listen HOST:PORT`; without --listen it can be reached from its own machine alone.",
             address,
-            error,
+            str(error),  # whoever keeps the record is not to keep the frames
         )
         return usable_cores()
     wire.close()

@@ -110,9 +110,10 @@ class Node:
             try:
                 wire, hello = greeting.reach(self._find(), self._hold)
             except (OSError, greeting.AgentError) as error:
-                if str(error) != self._last_error and not self._closed.is_set():
-                    self._last_error = str(error)
-                    LOGGER.warning("%s cannot be reached, and is tried again every second: %s", self.name, error)
+                why = str(error)  # whoever keeps the record is not to keep the frames, and the loader with them
+                if why and why != self._last_error and not self._closed.is_set():
+                    LOGGER.warning("%s cannot be reached, and is tried again every second: %s", self.name, why)
+                    self._last_error = why
                 self._closed.wait(AGAIN_S)
                 continue
             self.workers = hello["cores"]
