@@ -9,13 +9,15 @@
 # make check   compares the CPU and the device implementation of the example pipeline, stage by stage
 # make test-torch   the tests that face PyTorch, with its oldest and its newest version; TORCH="2.11.0 ..." names others
 # make test-cluster   the tests that need Ray, with a version of it that is installed for them alone
+# make test-wheel   builds sdist and wheel, checks them, and runs the wheel in a bare environment of every Python from 3.11
+#                 on that is found (PYTHONS="python3.14 ..." names others); takes 700 MB for each
 # make rehearse   the GPU tests and a quick GPU session on a stand-in for CUDA, without a GPU (tests/fake_cuda); takes
 #                 530 MB from PyPI once; PYTHON_REHEARSAL=... names a Python 3.12 or 3.11
 # make clean   removes the environment and everything that was made here
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all mutations chaos lint check clean test-torch test-cluster rehearse
+.PHONY: demo test test-all mutations chaos lint check clean test-torch test-cluster test-wheel rehearse
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -81,6 +83,23 @@ test-cluster: $(STAMP)
 	$(RAY_VENV)/bin/python -m pip install --quiet "ray[data]==$(RAY)" pydantic || echo "Ray cannot be had: its tests are skipped"
 	$(RAY_VENV)/bin/python -m pytest tests/cluster $(PYTEST_ARGS)
 
+# Each interpreter in an environment of its own with what the wheel's dependencies bring, and no more.
+WHEEL := .wheel
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
+
+test-wheel: $(STAMP)
+	rm -rf $(WHEEL)/dist
+	test -x $(WHEEL)/tools/bin/twine || { $(BIN)/python -m venv $(WHEEL)/tools && \
+		$(WHEEL)/tools/bin/python -m pip install --quiet build twine; }
+	$(WHEEL)/tools/bin/python -m build --outdir $(WHEEL)/dist .
+	$(WHEEL)/tools/bin/twine check --strict $(WHEEL)/dist/*
+	for p in $(PYTHONS); do \
+		$$p -c 'import venv' 2>/dev/null || { echo "$$p: not found, skipped"; continue; }; \
+		at=$(CURDIR)/$(WHEEL)/$$(basename $$p); $$p -m venv --clear $$at || exit 1; \
+		$$at/bin/python -m pip install --quiet $(CURDIR)/$(WHEEL)/dist/*.whl || exit 1; \
+		(cd $$at && bin/python -I -W error $(CURDIR)/tests/support/installed.py) || exit 1; \
+	done
+
 # All three are run, whatever the first says.
 REHEARSAL := .rehearsal
 PYTHON_REHEARSAL ?= $(shell for p in python3.12 python3.11 python3; do \
@@ -113,4 +132,4 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(REHEARSAL) $(RAY_VENV) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(REHEARSAL) $(RAY_VENV) $(WHEEL) .torch .torchvision runs build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

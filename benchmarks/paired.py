@@ -1,8 +1,8 @@
 """This loader beside its peers in pairs, by a protocol that gives no loader an advantage.
 
 Six classes of work (``kinds.py``): light and heavy photographs, text of fixed and of variable length, arrays, rows of
-an Arrow table. ``--workers``: 2 and 4 prepare samples really; 16 are emulated (samples sleep for their cost and then
-are there), by loaders with processes only.
+an Arrow table. ``--workers``: 2 and 4 prepare samples really; 16 are emulated (samples sleep for their cost), with
+processes only (of torchdata and SPDL's pipelines three settings).
 
 1. *Equal budgets.* Each loader's settings are tried six times, for a sixth of a run each; the fastest is measured.
    ``--order any``: batches may come in any order; else only loaders that keep it.
@@ -17,9 +17,8 @@ Within each run all complete epochs are checked to hold every sample once, and t
 prepares. The full protocol is the default (5 pairs of 60 s; some four hours for one number of workers); a shorter one
 that fits half an hour: ``--seconds 5 --workers 2``.
 
-Not here: PyTorch's loader with threads, which 2.13 has not (``torchdata.nodes`` has); SPDL's regions in order, which
-they do not keep; regions in subinterpreters, which need Python 3.14; DALI for text, arrays and tables, for which it has
-no equal reader. TensorSocket shares batches between jobs: see ``node_prepared``.
+Not here: PyTorch's loader with threads, which 2.13 has not (``torchdata.nodes`` has); SPDL's regions in order, and in
+subinterpreters (Python 3.14); DALI for other than photographs. TensorSocket is for jobs: see ``node_prepared``.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ OURS, PYTORCH, FEEDER = "minato_gpu", "PyTorch", "a feeder that costs nothing"
 _LOAD = 0.8  # of steps: what the fastest loader needs for a batch
 _CHECKED = 3  # batches whose content is compared
 _READY_BYTES = 64 << 20
-_PREFETCH = (2, 4, 8)
 
 
 def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loader]]:
@@ -69,7 +67,7 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
         ],
         PYTORCH: [
             PyTorch(PYTORCH, in_order, prefetch, sharing=sharing)
-            for prefetch in _PREFETCH
+            for prefetch in (2, 4, 8)
             for sharing in ("file_descriptor", "file_system")
         ],
         "torchdata": [
@@ -93,7 +91,8 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
             for by_batch, buffers in ((True, (1, 2, 4)), (False, (1, 16, 64)))
             for buffer in buffers
         ]
-        found["SPDL pipeline"][-1] = SpdlSubprocess("SPDL pipeline", by_batch=True)
+        if workers != EMULATED:
+            found["SPDL pipeline"][-1] = SpdlSubprocess("SPDL pipeline", by_batch=True)
     if workers == EMULATED:  # threads would sleep side by side as they could not work
         return {name: [each for each in tried if getattr(each, "processes", True)] for name, tried in found.items()}
     if kind.pictures:
@@ -102,7 +101,7 @@ def trials(kind: Kind, workers: int, in_order: bool) -> dict[str, Sequence[Loade
             DaliDynamic("DALI dynamic", capture, more) for capture in (True, False) for more in (0, 1, 2)
         ]
         found["DALI proxy"] = [
-            DaliProxy("DALI proxy", prefetch, readers) for readers in (1, 2) for prefetch in _PREFETCH
+            DaliProxy("DALI proxy", prefetch, readers) for readers in (1, 2) for prefetch in (2, 4, 8)
         ]
     return found  # type: ignore[return-value]
 
@@ -147,14 +146,6 @@ class Run(NamedTuple):
     batch_ms: float
 
 
-class Stage(NamedTuple):
-    """A part of a run."""
-
-    samples: int
-    batches: int
-    seconds: float
-
-
 class Consumer:
     """Reads every byte of a loader's batches, epoch after epoch, and notes what came."""
 
@@ -171,8 +162,8 @@ class Consumer:
             if not self.epochs[-1]:
                 raise RuntimeError(f"{self._loader.name} has delivered nothing in an epoch")
 
-    def consume(self, seconds: float, step_s: float = 0.0, least: int = 1) -> Stage:
-        """For so long, and at least so many batches."""
+    def consume(self, seconds: float, step_s: float = 0.0, least: int = 1) -> tuple[int, int, float]:
+        """For so long, and at least so many batches; samples, batches and seconds."""
         start = now = time.perf_counter()
         samples = count = 0
         while now - start < seconds or count < least:
@@ -185,7 +176,7 @@ class Consumer:
             if step_s:
                 time.sleep(max(0.0, until - time.perf_counter()))
             samples, count, now = samples + len(self.epochs[-1][-1]), count + 1, time.perf_counter()
-        return Stage(samples, count, now - start)
+        return samples, count, now - start
 
     def check(self, job: Job) -> None:
         """Raises ContentError where a sample of a complete epoch is missing or came twice, or one is changed."""
@@ -216,15 +207,15 @@ def run(job: Job, loader: Loader, seconds: float, step_s: float) -> Run:
     consumer = Consumer(loader, job)
     consumer.consume(min(1.0, seconds / 4), least=2 * job.workers + 2)
     cpu_s = tree_cpu_s()
-    bare = consumer.consume(seconds)
+    samples, _, bare_s = consumer.consume(seconds)
     cpu_s = tree_cpu_s() - cpu_s
     batch_s = 0.0
     if step_s:
         consumer.consume(min(1.0, seconds / 8), step_s)
-        stepped = consumer.consume(seconds / 2, step_s)
-        batch_s = stepped.seconds / stepped.batches
+        _, batches, stepped_s = consumer.consume(seconds / 2, step_s)
+        batch_s = stepped_s / batches
     consumer.check(job)
-    return Run(bare.samples / bare.seconds, 1e6 * cpu_s / bare.samples, 1e3 * batch_s)
+    return Run(samples / bare_s, 1e6 * cpu_s / samples, 1e3 * batch_s)
 
 
 # --- the protocol -----------------------------------------------------------------------------------------------------

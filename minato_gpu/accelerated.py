@@ -43,6 +43,8 @@ class PreparedLoader(DataLoaderShard):
         prepared.__dict__.update(shard.__dict__)
         # saved with the model it would be one file for all ranks, where each has a state of its own
         prepared.__dict__.update(base_dataloader=loader, use_stateful_dataloader=False, _is_accelerate_prepared=True)
+        if loader.pipeline is not None:
+            prepared.__dict__["collate_fn"] = _refuse_to_skip  # which skip_first_batches takes, and nobody else
         return prepared
 
     def _update_state_dict(self) -> None:
@@ -100,6 +102,15 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
     known[at] = PreparedLoader.around(shard, _like(loader, shard.base_dataloader))
     prepared: PreparedLoader = known[at]
     return prepared
+
+
+def _refuse_to_skip(samples: Value) -> Value:
+    """Raises an error where a loader of torch's class delivers what the pipeline has not prepared."""
+    raise RuntimeError(
+        "accelerate.skip_first_batches() puts PyTorch's DataLoader in this loader's place, without its pipeline. Load "
+        "state_dict() instead. With Hugging Face's Trainer save at the end of epochs, or resume with "
+        "ignore_data_skip=True, which begins the epoch again"
+    )
 
 
 def _like(loader: DataLoader[Any], other: TorchDataLoader[Any]) -> DataLoader[Any]:

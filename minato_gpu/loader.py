@@ -38,7 +38,7 @@ accelerating: ContextVar[bool] = ContextVar("accelerating", default=False)
 _FIXED = {
     *("device", "lanes", "max_lateness", "host_memory_budget", "device_memory_budget", "worker_kind", "epochs"),
     *("on_error", "max_failures", "on_worker_death", "hang_timeout", "snapshot_every_n_steps", "max_workers", "cache"),
-    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port", "cluster"),
+    *("cache_dir", "share", "share_budget", "cache_peers", "trace", "metrics_port", "cluster", "in_order"),
 }
 """Arguments that are checked at construction and may not be set later. A pipeline may: its fields are kept anew."""
 
@@ -220,6 +220,11 @@ class DataLoader(TorchDataLoader[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_session" in self.__dict__:
             raise ValueError(f"{name} attribute should not be set after {type(self).__name__} is initialized")
+        if name == "multiprocessing_context" and "_session" in self.__dict__ and not self._session.starts_processes:
+            raise ValueError(
+                "multiprocessing_context is of no use to this loader: its workers are threads, or have been started "
+                "and stay from epoch to epoch; pass it to a new loader"
+            )
         super().__setattr__(name, value)
 
     # --- iterating -----------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ _NUMBERS: Any = range(10)
 _OWN = {*signature(DataLoader).parameters} - {*signature(TorchDataLoader).parameters, "pipeline"}
 
 
-@pytest.mark.parametrize("name", sorted(_OWN | {"batch_size"}))
+@pytest.mark.parametrize("name", sorted(_OWN | {"batch_size", "in_order"}))
 def test_arguments_are_not_set_later(name: str) -> None:
     """PyTorch says so of its own. A pipeline may be replaced."""
     loader = DataLoader(_NUMBERS)
@@ -303,6 +303,17 @@ def test_arguments_are_not_set_later(name: str) -> None:
         setattr(loader, name, 3)
     assert getattr(loader, name) == before
     assert getattr(copy.copy(loader), name) == before
+
+
+def test_a_context_is_not_set_where_no_worker_would_start_by_it() -> None:
+    threads: Any = DataLoader(_NUMBERS, num_workers=1, worker_kind="thread")
+    stay: Any = DataLoader(_NUMBERS, num_workers=1, persistent_workers=True)
+    stay.multiprocessing_context = "fork"
+    batches = iter(stay)
+    for loader in (threads, stay):
+        with pytest.raises(ValueError, match=r"multiprocessing_context is of no use to this loader.*pass it to a new"):
+            loader.multiprocessing_context = "spawn"
+    assert len(list(batches)) == 10
 
 
 @pytest.mark.parametrize("name", minato_gpu.__all__)

@@ -185,10 +185,18 @@ class Builder:
         return CostModel(lanes, features, length_of(self.loader.dataset))
 
 
-def build_engine(loader: Arguments, options: Options, base_seed: int, records: Records, readers: ReaderOwner) -> Engine:
+def build_engine(
+    loader: Arguments,
+    options: Options,
+    base_seed: int,
+    records: Records,
+    readers: ReaderOwner,
+    *,
+    epochs_before: int = 0,
+) -> Engine:
     """Starts workers and device executors for the loader. The engine is closed at the latest when Python ends.
 
-    ``readers`` owns the loader's reader process.
+    ``readers`` owns the loader's reader process. ``epochs_before``: see ``Job``.
     """
     builder = Builder(loader, options, records)
     settings = builder.settings
@@ -204,6 +212,7 @@ def build_engine(loader: Arguments, options: Options, base_seed: int, records: R
         "cuts": settings.cuts,
         "repeats": settings.replaceable,
         "in_order": settings.policy.fixed,
+        "epochs_before": epochs_before if settings.streams else 0,
     }
     job = Job.of(loader, base_seed, init, workers=settings.workers, seeds_samples=not options.threads, **more)
     with _explain_descriptors(loader, options), contextlib.ExitStack() as undo:

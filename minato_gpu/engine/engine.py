@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from time import perf_counter
 
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+
 from minato_gpu.engine.epochs import Epoch, Epochs
 from minato_gpu.engine.handover import Handover, ItemRun
 from minato_gpu.engine.host_share import PERIOD_S
@@ -353,8 +355,11 @@ class Engine(Batches):
 
     # --- the end -------------------------------------------------------------------------------------------
 
-    def close(self, timeout: float = 2.0) -> None:
-        """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it."""
+    def close(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> None:
+        """Ends lanes and thread. Batches that the consumer holds live on. Idempotent; any thread may call it.
+
+        ``timeout``: seconds after which workers that are still at a sample are killed; by default PyTorch's.
+        """
         if os.getpid() != self._process:
             return  # a fork has dropped its copy of an iterator: workers and channels are its parent's
         if OwnThread.is_current():

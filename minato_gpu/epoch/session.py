@@ -79,6 +79,11 @@ class Session:
             self.readers = ReaderOwner()
             self.facts, self._is_observed = Facts(), False
 
+    @property
+    def starts_processes(self) -> bool:
+        """Returns whether the next epoch starts worker processes."""
+        return not self.options.threads and (self.engine is None or self.engine.closed)
+
     def __getstate__(self) -> dict[str, Any]:
         given = self._given if self._pending is None else self._pending.given
         anew = {"facts": Facts(), "_is_observed": False, "_given": given}

@@ -47,6 +47,7 @@ class Job:
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
     lane: str = CPU  # where it is done, for errors
     in_order: bool = False  # a batch waits for all of its samples: none is of use before the others
+    epochs_before: int = 0  # that streams of workers with this base seed, which were not kept, have gone through
 
     @classmethod
     def of(
@@ -100,7 +101,7 @@ class Producer:
         self.keeping: FieldKeeper | None = None  # where fields may be kept
         self.sharing: Sharing | None = None  # where samples are shared with other loaders
         self._on_stage = on_stage
-        self.seeder = Seeder(job.base_seed, number) if job.seeds_samples else None
+        self.seeder = Seeder(job.base_seed, number, job.epochs_before) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
         pipeline = job.pipeline

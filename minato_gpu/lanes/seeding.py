@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from minato_gpu.samples import sample_seed
+
 _UNSEEDED_FROM = 8  # chunks of fewer samples are seeded until there is evidence: often these are the costly ones
 _EVIDENCE = 16  # seeded samples that are looked at for draws
 _MASK = (1 << 64) - 1
@@ -36,8 +38,11 @@ _TORCH_MASK = _MASK >> 1  # torch.initial_seed() must fit a signed 64-bit tensor
 class Seeder:
     """Seeds the global generators of this process, and notices whether samples draw from them."""
 
-    def __init__(self, base_seed: int, worker: int = 0) -> None:
-        """Seeds as PyTorch does for this worker: that is what its ``worker_init_fn`` and streams draw from."""
+    def __init__(self, base_seed: int, worker: int = 0, epochs_before: int = 0) -> None:
+        """Seeds as PyTorch does for this worker: that is what its ``worker_init_fn`` and streams draw from.
+
+        After ``epochs_before`` epochs of another process in its place, streams do not draw what they drew in the first.
+        """
         self._worker_seed = base_seed + worker
         seed_generators(self._worker_seed)
         with suppress(ImportError):  # the function is torch's own affair, and may go
@@ -45,6 +50,9 @@ class Seeder:
 
             np.random.seed(_generate_state(base_seed, worker))
         self._default_initial = torch.initial_seed()
+        if epochs_before:
+            seed_generators(sample_seed(self._worker_seed, epochs_before, "stream"))
+            show_initial_seed(self._default_initial)
         self._shown: int | None = None
         self._draws = False
         self.always_looks = False  # seeded samples are looked at for draws, however many have been

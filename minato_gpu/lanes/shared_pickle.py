@@ -4,25 +4,35 @@ Every worker unpickles a copy of its own from shared memory, so that what ``__se
 paths take 0.2 s to pickle and 60 MB: PyTorch's loader does that for each worker, and waits until the last of them has
 read it from a pipe.
 
+The first batch needs one worker. So no more workers than there are cores unpickle at a time: 32 that share two cores
+would all be ready at the same moment, seconds later. A worker waits a second at most, as ``__setstate__`` may be slow
+for other reasons, such as a server that it connects to.
+
 A fork server imports the job's modules before it forks, instead of each worker. It does so where the loader is the
-first to use the server of this program; it stays with what it has imported otherwise.
+first to use the server of this program, and meanwhile the job is pickled. It stays with what it has imported otherwise.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import multiprocessing
 import os
 import sys
-from contextlib import closing
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from multiprocessing import context, forkserver, reduction
+from multiprocessing.popen_forkserver import Popen as ForkServerPopen
 from pickle import HIGHEST_PROTOCOL, loads
+from time import monotonic, sleep
 from types import ModuleType
 
 from minato_gpu.lanes.produce import Job
 from minato_gpu.samples import Value
+from minato_gpu.util.threads import usable_cores
 
 _MAIN = ("__main__", "__mp_main__")
+_TURN_S, _LOOK_S = 1.0, 5e-3  # a worker waits for its turn at most, and looks in between
 
 
 class SharedPickle:
@@ -35,6 +45,7 @@ class SharedPickle:
         self.value = value
         self._memory = -1
         self._fds: list[int] = []  # that the value's own locks, queues and shared tensors need
+        self._starts, self._turns = 0, usable_cores()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Called in the parent while it starts a process. Raises what the value's pickling raises."""
@@ -44,22 +55,22 @@ class SharedPickle:
         else:
             for fd in self._fds:
                 starting.duplicate_for_child(fd)
-        return _unpickled, (reduction.DupFd(self._memory),)
+        self._starts += 1
+        return _unpickled, (reduction.DupFd(self._memory), self._starts % self._turns)
 
     def _pickle(self, starting: _Starting) -> None:
+        _start_server(self.value)
         fd = os.memfd_create("minato-job", os.MFD_CLOEXEC)
         context.set_spawning_popen(starting)  # type: ignore[arg-type]
         try:
             with open(fd, "wb", closefd=False) as file:
-                pickler = _Pickler(file, HIGHEST_PROTOCOL)
-                pickler.dump(self.value)
+                reduction.ForkingPickler(file, HIGHEST_PROTOCOL).dump(self.value)
         except BaseException:
             os.close(fd)
             raise
         finally:
             context.set_spawning_popen(starting.popen)
         self._memory, self._fds = fd, starting.fds
-        _preload(pickler.modules | _of_main())
 
     def close(self) -> None:
         """Releases the memory. A process that is started later pickles the value anew, as it is then."""
@@ -68,13 +79,25 @@ class SharedPickle:
             self._memory = -1
 
 
-def _unpickled(memory: Value) -> Value:
+def _unpickled(memory: Value, turn: int) -> Value:
+    """Returns the value, in a worker. ``turn``: the byte of the file that one worker at a time locks."""
     fd = memory.detach()
+    end = monotonic() + _TURN_S
     try:
+        while monotonic() < end and not _locked(fd, turn):
+            sleep(_LOOK_S)
         with closing(mmap.mmap(fd, 0, access=mmap.ACCESS_READ)) as data:
             return loads(data)
     finally:
         os.close(fd)
+
+
+def _locked(fd: int, byte: int) -> bool:
+    """Locks a byte of the file until this process closes it, or ends; returns whether nobody else has it locked."""
+    with suppress(OSError):
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        return True
+    return False
 
 
 class _Starting:
@@ -91,33 +114,34 @@ class _Starting:
         return int(self.popen.duplicate_for_child(fd))
 
 
-class _Pickler(reduction.ForkingPickler):
-    """Notes the ``modules`` that will be imported as the pickle is read."""
+def _start_server(job: Job) -> None:
+    """Starts the fork server, if that is the start method, with what the job's workers will import.
 
-    def __init__(self, *arguments: Value) -> None:
-        super().__init__(*arguments)
-        self.modules: set[str] = set()
+    A server that runs stays as it is. What the program wants it to import comes first.
+    """
+    if not isinstance(context.get_spawning_popen(), ForkServerPopen):
+        return
+    wanted = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
+    known = sorted(name for name in _modules(job) - {*wanted, *_MAIN} if name in sys.modules)
+    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])
+    forkserver.ensure_running()
 
-    def reducer_override(self, value: Value) -> Value:
-        """Called for all but plain data."""
-        self.modules.add(str(_module_of(value) or _module_of(type(value))))
-        return NotImplemented
+
+def _modules(job: Job) -> set[str]:
+    """Returns the modules of the job's parts and of what these hold, and those that the program's own file has
+    imported.
+
+    Every worker imports that file, too, if it is not a notebook.
+    """
+    parts = _held([job])
+    values = [*parts, *_held(parts), *vars(sys.modules["__main__"]).values()]
+    return {name for value in values for each in (value, type(value)) if (name := _module_of(each))}
+
+
+def _held(values: Iterable[Value]) -> list[Value]:
+    return [held for value in values for held in getattr(value, "__dict__", {}).values()]
 
 
 def _module_of(value: Value) -> str | None:
     found = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return found if isinstance(found, str) else None
-
-
-def _of_main() -> set[str]:
-    """Returns what the program's own file has imported: every worker imports that file, too, if it is not a
-    notebook."""
-    values = list(vars(sys.modules["__main__"]).values())
-    return {name for value in values if (name := _module_of(value))}
-
-
-def _preload(modules: set[str]) -> None:
-    """Has a fork server that is not there yet import these; what the program wants it to import comes first."""
-    wanted = list(getattr(forkserver._forkserver, "_preload_modules", ["__main__"]))
-    known = sorted(name for name in modules - {*wanted, *_MAIN} if name in sys.modules)
-    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])

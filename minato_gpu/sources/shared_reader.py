@@ -24,6 +24,10 @@ from minato_gpu.util import children
 from minato_gpu.util.messages import LOGGER, say_once
 
 _PATIENCE_S = 10.0  # with one that has just been started, by a fork server perhaps, or is stopped
+_SILENT = (
+    f"its reader process has not answered for {_PATIENCE_S:.0f} s. If it is stopped (ps shows state T), continue it "
+    "with kill -CONT, or kill it: the next loader starts another"
+)
 _ROOM = 1 << 16  # bytes of a socket's buffer: some hundred samples, of which as many are under way
 _KIND = socket.SOCK_SEQPACKET
 
@@ -182,7 +186,10 @@ def _welcomed(end: socket.socket, settings: ReaderSettings, of_samples: socket.s
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     files = [] if of_samples is None else [of_samples.fileno()]
     socket.send_fds(end, [host_reader.hello(settings)], files)
-    said, files, _, _ = socket.recv_fds(end, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
+    try:
+        said, files, _, _ = socket.recv_fds(end, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
+    except TimeoutError:
+        raise TimeoutError(_SILENT) from None
     try:
         magic, version = HEAD.unpack_from(said.ljust(HEAD.size, b"\0"))
         if magic != MAGIC:

@@ -93,6 +93,20 @@ FAULTS = (
         ("lanes/test_shared_pickle.py",),
     ),
     Fault(
+        "all workers unpickle their jobs at a time",
+        "lanes/shared_pickle.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        ("lanes/test_shared_pickle.py",),
+    ),
+    Fault(
+        "workers that start in a later epoch draw for their streams what those of the first drew",
+        "epoch/iterator.py",
+        "before = self._number - session.first_epoch if knows_seed else 0",
+        "before = 0",
+        ("checkpoint/test_resumed_draws.py",),
+    ),
+    Fault(
         "every worker of a fork server imports what it needs by itself",
         "lanes/shared_pickle.py",
         '    multiprocessing.set_forkserver_preload([*wanted, "minato_gpu.lanes.processes", *known])\n',

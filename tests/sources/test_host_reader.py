@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from minato_gpu.memory.private_folder import PrivateFolder
-from minato_gpu.sources import cluster_token, host_reader
+from minato_gpu.sources import cluster_token, host_reader, shared_reader
 from minato_gpu.sources.host_reader import HEAD, MAGIC, PROTOCOL, hello
 from minato_gpu.sources.process import ReaderSettings
 from minato_gpu.util.messages import say_once
@@ -218,6 +218,21 @@ def test_another_version_is_refused(
         caplog,
         f"speaks version {PROTOCOL + 1} of the protocol, and this loader version {PROTOCOL}",
     )
+
+
+def test_one_that_is_stopped_is_waited_for_once_and_said(
+    files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = shared(files)
+    assert whole(one) == sums(files)
+    stop(pid := pid_of(one))
+    monkeypatch.setattr(shared_reader, "_PATIENCE_S", 0.1)
+    try:
+        is_alone(shared(files), files, caplog, "continue it with kill -CONT, or kill it")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    del one
+    assert wait_until(lambda: gone(pid))
 
 
 def test_another_users_process_is_told_nothing(

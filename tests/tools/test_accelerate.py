@@ -13,6 +13,7 @@ import torch
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
 from tests.contracts.test_padding import RANKS, results_without_torchrun
+from tests.support.numbers import PIPELINE, Numbers
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,18 @@ def test_prepare_alone_is_refused(accelerator: Any) -> None:
     loader = DataLoader(Costly(8), 2)
     with pytest.raises(TypeError, match=r"minato_gpu\.accelerated\.prepare"):
         accelerator.prepare(loader)
+
+
+def test_skipping_batches_would_lose_the_pipeline(accelerator: Any) -> None:
+    """As the Trainer does that resumes in the middle of an epoch: PyTorch's loader would deliver raw fields."""
+    from accelerate import skip_first_batches
+
+    from minato_gpu.accelerated import prepare
+
+    plain, piped = (prepare(accelerator, DataLoader(Numbers(), 50, pipeline=each)) for each in (None, PIPELINE))
+    assert len(list(skip_first_batches(plain, 1))) == len(list(piped)) - 1 == 2
+    with pytest.raises(RuntimeError, match=r"without its pipeline.*ignore_data_skip=True"):
+        list(skip_first_batches(piped, 1))
 
 
 def test_a_data_set_that_workers_iterate(accelerator: Any) -> None:
