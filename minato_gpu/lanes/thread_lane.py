@@ -38,7 +38,7 @@ class ThreadLane(WorkerLane):
     def __init__(self, links: WorkerChannels, job: Job, enter: Callable[[], None] = lambda: None) -> None:
         super().__init__(links)
         self._enter = enter
-        addressed = len(links.task_senders) > 1
+        addressed = len(links.task_senders) > 1  # tasks are for a certain worker; else any thread takes the next
         self._queues: list[_Queue] = [queue.SimpleQueue() for _ in range(links.workers if addressed else 1)]
         self._ended: deque[Exit] = deque()  # appended to by threads
         self._threads: list[threading.Thread] = []
@@ -71,7 +71,7 @@ class ThreadLane(WorkerLane):
             os.eventfd_write(self._bell, 1)
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Puts the task into the threads' queue."""
+        """Puts the task into the queue of ``worker``, or into the one that all threads share."""
         self.leases.add(task)
         self._queues[worker % len(self._queues)].put(task)
 
@@ -92,13 +92,13 @@ class ThreadLane(WorkerLane):
         return stacks.of_thread(self._threads[worker])
 
     def fault_fds(self) -> list[int]:
-        """Returns the descriptor that is readable when a thread has ended."""
+        """Returns the descriptor that is readable when a thread has ended with an error."""
         return [self._bell]
 
     def close(self, timeout: float) -> bool:
         """Stops every worker after its current sample.
 
-        Idempotent. Returns False if one is still busy after ``timeout``.
+        Idempotent. Returns False if one is still busy after ``timeout`` seconds.
         """
         self._dismiss(timeout)
         if not self._threads and self._bell >= 0:
@@ -115,7 +115,10 @@ class ThreadLane(WorkerLane):
         return not self._threads
 
     def _dismiss(self, timeout: float | None) -> None:
-        """Has every worker leave after its current sample; those still busy after ``timeout`` stay known."""
+        """Has every worker leave after its current sample.
+
+        Those still busy after ``timeout`` seconds (None: waits for all) remain in ``_threads``.
+        """
         self._begin_no_more()
         for number in range(self.links.workers):
             self._queues[number % len(self._queues)].put(None)

@@ -14,7 +14,7 @@ from minato_gpu.memory.completions import IN_ROW, LOCAL, Location
 
 
 class Arrivals:
-    """Of one node: a frame's samples are placed, received, then marked."""
+    """The samples that arrive from one agent: a frame's samples are placed, received, then marked."""
 
     def __init__(self, links: WorkerChannels) -> None:
         self._links, self._store = links, Store(-1, links)

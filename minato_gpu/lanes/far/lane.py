@@ -1,5 +1,8 @@
-"""The lane of one agent, in the loader's process: commands go to the agent, and what its node (node.py) has received
-comes back as messages of the lane's contract."""
+"""The lane of one agent, a process of another machine that runs workers for this loader.
+
+Commands are sent to it; what the connection (agent_connection.py) receives comes back as messages of the lane's
+contract.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from minato_gpu.lanes.base import Task
 from minato_gpu.lanes.contract import Exit, KeptSamples, Lane, Message, Number, Opened, Progress, Recalled
-from minato_gpu.lanes.far.node import Node, TaskEnded
+from minato_gpu.lanes.far.agent_connection import AgentConnection, TaskEnded
 from minato_gpu.lanes.far.session import Shipment
 from minato_gpu.lanes.leases import Leases
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -33,39 +36,43 @@ class FarLane(Lane):
         self.name, self.slots = shipment.lane, shipment.workers
         self.leases = Leases(links)
         self._links = links
-        self._news: deque[Message | TaskEnded] = deque()  # from the node's thread
+        self._news: deque[Message | TaskEnded] = deque()  # from the connection's thread
         self._is_signalled = False
         self._signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._node = Node(find, shipment, links, self._tell)
+        self._connection = AgentConnection(find, shipment, links, self._tell)
 
     # --- commands ------------------------------------------------------------------------------------------
 
     def send(self, task: Task, worker: int = 0) -> None:
-        """Sends a task. From a lost node it comes back at once."""
+        """Sends a task; if the agent is not connected yet, later. If it is lost, the task is reported as ended, with no
+        sample."""
         self.leases.add(task)
-        self._node.send(task)
+        self._connection.send(task)
 
     def recall(self) -> None:
         """Takes back the tasks that have not begun."""
-        self._node.recall()
+        self._connection.recall()
 
     def revoke(self, run: int, chunk: int, keep: int) -> None:
         """Asks the agent to start no sample of the task from ``keep`` on."""
         if (run, chunk) in self.leases:
-            self._node.ask("revoke", run, chunk, keep)
+            self._connection.ask("revoke", run, chunk, keep)
 
     def look(self) -> None:
-        """Asks the agent what is finished and what its workers are at; answers itself if no task is there."""
-        if not self._node.ask("look"):
+        """Asks the agent what is finished and what its workers do.
+
+        If it is not connected, or has no task, this reports that itself.
+        """
+        if not self._connection.ask("look"):
             self._tell(Progress(()))
 
     def replace(self, worker: int, blocks: Sequence[tuple[int, int]]) -> None:
-        """Has the agent start another worker; what the dead one had finished is stored here."""
-        self._node.ask("replace", worker)
+        """Has the agent start another worker. ``blocks`` is ignored: the dead worker's results are stored here."""
+        self._connection.ask("replace", worker)
 
     def kill(self, worker: int, hung: str) -> None:
         """Has the agent end a worker that has hung."""
-        self._node.ask("kill", worker, hung)
+        self._connection.ask("kill", worker, hung)
 
     # --- messages ------------------------------------------------------------------------------------------
 
@@ -74,13 +81,17 @@ class FarLane(Lane):
         return [self._signal]
 
     def sleep(self, *, every_task: bool) -> None:
-        """Notes which tasks' ends wake the receiver that is about to wait: all, or those at which work runs low."""
-        self._node.ring_from = 0 if every_task else self.leases.low(self.slots)
+        """Called before the receiver waits: sets which tasks wake it as they end.
+
+        These are all of them, or only those after which workers have little left to do.
+        """
+        self._connection.ring_from = 0 if every_task else self.leases.low(self.slots)
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """Returns what the node has said: how many samples are kept, reports of those that are marked, then the rest.
+        """Returns, in this order: how many samples of revoked tasks the agent will still prepare, reports of finished
+        samples, all other messages.
 
-        ``only``: where there is nothing else, reports of these tasks are enough.
+        ``only``: if there is no message, report these tasks alone.
         """
         if self._is_signalled:
             with suppress(BlockingIOError):
@@ -107,11 +118,11 @@ class FarLane(Lane):
             if isinstance(message, Exit):
                 self.leases.drop(message.claim.run, message.claim.chunk)
             elif isinstance(message, Opened):
-                self.slots = self._node.workers
+                self.slots = self._connection.workers
         return [*first, *reports, *last]
 
     def _tell(self, message: Message | TaskEnded) -> None:
-        """Passes a message on, and wakes whoever waits for one."""
+        """Passes a message on, and wakes the thread that waits for one."""
         self._news.append(message)
         if not self._is_signalled:
             self._is_signalled = True
@@ -125,31 +136,31 @@ class FarLane(Lane):
         return f"worker {worker} of {self.name}"
 
     def stack_of_hung(self, worker: int) -> str:
-        """Asks the agent for the stack of a worker."""
+        """Returns the stack of a worker, which the agent is asked for; "" if there is no answer within 15 s."""
         return self._describe("stack_of_hung", worker)
 
     def stacks_at_work(self) -> str:
-        """Asks the agent for the stacks of workers that are at work."""
+        """Returns the stacks of workers that are at work; "" if the agent does not answer within 15 s."""
         return self._describe("stacks_at_work")
 
     def _describe(self, *what: Any) -> str:
-        answers = self._node.descriptions
-        while not answers.empty():  # of an earlier question, or of a node that was lost
+        answers = self._connection.descriptions
+        while not answers.empty():  # of an earlier question, or of a connection that was lost
             answers.get()
-        self._node.ask("describe", *what)
+        self._connection.ask("describe", *what)
         with suppress(queue.Empty):
-            return answers.get(timeout=_DESCRIBE_S) if self._node.wire is not None else ""
+            return answers.get(timeout=_DESCRIBE_S) if self._connection.wire is not None else ""
         return ""
 
     def stats(self) -> Mapping[str, bool | int | float]:
-        """Returns whether the node is there, how often it was lost, and the bytes that it has sent."""
-        node, wire = self._node, self._node.wire
-        received = node.received_before + (0 if wire is None else wire.received)
-        return {"connected": wire is not None, "lost": node.times_lost, "received_bytes": received}
+        """Returns whether the agent is connected, how often it was lost, and the bytes that it has sent."""
+        connection, wire = self._connection, self._connection.wire
+        received = connection.received_before + (0 if wire is None else wire.received)
+        return {"connected": wire is not None, "lost": connection.times_lost, "received_bytes": received}
 
     def close(self, timeout: float) -> bool:
-        """Leaves the node, whose workers end; returns once nothing more is received."""
-        self._node.close()
+        """Disconnects; the agent's workers end. Returns True once nothing more is received."""
+        self._connection.close()
         if self._signal >= 0:
             os.close(self._signal)
             self._signal = -1

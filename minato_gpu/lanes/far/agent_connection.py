@@ -1,8 +1,8 @@
 """The loader's side of one agent: a thread that connects, and receives samples (arrivals.py) and messages.
 
-A node that sends nothing for a second, or whose connection breaks, is lost: its tasks end here, and its slots are gone.
-Others prepare those samples with the same draws; no sample is blamed. An agent that does not answer, or not yet, is
-tried again every second. What is received for a task that has ended is dropped.
+An agent that sends nothing for a second, or whose connection breaks, is lost: its tasks end here, and its slots are
+gone. Others prepare those samples with the same draws; no sample is blamed. An agent that does not answer, or not yet,
+is tried again every second. What is received for a task that has ended is dropped.
 
 Decision: only this thread ends a task's right to its rows, between two frames. So nothing is written into a row that
 has been given to another lane.
@@ -29,8 +29,8 @@ from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.util.threads import OwnThread
 
-SILENT_S = 1.0  # silence after which a node is lost
-AGAIN_S = 1.0  # between two tries to reach a node
+SILENT_S = 1.0  # silence after which an agent is lost
+AGAIN_S = 1.0  # between two tries to reach an agent
 _STARTS_S = 60.0  # silence allowed while its workers start
 _CREEP = 1e-4  # most clock drift, seconds per second
 
@@ -42,8 +42,12 @@ class TaskEnded(NamedTuple):
     done: int
 
 
-class Node:
-    """``find`` returns the agent's address; ``shipment``: what it is sent first; ``tell`` takes what it says."""
+class AgentConnection:
+    """The connection to one agent, and the thread that receives from it; connects again when it is lost.
+
+    ``find`` returns the agent's address; ``shipment`` is sent first on each connection; ``tell`` is called with each
+    message from the agent, in this connection's thread.
+    """
 
     def __init__(
         self,
@@ -53,27 +57,30 @@ class Node:
         tell: Callable[[Message | TaskEnded], None],
     ) -> None:
         self.name, self.workers = shipment.lane, shipment.workers
-        self.wire: FrameSocket | None = None  # while the node is there
+        self.wire: FrameSocket | None = None  # None while the agent is not connected
         self.times_lost = self.received_before = 0
-        self.ring_from = 0  # tasks before this one wake nobody as they end
-        self.descriptions: queue.SimpleQueue[str] = queue.SimpleQueue()  # of what workers are at
+        self.ring_from = 0  # chunk numbers below this one wake nobody as they end
+        self.descriptions: queue.SimpleQueue[str] = queue.SimpleQueue()  # answers to "describe": stacks of workers
         self._find, self._shipment, self._links, self._tell = find, shipment, links, tell
         self._arrivals = Arrivals(links)
         self._lock = threading.Lock()  # over the next three
-        self._tasks: dict[Number, tuple[Task, int]] = {}  # that have not ended, each with its finished samples
-        self._lost = False  # tasks end at once
+        self._tasks: dict[Number, tuple[Task, int]] = {}  # running tasks, with their finished samples
+        self._lost = False  # the agent was lost and is not connected again: tasks end at once
         self._closed = threading.Event()
         self._open = 0  # worker slots announced by ``Opened``
         self._end: socket.socket | None = None
         self._last_error = ""
-        self._clock_s, self._clock_at = float("inf"), perf_counter()  # to add to its times; when it was updated
+        self._clock_s, self._clock_at = (
+            float("inf"),
+            perf_counter(),
+        )  # seconds to add to the agent's times; when that was updated
         self._thread = OwnThread(target=self._run, name="minato-far", daemon=True)
         self._thread.start()
 
     # --- for the lane --------------------------------------------------------------------------------------
 
     def send(self, task: Task) -> None:
-        """Sends a task, or keeps it until the agent is connected. With a lost node it ends at once."""
+        """Sends a task, or keeps it until the agent is connected. If the agent is lost, the task ends at once."""
         with self._lock:
             if self._lost:
                 self._tell(TaskEnded((task.run, task.chunk), 0))
@@ -96,7 +103,7 @@ class Node:
             self.ask("recall")
 
     def close(self) -> None:
-        """Leaves the node, whose workers end; returns once nothing more is received. Idempotent."""
+        """Disconnects; the agent's workers end. Returns once nothing more is received. Idempotent."""
         self._closed.set()
         if (end := self._end) is not None:
             with suppress(OSError):
@@ -106,6 +113,7 @@ class Node:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Connects and receives, again and again until ``close``."""
         while not self._closed.is_set():
             try:
                 wire, hello = greeting.reach(self._find(), self._hold)
@@ -136,7 +144,7 @@ class Node:
             raise ConnectionAbortedError("the loader has been closed")
 
     def _begin(self, wire: FrameSocket) -> None:
-        """Takes up a new connection, and sends all waiting tasks on it."""
+        """Sends the shipment and all waiting tasks on a new connection."""
         self._last_error, self._clock_s = "", float("inf")
         self._links.late_ends.append(wire.end)
         wire.end.settimeout(_STARTS_S)
@@ -147,7 +155,7 @@ class Node:
                 wire.send("send", *_parcel(task))
 
     def _lose(self, wire: FrameSocket) -> None:
-        """Drops a connection that has ended, and with it the node's tasks and slots."""
+        """Drops a connection that has ended, and with it the agent's tasks and slots."""
         wire.shut()  # whoever sends now may hold the lock
         with self._lock:
             self.wire, self._lost = None, True
@@ -185,7 +193,7 @@ class Node:
             raise RuntimeError(what[0])
 
     def _on_message(self, message: Any) -> None:
-        """Passes on any message but reports of samples."""
+        """Passes on a message that reports no samples, with the agent's times as this host's."""
         if isinstance(message, Progress):
             message = Progress(tuple(replace(each, since=each.since + self._clock_s) for each in message.at_work))
         elif isinstance(message, Exit):
@@ -203,17 +211,19 @@ class Node:
         self._tell(message)
 
     def _pop(self, number: Number) -> bool:
+        """Removes a task from those that have not ended. Returns False if it was not among them."""
         with self._lock:
             return self._tasks.pop(number, None) is not None
 
     # --- samples -------------------------------------------------------------------------------------------
 
     def _place(self, head: tuple[Any, ...]) -> list[memoryview] | None:
+        """Returns where a frame's samples are to be stored; None if their task has ended."""
         entry = self._tasks.get(head[1][:2])
         return None if entry is None else self._arrivals.place(entry[0], head[1])
 
     def _take(self, report: Report) -> None:
-        """Takes in samples that have been stored."""
+        """Marks samples that have been stored as finished, and ends their task after the last one."""
         number = report.run, report.chunk
         if number not in self._tasks:
             return
