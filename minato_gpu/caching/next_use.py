@@ -7,7 +7,7 @@ seconds that a miss costs / bytes / epochs until the next use, and those that ar
 Epochs are counted by the boundaries between now and the use, plus a half. Simulated with unlike sizes and costs, that
 saves more than the distance in accesses (one reader, a quarter of the set: 0.62 of the seconds against 0.56). For an
 item must be there at every boundary before its use, and that is where room is short: of one reader, every item crosses
-one, however far it has to go. It also makes values stand still within an epoch, but for an item's own use. Of a key
+one, however far it has to go. Values then change within an epoch only for the item that is used. Of a key
 whose next use is not known it is assumed that it comes a mean interval after all that is known. Without any orders this
 policy thus keeps what is dear for its size, and of items that are alike those that came first, as ``Minio`` does.
 """
@@ -37,15 +37,15 @@ class NextUse(CachePolicy):
         self._epoch = 0
         self._future = Future(keys)
         self._unknown = 1.0  # epochs to a use that is not known
-        self._earns = np.zeros(keys)  # seconds a byte
-        self._values = np.zeros(keys)
+        self._earns = np.zeros(keys)  # seconds that a miss costs, per byte
+        self._values = np.zeros(keys)  # that per epoch until the next use
         self._heap: list[tuple[float, int]] = []  # values and keys; also such as are out of date
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
         """Takes the orders of this epoch and of ``look_ahead`` more.
 
         Each order is drawn once, as long as epoch follows epoch and ``orders`` equals those of the epoch before; else
-        the tables are made anew.
+        the tables are made anew. Returns the position of the epoch's first access.
         """
         future = self._future
         if orders == self._orders and epoch == self._epoch + 1 and future.epochs:
@@ -65,12 +65,13 @@ class NextUse(CachePolicy):
         return future.start
 
     def used(self, key: int, now: int) -> None:
+        """Ranks a key anew, by its next use after access number ``now``."""
         value = self._value(self._earns.item(key), self._future.after(key, now))
         if value != self._values.item(key):
             self._enter(key, value)
 
     def _value(self, earns: float, use: int) -> float:
-        """Returns what a byte earns for each epoch that it is kept until its use."""
+        """Returns an item's value: seconds per byte and epoch that it is kept until its use, at position ``use``."""
         if use == NEVER:
             return earns / self._unknown
         return earns / (self._future.epoch(use) + _HALF + _TIE * (use - self._future.start))
@@ -92,7 +93,10 @@ class NextUse(CachePolicy):
         self._heap = list(zip(values[order].tolist(), keys[order].tolist(), strict=True))
 
     def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:
-        """Returns kept items that earn less than the new one and free enough bytes; None if there are not enough."""
+        """Takes items of less value than the new one off the heap until ``short`` bytes are free, and returns them.
+
+        Returns None, with nothing changed, if there are not enough. ``now``: position of the access.
+        """
         value = self._value(earns, self._future.after(key, now))
         going: list[tuple[float, int]] = []
         while short > 0 and (least := self._least()) is not None and least[0] < value:
@@ -110,7 +114,7 @@ class NextUse(CachePolicy):
         self._enter(key, self._value(earns, self._future.after(key, now)))
 
     def _least(self) -> tuple[float, int] | None:
-        """Returns value and key of what earns least of what is kept, at the heap's top; None if nothing is kept."""
+        """Returns the least value of all kept keys, and its key: the heap's top. Returns None if nothing is kept."""
         heap = self._heap
         while heap:
             value, key = heap[0]

@@ -1,4 +1,4 @@
-"""Where an epoch stands, and that as plain data: what ``DataLoader.state_dict`` is made of.
+"""The position of an epoch, and the plain data that ``DataLoader.state_dict`` is made of.
 
 A state holds what was delivered and one snapshot of what yields the samples (sampling/order.py): the generators as the
 epoch began, a sampler's own state, the keys that are left, or the states of an iterable data set's streams. A resume
@@ -18,7 +18,7 @@ from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.lanes.streams import StreamState
 from minato_gpu.samples import Key, witness_of
 from minato_gpu.sampling.delivered_positions import HISTORY, DeliveredPositions
-from minato_gpu.sampling.epoch_batches import EpochBatches, Mark
+from minato_gpu.sampling.epoch_batches import BatchStart, EpochBatches
 from minato_gpu.sampling.occurrences import Occurrences
 from minato_gpu.sampling.order import ENOUGH, KEYS, REPLAY, states_between
 from minato_gpu.sampling.packing import packed, packed_state, packed_states
@@ -26,7 +26,7 @@ from minato_gpu.sampling.samplers import Sampling
 
 
 class Cursor:
-    """Follows where one epoch of a loader stands, from its ``iter()`` on."""
+    """Keeps the position of one epoch of a loader, from its ``iter()`` on."""
 
     def __init__(
         self,
@@ -37,11 +37,12 @@ class Cursor:
     ) -> None:
         """``workers`` is the seed of persistent workers and the epoch in which they started, else the epoch's own.
 
-        ``gone`` is what was delivered of the whole order before it was dealt out to these ranks.
+        ``gone``: after a resume with another number of ranks, what had been delivered of the whole order.
         """
         self.epoch = epoch
-        self.over = False  # the iterator has said so
-        self.global_at_start: str | None = None  # torch's global generator, for a stream that draws here
+        self.over = False  # the epoch has ended
+        # state of torch's global generator as the epoch began, for an iterable data set read in the main process
+        self.global_at_start: str | None = None
         self._seeds = (epoch.seed, *(workers or (epoch.seed, epoch.number)))
         self._sampling = Sampling(loader)
         expected = self._sampling.expected
@@ -50,17 +51,18 @@ class Cursor:
         self._most_again = checks.most_drawn_again(loader)
         self._gone = gone
         self._remaining: _Remaining | None = None
-        self._global = global_generator.concerns(loader, self._sampling)
-        self._asked = b""  # torch's global generator before the batch that is asked for
-        self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last that were delivered
+        self._saves_global = global_generator.concerns(loader, self._sampling)
+        self._asked = b""  # state of torch's global generator before the batch that is asked for
+        self._before: deque[bytes] = deque(maxlen=HISTORY)  # and before each of the last delivered batches
 
     def asked(self) -> None:
-        """Notes that the next batch is about to be taken, or to be fetched here."""
-        if self._global and (state := global_generator.now()) != self._asked:  # few of them, mostly
+        """Notes that the next batch is about to be taken or, without workers, to be prepared."""
+        # states are large and mostly equal: keep one object for all equal ones
+        if self._saves_global and (state := global_generator.now()) != self._asked:
             self._asked = state
 
     def delivered(self, batch: Sequence[tuple[int, int]], failed: int = 0, *, returned: bool = True) -> None:
-        """Notes that the consumer has this batch: its positions, or the ticket of a stream.
+        """Notes that the consumer has this batch: its positions, or the ticket of a stream's batch.
 
         For the other arguments see ``DeliveredPositions.add``.
         """
@@ -85,7 +87,7 @@ class Cursor:
         return self.over and streams is not None and streams.batches > 0
 
     def state(self, ahead: int) -> s.State:
-        """Returns the state of the epoch as it was ``ahead`` batches ago, to any thread.
+        """Returns the state of the epoch as it was ``ahead`` batches ago. May be called by any thread.
 
         Raises ValueError if it is not known.
         """
@@ -100,12 +102,12 @@ class Cursor:
                 out["source"] = {**self._sampling.cutting, **streams, "rank": ranks.rank_of(self._sampling)}
                 if self.global_at_start is not None and streams["streams"][0]["state"] is None:
                     out["source"]["global_at_start"] = self.global_at_start
-            if self._global:
+            if self._saves_global:
                 out["global"] = packed(self._before[-ahead]) if ahead else global_generator.plain()
             return out
 
     def _of_sampler(self, ahead: int) -> s.State:
-        """Returns what was delivered, and the way back to what comes after that."""
+        """Returns what was delivered, and the snapshot from which a resume draws what comes after that."""
         epoch, order, sampling = self.epoch, self.epoch.order, self._sampling
         delivered = epoch.delivered.rewound(ahead)
         source = {**sampling.describe(), "way": order.way, "set_epoch": epoch.sampler_epoch}
@@ -131,21 +133,22 @@ class Cursor:
             if 0 < below <= delivered.low:
                 out["checksum"] = {"below": below, "crc": crc}
                 break
-        if self._sampling.uses_default_generator:  # anybody may have seeded that as it was before
+        # if the order has been drawn, a resume that draws it again must not advance the user's global generator, even
+        # where a seed has set that back to where the order began
+        if self._sampling.uses_default_generator:
             out["order_drawn"] = epoch.order.begun_from is not None
         return out
 
-    def _snapshot(self, marks: list[Mark]) -> tuple[s.State, dict[str, str]]:
+    def _snapshot(self, starts: list[BatchStart]) -> tuple[s.State, dict[str, str]]:
         """Returns the sampler's own state with the keys before and after it, and the generators.
 
-        It is the first snapshot since the beginning of ``marks``. If less than two batches have been drawn, it draws
-        ahead.
+        It is the first snapshot at or after ``starts``; if no drawn batch has one, keys are drawn ahead until one has.
         """
         epoch, order = self.epoch, self.epoch.order
         order.expect_saves()
-        if not any(mark.snapshot for mark in marks) and not any(snapshot for snapshot, _ in order.coming):
+        if not any(start.snapshot for start in starts) and not any(snapshot for snapshot, _ in order.coming):
             order.fill_to_snapshot()
-        found = [(mark.snapshot, mark.keys) for mark in marks]
+        found = [(start.snapshot, start.keys) for start in starts]
         found += [(snapshot, self._sampling.keys_of(item)) for snapshot, item in order.coming]
         at = next((at for at, (snapshot, _) in enumerate(found) if snapshot is not None), len(found))
         snapshot = order.at_end() if at == len(found) else found[at][0]
@@ -154,11 +157,11 @@ class Cursor:
             raise ValueError(f"this epoch cannot be saved: {snapshot.error}")
         before, following = ([keys for _, keys in part] for part in (found[:at], found[at:]))
         out: s.State = {
-            "place": marks[0].place if marks else epoch.place,
-            "position": marks[0].position if marks else epoch.position,
+            "place": starts[0].place if starts else epoch.place,
+            "position": starts[0].position if starts else epoch.position,
             "state": snapshot.own.copy(),
             "ended": not following,
-            **_plain_counts(epoch.occurrences_before(marks)),
+            **_plain_counts(epoch.occurrences_before(starts)),
         }
         if before:
             out.update(_plain_first(before))
@@ -168,7 +171,7 @@ class Cursor:
 
 
 def _following(batches: list[list[Key]]) -> s.State:
-    """Returns the first keys after a snapshot, for a comparison after a resume."""
+    """Returns a hash of the first keys after a snapshot, and how many batches they are from: a resume compares them."""
     keys: list[Key] = []
     items = 0
     while items < len(batches) and len(keys) < ENOUGH:
@@ -179,7 +182,7 @@ def _following(batches: list[list[Key]]) -> s.State:
 def _plain_counts(occurrences: Occurrences) -> s.State:
     """Returns how often each key had come, as plain data.
 
-    Raises ValueError for keys that cannot be stored, if that matters.
+    Raises ValueError for keys that cannot be stored, if samples are seeded by those counts.
     """
     planes, others = occurrences.planes()
     try:
@@ -202,17 +205,17 @@ def _plain_first(batches: list[list[Key]]) -> s.State:
 
 
 class _Remaining:
-    """What a sampler of unknown kind still yields, as plain data: drawn and made plain once, then only cut.
+    """The keys that a sampler of unknown kind still yields, as plain data: drawn and made plain once, then only cut.
 
     It begins where the first save finds the oldest batch that may be asked for; later ones begin further on.
     """
 
     def __init__(self, epoch: EpochBatches, sampling: Sampling) -> None:
-        marks = list(epoch.marks)
+        starts = list(epoch.starts)
         epoch.order.draw_rest()
-        batches = [mark.keys for mark in marks] + [sampling.keys_of(item) for _, item in epoch.order.coming]
-        before = epoch.occurrences.before([key for mark in marks for key in mark.keys])
-        first: Mark | EpochBatches = marks[0] if marks else epoch
+        batches = [start.keys for start in starts] + [sampling.keys_of(item) for _, item in epoch.order.coming]
+        before = epoch.occurrences.before([key for start in starts for key in start.keys])
+        first: BatchStart | EpochBatches = starts[0] if starts else epoch
         self._place, self._position, self._epoch = first.place, first.position, epoch
         self._plain = s.plain_batches(batches)
         self._batches = self._plain["drawn"]
@@ -220,9 +223,9 @@ class _Remaining:
         self._occurrences = before.count([key for keys in batches for key in keys]) or []
         self._nested = Snapshot({"nested": states_between(sampling, epoch.order)["nested"]})
 
-    def since(self, marks: list[Mark]) -> s.State:
-        """Returns what comes from these batches on. The result is the caller's own."""
-        first: Mark | EpochBatches = marks[0] if marks else self._epoch
+    def since(self, starts: list[BatchStart]) -> s.State:
+        """Returns the remaining keys from the first of these batches on. The result is the caller's own."""
+        first: BatchStart | EpochBatches = starts[0] if starts else self._epoch
         batches = self._batches[first.place - self._place :]
         return {
             **self._plain,

@@ -21,7 +21,7 @@ from torch._utils import ExceptionWrapper
 
 from minato_gpu.device.accelerator import Accelerator, Event
 from minato_gpu.device.copies import MOST, CopyRange, plan, worth
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.slices import Slices
 from minato_gpu.memory.layout import Layout
 from minato_gpu.memory.loans import is_small
@@ -54,7 +54,7 @@ class LoadContext:
     thread.
     """
 
-    def __init__(self, accelerator: Accelerator, host: Host) -> None:
+    def __init__(self, accelerator: Accelerator, host: PinnedArena) -> None:
         self.accelerator = accelerator
         self.host = host
         self.slices = Slices()

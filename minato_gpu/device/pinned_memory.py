@@ -21,12 +21,12 @@ from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.memory.arena import Arena, round_up
 from minato_gpu.memory.loans import Loans
 
-_STEP = 16 << 20  # bytes
+_STEP = 16 << 20  # bytes; a pinned piece ends at a multiple of it
 _MOST = 256 << 20  # bytes pinned ahead of need at once: takes 0.1 s, during which batches wait
 
 
-class Host:
-    """The host arena as devices see it: its pinned part, and blocks shared by loads and copies. For any thread.
+class PinnedArena:
+    """The host arena as devices see it: its pinned part, and blocks that copies to and from devices use. Thread-safe.
 
     Where a device refuses to pin, nothing more is tried; copies then go through the driver's own buffer.
     """
@@ -39,6 +39,8 @@ class Host:
         self._accelerator = accelerator  # any of the devices: what one has pinned, all can read
         self._step = step
         self._lock = threading.Lock()
+        # an eventfd: readable once the copies of a batch to a device have been issued, or refused, or a device that is
+        # out of memory asks for room (``Transfers``)
         self.issued_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._address = int(np.frombuffer(arena.buffer, np.uint8).__array_interface__["data"][0])
 
@@ -47,7 +49,7 @@ class Host:
         return self._loans.allocate(self.arena, nbytes)
 
     def clear(self) -> None:
-        """Makes ``issued_fd`` unreadable again."""
+        """Resets ``issued_fd``: not readable until the next copy is issued."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.issued_fd)
 
@@ -57,7 +59,10 @@ class Host:
         return max(self.ends, default=0)  # read once: another thread may be closing
 
     def cover(self, end: int) -> None:
-        """Pins the arena up to offset ``end`` at least, and up to twice as far as before, so that pieces stay few."""
+        """Pins the arena up to offset ``end`` at least.
+
+        So that pieces stay few, it pins up to twice as far as before (at most ``_MOST`` bytes further).
+        """
         with self._lock:
             begin = self.pinned
             if begin < end and self.refused is None:

@@ -24,7 +24,7 @@ from minato_gpu.device import nvml
 from minato_gpu.device.accelerator import Accelerator, Stream, is_out_of_memory
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.loads import Load, LoadContext
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.samples import JSON, OutputBatch
 from minato_gpu.util.messages import LOGGER
 from minato_gpu.util.threads import OwnThread
@@ -42,7 +42,7 @@ def _wrapped(error: BaseException) -> ExceptionWrapper:
 class Transfers:
     """Queue, thread and budget for the batches of one device."""
 
-    def __init__(self, accelerator: Accelerator, host: Host, budget: DeviceBudget) -> None:
+    def __init__(self, accelerator: Accelerator, host: PinnedArena, budget: DeviceBudget) -> None:
         self.accelerator = accelerator
         self.budget = budget
         self._context = LoadContext(accelerator, host)

@@ -18,7 +18,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.device.accelerator import Accelerator
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.lane import DeviceLane
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.engine.deaths import Deaths
 from minato_gpu.engine.engine import Engine
@@ -160,7 +160,8 @@ class Builder:
         """
         devices = self.options.devices
         accelerators = {device: Accelerator(device) for device in dict.fromkeys(devices)}
-        host, budget = Host(links.engine_arena, links.loans, accelerators[devices[0]]), self.loader.device_memory_budget
+        host = PinnedArena(links.engine_arena, links.loans, accelerators[devices[0]])
+        budget = self.loader.device_memory_budget
         batches = {
             device: self.settings.batches_on_device(devices.count(device)) if budget is None else 0
             for device in accelerators

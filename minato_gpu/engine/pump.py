@@ -254,7 +254,7 @@ class Pump:
         self.run.lost(lane, exit_, log)
         self.deaths.check_start(lane.name, exit_, claim)
         owner = lane.owner_of(exit_.number)
-        lane.replace(exit_.number, () if owner is None else sorted({*self.assembly.settle_with(owner)}))
+        lane.replace(exit_.number, () if owner is None else sorted({*self.assembly.bury_worker(owner)}))
         log.workers["replaced"] += 1
 
     # --- what runs ------------------------------------------------------------------------------------------

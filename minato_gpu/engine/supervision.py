@@ -19,26 +19,27 @@ class WorkerSupervisor:
 
     def __init__(self, pump: Pump, *, replaces: bool, watchdog: Watchdog | None, lanes: LaneWatch) -> None:
         self._pump = pump
-        self._lanes = lanes  # those that do not ring the workers' bell
+        self._lanes = lanes  # lanes that signal through a descriptor of their own
         self.heard = False  # one of these woke the pump thread the last time that it waited
         self._replaces = replaces  # else a worker that dies is an error
         self._watchdog = watchdog
         self.exit_fds = frozenset(fd for lane in pump.lanes.values() for fd in lane.fault_fds())
-        self.broken: BaseException | None = None  # found while the consumer was away, who may never need the worker
+        # error found while the consumer was in its training step; it may never need the worker
+        self.broken: BaseException | None = None
 
     @property
     def watches(self) -> bool:
-        """True if there is something to do while the consumer is away."""
+        """True if workers must be looked after while the consumer is in its training step."""
         return self._replaces or self._watchdog is not None or self._lanes.any
 
     def raise_broken(self) -> None:
-        """Raises what was found while the consumer was away."""
+        """Raises the error that was kept while the consumer was in its training step; does nothing without one."""
         broken, self.broken = self.broken, None
         if broken is not None:
             raise broken
 
     def next_look(self, now: float) -> float | None:
-        """Returns when to look for what hangs."""
+        """Returns the time of the next look for hanging workers; None without a limit."""
         return None if self._watchdog is None else self._watchdog.next_look(now)
 
     def wait(self, wake: int, until: float | None = None) -> bool:
@@ -62,7 +63,7 @@ class WorkerSupervisor:
         return self.broken is None and (not ready or any(fd in self.exit_fds for fd in ready))
 
     def keep_watch(self, log: Telemetry) -> None:
-        """Looks after workers while the consumer is away. What would be an error is kept for it."""
+        """Looks after workers while the consumer is in its training step. Errors are kept for it."""
         try:
             if self._replaces:
                 self._pump.receive()
@@ -74,7 +75,10 @@ class WorkerSupervisor:
             self.keep(error)
 
     def tend(self, log: Telemetry) -> None:
-        """Replaces workers that are known to have ended. Without replacing, that waits until one is needed."""
+        """Replaces workers that are known to have ended.
+
+        Does nothing if workers are not replaced: the death is then raised once the consumer needs the worker's samples.
+        """
         if self._replaces:
             try:
                 self.check_workers(log)
@@ -82,11 +86,11 @@ class WorkerSupervisor:
                 self.keep(error)
 
     def keep(self, error: BaseException) -> None:
-        """Keeps what went wrong while the consumer was away; the first error is raised."""
+        """Keeps an error that was found during the consumer's step; the first of them is raised."""
         self.broken = self.broken or error
 
     def check_workers(self, log: Telemetry) -> None:
-        """Replaces workers that are known to have ended, or raises as PyTorch does."""
+        """Replaces workers that are known to have ended, or raises WorkerDied."""
         faults = self._pump.faults
         while faults:
             lane, fault = faults.popleft()
@@ -98,7 +102,7 @@ class WorkerSupervisor:
             self._pump.lost(lane, fault, log)
 
     def look_for_hangs(self, log: Telemetry) -> None:
-        """Looks for what hangs, if it is time: kills a worker that can be replaced, and raises for all else."""
+        """If it is time, looks for workers that hang: kills those that can be replaced, raises WorkerHung else."""
         now = perf_counter()
         if self._watchdog is None or now < self._watchdog.next_look(now):
             return

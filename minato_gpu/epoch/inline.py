@@ -1,7 +1,7 @@
 """``num_workers=0``: batches are prepared on the consumer's thread when it asks for them, as PyTorch does it.
 
-What becomes of a batch, and of samples that fail, is written once, for loaders with workers and without
-(delivery.py), and so is how one sample is obtained (lanes/produce.py). What is here takes the place of an engine.
+Loaders with workers and without share the code that delivers a batch and handles samples that fail (delivery.py), and
+the code that prepares one sample (lanes/produce.py). This module takes the place of an engine.
 
 Nothing is seeded here but the pipeline's own draws: the main process's generators behave as PyTorch leaves them.
 
@@ -42,8 +42,10 @@ class InlineIterator(EpochIterator):
     def __init__(self, loader: Arguments, session: Session, epoch: int, resumption: Resumption | None) -> None:
         begun, iterable = resumption is not None and resumption.begun, Sampling(loader).iterable
         at_start = global_generator.plain() if iterable and not begun else None
-        rewound = resumption is not None and begun and resumption.globals.rewind()  # a stream may draw as it begins
+        # resuming: set torch's global generator back to where the epoch began, as an opened stream may draw from it
+        rewound = resumption is not None and begun and resumption.globals.rewind()
         try:
+            # the seed: drawn anew (None) if it comes from the global generator that has just been set back
             known = begun and not (rewound and loader.generator is None)
             super().__init__(loader, session.base_seed if known else None)
             if loader.timeout != 0:
@@ -56,7 +58,7 @@ class InlineIterator(EpochIterator):
         if at_start is not None:
             cursor.global_at_start = at_start
         elif resumption is not None and isinstance(batches, StreamHere):
-            resumption.globals.put_again(drew=batches.drew)  # what was read again has drawn from it
+            resumption.globals.put_again(drew=batches.drew)
         session.cursor = cursor
         self._deliver(session.options, batches, cursor)
 
@@ -86,10 +88,10 @@ class StreamHere(Batches):
     """
 
     def __init__(self, job: Job, streams: WorkerStreams, samples: int, log: Telemetry) -> None:
-        """``streams`` says where this only stream begins, and is updated as it advances; ``samples`` are those of a
+        """``streams``: where the one stream begins; updated as it advances. ``samples``: the number of samples in a
         batch."""
         start = streams.starts[0] if streams.starts else None
-        # where it has ended the next epoch has its state
+        # a stream that had ended when it was saved is not opened: its saved state is where the next epoch begins
         self._stream = stream = None if streams.left else Stream(job, start, samples)
         drew = set[str]() if stream is None or stream.ended else stream.drew
         if others := sorted(drew - {"torch"}):
@@ -99,7 +101,8 @@ class StreamHere(Batches):
                 "Give the data set, or its iterator, state_dict() and load_state_dict(), or let it draw from torch's "
                 "global generator, or one of its own"
             )
-        self.drew = bool(drew)  # from torch's global generator, after its first batch
+        # whether reading the stream again drew from torch's global generator after the stream's first batch
+        self.drew = bool(drew)
         self._streams = streams
         self._samples = samples
         self.log = log
@@ -128,7 +131,10 @@ class StreamHere(Batches):
         return batch
 
     def _taken(self, stream: Stream, *, exactly: bool) -> None:
-        """Notes how far the stream has come with this batch."""
+        """Notes how far the stream has come with this batch.
+
+        ``exactly``: with its state now; else a large state may be one of some batches ago.
+        """
         ticket = self._streams.batches
         self.delivered = [(ticket, ticket + 1)]
         self._streams.told[ticket] = stream.told(exactly=exactly)
@@ -206,9 +212,8 @@ class SamplesHere(Batches):
         produce, last = self._producer.of(self._task, piece, False), -1
         samples: list[Value] = []
         bad: list[Failure] = []
-        for at in range(
-            len(piece.keys)
-        ):  # in a generator, what raised StopIteration would be reported without its index
+        # no generator expression: in one, a sample that raised StopIteration would be reported without its index
+        for at in range(len(piece.keys)):
             try:
                 samples.append(produce(at))
                 last = at
@@ -244,13 +249,13 @@ class SamplesHere(Batches):
         self._lost(len(piece.keys) - len(self._bad), error, f"{what}, epoch {self._task.epoch}, {place}")
 
     def _lost(self, samples: int, error: BaseException, where: str) -> None:
-        """Counts the samples that are lost with a batch that raises."""
+        """Notes on the error where it happened; counts one failed sample, and those that are lost with their batch."""
         add_note(error, where)
         self.log.lost(1, max(0, samples - 1))
 
 
 def _piece(drawn: Drawn) -> Piece:
-    """Returns the samples of a batch; none if the sampler yielded an empty one."""
+    """Returns a batch's keys as a piece of a task; no keys if the sampler yielded an empty batch."""
     keys = [] if isinstance(drawn.keys[0], NoSample) else drawn.keys
     return Piece(drawn.positions[0], keys, drawn.occurrences, -1, 0, 0, True)
 

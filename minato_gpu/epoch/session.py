@@ -56,7 +56,7 @@ class Session:
         self.base_seed = 0  # of the engine's workers
         self.first_epoch = 0  # in which these workers started
         self.ahead: _Ahead | None = None  # the next epoch, if its order is drawn already
-        self.speculates = loader.epochs is not None and Sampling(loader).never_repeats  # whether it may be
+        self.speculates = loader.epochs is not None and Sampling(loader).is_torch_permutation  # whether it may be
         self.prepared = self.discarded = 0  # epochs that were drawn ahead
         self.cursor: Cursor | None = None  # where the last epoch stands
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise

@@ -128,7 +128,7 @@ class CutEstimator(Estimator):
             self.not_measured(singles(seen.serials))
             return
         self._slowed(lane, seen)
-        seen = self._as_in_a_full_one(lane, seen)
+        seen = self._as_in_full_micro_batch(lane, seen)
         assert seen.parts is not None and seen.handed is not None
         unknown = (np.nan,) * self.model.features
         found: dict[str, list[tuple[Key, Features, float]]] = {}

@@ -21,7 +21,7 @@ _COSTLY_S = 100e-6
 Features = tuple[float, ...]
 
 Predicted = tuple[list[float], list[float] | None, Sequence[Sequence[Plan]] | None]
-"""Of each sample: seconds on the CPU and on a device, and the plans between if it has split points."""
+"""Predicted seconds of each sample on the CPU and on a device, and its plans between them if it has split points."""
 
 
 class Observed(NamedTuple):
@@ -36,10 +36,10 @@ class Observed(NamedTuple):
 
 
 class Estimator:
-    """Binds a ``CostModel`` to the lanes of one loader.
+    """Binds a ``CostModel`` to the lanes of one loader, for pipelines without split points.
 
-    Keys are asked for only once costs are known to be worth it: samples under 100 microseconds are dispatched by
-    the hundred, whatever they cost.
+    (``CutEstimator`` is for those with.) Costs are predicted by key only once samples take over 100 microseconds:
+    cheaper ones are dispatched by the hundred, whatever they cost.
     """
 
     def __init__(self, model: CostModel, lanes: tuple[str, ...], micro_batches: MicroBatchCost | None = None) -> None:
@@ -49,8 +49,8 @@ class Estimator:
         self._lanes = lanes
         self._features: dict[TicketId, Features] = {}
         self._slowdown = dict.fromkeys(lanes, 1.0)  # seconds of a slot for each second that a sample costs
-        self._mean = 0.0
-        self._samples = 0
+        self._mean = 0.0  # seconds a sample takes, on any lane
+        self._samples = 0  # samples that it is the mean of
 
     def begin_run(self) -> None:
         """Forgets tickets, as they are numbered anew."""
@@ -61,7 +61,10 @@ class Estimator:
         self.model.reset_report()
 
     def offered(self, lane: str, offers: Offers | None) -> None:
-        """Notes what a device lane offers for samples that come from a split point; None: it has retired."""
+        """Called when a device lane offers (or, with None, no longer offers) to continue split samples.
+
+        Ignored here; see ``CutEstimator``.
+        """
 
     def of_keys(self, keys: list[Key]) -> list[float] | None:
         """Returns predicted seconds per key on the CPU; None if nothing is known, or a device may prepare samples
@@ -72,9 +75,9 @@ class Estimator:
         return None if np.isnan(costs).any() else costs.tolist()
 
     def of_features(self, serials: list[TicketId], keys: list[Key], given: list[Features | None]) -> Predicted:
-        """Returns predicted seconds from cost features (and history) for each lane; nan where nothing is known.
+        """Returns each sample's predicted seconds on each lane (nan: not known); no plans, as nothing is split here.
 
-        And the plans between the lanes, for each sample with split points (here none has).
+        ``given``: the samples' cost features, or None. They are kept by serial until the sample is measured.
         """
         self._features.update((serial, values) for serial, values in zip(serials, given, strict=True) if values)
         out: list[list[float]] = []
@@ -91,7 +94,7 @@ class Estimator:
 
     @property
     def by_serial(self) -> bool:
-        """True if something is kept by ticket, for when it is ``measured``."""
+        """True if cost features are kept by serial, until their samples are ``measured``."""
         return bool(self._features)
 
     def took(self, samples: int, seconds: float) -> None:
@@ -102,7 +105,7 @@ class Estimator:
     def measured(self, lane: str, seen: Observed) -> None:
         """Learns what samples cost on a lane of this kind."""
         self._slowed(lane, seen)
-        seen = self._as_in_a_full_one(lane, seen)
+        seen = self._as_in_full_micro_batch(lane, seen)
         features = [self._features.pop(serial, ()) for serial in seen.serials]
         given = self._rows(features) if features and all(features) else None
         keys, seconds = plain(seen.keys), seen.seconds
@@ -115,8 +118,8 @@ class Estimator:
         factor = min(seen.took / max(sum(seen.seconds), 1e-9), 10.0)
         self._slowdown[lane] += 0.02 * (factor - self._slowdown[lane])
 
-    def _as_in_a_full_one(self, lane: str, seen: Observed) -> Observed:
-        """Returns what samples of a micro-batch would have cost in a full one."""
+    def _as_in_full_micro_batch(self, lane: str, seen: Observed) -> Observed:
+        """Returns what samples of a micro-batch would have cost in a full micro-batch."""
         if self._micro_batches is None or lane == self._lanes[0]:
             return seen
         total = max(sum(seen.seconds), 1e-9)
@@ -135,10 +138,13 @@ class Estimator:
         return shares
 
     def could_not_send(self, split: int, samples: int) -> None:
-        """Notes that so many samples could not be handed over before stage ``split``."""
+        """Called when so many samples could not be handed over before stage ``split``.
+
+        Ignored here; see ``CutEstimator``.
+        """
 
     def not_measured(self, spans: Iterable[TicketSpan]) -> None:
-        """Drops what is kept of these tickets: they are prepared, and nobody knows what each cost."""
+        """Drops the features kept for these tickets: they are prepared, and it is not known what each cost."""
         if self._features:
             for serial in tickets(spans):
                 self._features.pop(serial, None)

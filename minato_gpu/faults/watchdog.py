@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minato_gpu.lanes.contract import AtWork, Lane
 from minato_gpu.memory.status_board import Claim
 
-_TWICE_S = 0.05
+_CONFIRM_S = 0.05  # until a suspect is looked at again
 _LOOKS = 4  # within the limit
 _LATE_S = 0.25  # a busy machine delays a look by less
 
@@ -48,7 +48,7 @@ class Watchdog:
         self._pause = self._limit / _LOOKS
         self._suspects: dict[tuple[str, int], float] = {}  # since when they have been at what they are at
         self._due: float | None = None  # when to look
-        self._awake = 0.0  # since when this process has not been stopped
+        self._resumed = 0.0  # when this process was last found to have been stopped
 
     def next_look(self, now: float) -> float:
         """Returns when to look next if nothing happens until then."""
@@ -61,15 +61,15 @@ class Watchdog:
 
         ``told``: what the workers of each lane are at, as the lanes have just reported.
 
-        A worker hangs if it was over the limit in the look before, too, at the same sample. When to look next: soon
-        where one is over the limit for the first time, else when the first one may come over it.
+        A worker hangs if it was over the limit in the look before, too, at the same sample. Sets ``next_look``: in 50
+        ms if a worker is newly over the limit, else when the next one may be.
         """
         if now - self.next_look(now) > max(self._pause, _LATE_S):
-            self._awake = now
+            self._resumed = now
         starts, overdue, hung = [], {}, []
         for name, at_work in told.items():
             for each in at_work:
-                since = max(each.since, self._awake)
+                since = max(each.since, self._resumed)
                 starts.append(since)
                 if now - since >= self._limit * each.together:
                     overdue[name, each.worker] = since
@@ -77,7 +77,7 @@ class Watchdog:
                         hung.append(Hung(name, each.worker, each.claim))
         self._suspects = overdue
         if len(hung) < len(overdue):
-            self._due = now + _TWICE_S
+            self._due = now + _CONFIRM_S
         elif hung:
             self._due = now + self._limit  # they are killed; a thread cannot be, and is reported again
         else:
@@ -86,7 +86,7 @@ class Watchdog:
         return hung
 
     def words(self, hung: Hung, what: str) -> str:
-        """Returns what to say of a worker that hangs."""
+        """Returns the message about a worker that hangs, with its stack."""
         lane = self._lanes[hung.lane]
         return (
             f"DataLoader {lane.who(hung.worker)} has hung: it has been at {what} for longer than "

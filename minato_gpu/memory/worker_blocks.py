@@ -23,7 +23,7 @@ from minato_gpu.memory.loans import Loans
 LEAST = 1 << 16  # bytes; less is copied faster than it is kept account of
 
 _allocate: Callable[[int], NDArray[np.uint8]] | None = None
-_process = -1  # the one whose arena that is: what it forks must not allocate from it
+_process = -1  # id of the process that owns that arena; processes that it forks must not allocate from it
 
 
 def shared_empty(shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -53,8 +53,8 @@ class WorkerBlocks:
         self._worker = worker
         self.arena = arena
         self._loans = Loans()
-        self._here: set[int] = set()  # the worker's code has views of these
-        self._away: set[int] = set()  # the engine has these
+        self._here: set[int] = set()  # offsets of blocks that the worker still has views of
+        self._away: set[int] = set()  # offsets of blocks handed over to the engine
         self._lock = threading.Lock()
 
     def serve(self) -> None:
@@ -71,8 +71,8 @@ class WorkerBlocks:
             return array
 
     def offer(self, view: memoryview) -> int | None:
-        """Hands the block that begins with these bytes over to the engine, and returns it; None: they must be
-        copied."""
+        """Hands the block that begins at this view over to the engine and returns its offset; None if it must be copied
+        instead."""
         if view.nbytes < LEAST or not self._here:
             return None
         with self._lock:

@@ -24,7 +24,7 @@ from minato_gpu.scheduling.spans import Span
 from minato_gpu.util.messages import LOGGER
 
 _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
-_OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another row
+_OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another track
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
 
@@ -69,11 +69,14 @@ class Trace:
     def __init__(self, file: TraceFile, name: str, process: int, on_full: Callable[[], None]) -> None:
         self._file, self._on_full = file, on_full
         self._tracks = READY
-        self._rows: dict[tuple[str, int], list[tuple[int, float]]] = {}  # by slot: tracks, and until when each is taken
+        self._tracks_of: dict[
+            tuple[str, int], list[tuple[int, float]]
+        ] = {}  # by slot: tracks, and until when each is busy
         self._waiting: dict[int, _Waiting] = defaultdict(_Waiting)  # by epoch
-        self._arrows = self._ready = 0
+        self._last_arrow = 0  # number of the last arrow; they are counted from 1
+        self._samples_ready = 0  # prepared and not delivered
         self._full = False
-        self._steps = False  # the training loop is at its step
+        self._in_step = False  # the training loop is at its step
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
             f.EpochBegan: self._began,
@@ -107,7 +110,7 @@ class Trace:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
             self._waiting.clear()
-            self._ready = 0
+            self._samples_ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
         packet = self._event(_BEGIN, EPOCHS, fact.at, f"epoch {fact.epoch}")
@@ -130,23 +133,25 @@ class Trace:
 
     def _delivered(self, fact: f.BatchDelivered) -> None:
         self._close_step(fact.at)
-        self._ready -= fact.samples
+        self._samples_ready -= fact.samples
         packet = self._event(_BEGIN, LOOP, fact.at, "step")
         _annotate(packet, epoch=fact.epoch, batch=fact.number, samples=fact.samples, wait_ms=1e3 * fact.wait_s)
         if fact.padded:
             _annotate(packet, padded=fact.padded)
         event = packet.track_event
-        event.flow_ids.extend(self._arrived(fact.epoch, fact.positions))
+        event.flow_ids.extend(self._end_arrows(fact.epoch, fact.positions))
         event.extra_counter_track_uuids.append(READY)
-        event.extra_counter_values.append(self._ready)
+        event.extra_counter_values.append(self._samples_ready)
         self._write(packet)
-        self._steps = True
+        self._in_step = True
 
     def _failed(self, fact: f.Failed) -> None:
         packet = self._event(_INSTANT, LOOP, fact.at, "failed samples")
         _annotate(packet, epoch=fact.epoch, samples=fact.samples, skipped=fact.skipped)
         self._write(packet)
-        self._ready = max(0, self._ready - fact.samples - fact.skipped)  # without workers nothing is ready before
+        self._samples_ready = max(
+            0, self._samples_ready - fact.samples - fact.skipped
+        )  # without workers nothing is ready before
 
     def _died(self, fact: f.Died) -> None:
         self._write(self._event(_INSTANT, LOOP, fact.at, "worker hung" if fact.hung else "worker died"))
@@ -158,9 +163,9 @@ class Trace:
         self._file.flush()
 
     def _close_step(self, at: float) -> None:
-        if self._steps:
+        if self._in_step:
             self._write(self._event(_END, LOOP, at))
-        self._steps = False
+        self._in_step = False
 
     def _close_epoch(self, at: float) -> None:
         if self._epoch is not None:
@@ -168,19 +173,19 @@ class Trace:
         self._epoch = None
 
     def _worked(self, fact: f.Worked) -> None:
-        begin, track = self._row(fact)
+        begin, track = self._track_for(fact)
         waiting = self._waiting[fact.epoch]
         positions = [position for lo, hi in fact.positions for position in range(lo, hi)]
-        arrow = self._leaves(waiting.arrows[fact.lane], fact.positions) if fact.prepared else 0
+        arrow = self._new_arrow(waiting.arrows[fact.lane], fact.positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
-        place, at = fact.positions[0][0] if fact.positions else -1, 0
+        first, at = fact.positions[0][0] if fact.positions else -1, 0
         for count, end in groups:
             name = ("sample" if count == 1 else "samples") if fact.prepared else "for another lane, or joining a batch"
             packet = self._event(_BEGIN, track, begin, name)
             queued_ms = 1e3 * (fact.begin - fact.sent)
-            _annotate(packet, epoch=fact.epoch, position=place + at, samples=count, queued_ms=queued_ms)
+            _annotate(packet, epoch=fact.epoch, position=first + at, samples=count, queued_ms=queued_ms)
             _annotate_before(packet, waiting, positions[at : at + count], begin, prepared=fact.prepared)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
@@ -190,31 +195,34 @@ class Trace:
             self._write(packet)
             self._write(self._event(_END, track, begin))
         if fact.prepared:
-            self._ready += fact.samples - fact.handed
+            self._samples_ready += fact.samples - fact.handed
 
     # --- tracks and arrows ----------------------------------------------------------------------------------
 
-    def _row(self, fact: f.Worked) -> tuple[float, int]:
-        """Returns when the work begins on its track, and the track: a device works on several micro-batches at once."""
-        rows = self._rows.setdefault((fact.lane, fact.worker), [])
-        for at, (track, until) in enumerate(rows):
+    def _track_for(self, fact: f.Worked) -> tuple[float, int]:
+        """Chooses a track of the slot that is free, or adds one: a device works on several micro-batches at once.
+
+        Returns when the work begins on it, and the track.
+        """
+        tracks = self._tracks_of.setdefault((fact.lane, fact.worker), [])
+        for at, (track, until) in enumerate(tracks):
             if until <= fact.begin + _OVERLAP_S:
-                rows[at] = track, fact.end
+                tracks[at] = track, fact.end
                 return max(until, fact.begin), track
         self._tracks += 1
-        rows.append((self._tracks, fact.end))
+        tracks.append((self._tracks, fact.end))
         self._write(self._described(self._tracks, f"{fact.lane} {fact.worker}", PROCESS, 10 + fact.worker))
         return fact.begin, self._tracks
 
-    def _leaves(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
-        """Returns the number of the arrow from work on these positions to their batches; 0: none."""
-        self._arrows += bool(positions)
+    def _new_arrow(self, arrows: list[_Arrow], positions: Sequence[Span]) -> int:
+        """Registers an arrow from work on these positions to their batches. Returns its number; 0 if there are none."""
+        self._last_arrow += bool(positions)
         for lo, hi in positions:
-            insort(arrows, (lo, hi, self._arrows))
-        return self._arrows if positions else 0
+            insort(arrows, (lo, hi, self._last_arrow))
+        return self._last_arrow if positions else 0
 
-    def _arrived(self, epoch: int, positions: Sequence[Span]) -> list[int]:
-        """Returns the numbers of the arrows that end at, or pass through, a batch of these positions."""
+    def _end_arrows(self, epoch: int, positions: Sequence[Span]) -> list[int]:
+        """Cuts the positions of a batch off the arrows. Returns the rising numbers of those that led to it."""
         found = set[int]()
         for arrows in self._waiting[epoch].arrows.values():
             for lo, hi in positions:
@@ -266,9 +274,9 @@ def _annotate(packet: Any, **values: float) -> None:
 
 def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
     """Adds how long before the work began the samples were drawn and their bytes had arrived (the latter once)."""
-    if positions and (place := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
-        _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[place - 1][1]))
+    if positions and (at := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
+        _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[at - 1][1]))
     if prepared and waiting.there:
-        there = [at for each in positions if (at := waiting.there.pop(each, None)) is not None]
+        there = [time for each in positions if (time := waiting.there.pop(each, None)) is not None]
         if there:
             _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))

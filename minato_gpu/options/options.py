@@ -30,8 +30,8 @@ from minato_gpu.util.numbers import is_real, is_whole, nbytes
 
 _DEFAULT_LATENESS = 8
 LANES: tuple[LaneName, ...] = ("cpu", "device")
-KINDS = ("auto", "process", "thread")
-DEATHS = ("raise", "replace")
+WORKER_KINDS = ("auto", "process", "thread")
+ON_WORKER_DEATH = ("raise", "replace")
 HOST = "host"
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _LONGEST_NAME = 64
@@ -47,12 +47,12 @@ class Options:
     lanes: tuple[str, ...]  # to open, "cpu" first
     devices: tuple[torch.device, ...]  # that batches go to, in turn
     skips: bool  # samples may be left out
-    most_workers: int  # that are started, if more than ``num_workers``
+    most_workers: int  # most workers at a time; 0: ``num_workers``
     host: HostCores | None  # the cores that the workers share with other ranks
     cache: CacheOptions
     share: str = ""  # the name of the reader process that loaders share; "": none
+    share_bytes: int = 0  # budget of the shared reader process for prepared samples, in bytes; 0: none
     peers: tuple[str, ...] = ()  # caches of other hosts, as ``checked_peers`` returns them
-    share_bytes: int = 0  # of prepared samples, that it keeps
     trace: TraceOptions | None = None
     metrics: MetricsAddress | None = None
     more_lanes: tuple[LaneSource, ...] = ()  # beside the loader's own workers and devices
@@ -108,17 +108,21 @@ def memory_budget(name: str, value: Value) -> Value:
     return nbytes(name, value, "leave it out for no limit") if isinstance(value, str) else value
 
 
-def _at_least(name: str, value: Value, otherwise: str, least: int = 1) -> None:
+def _at_least(name: str, value: Value, advice: str, least: int = 1) -> None:
+    """Raises TypeError or ValueError unless ``value`` is None or a whole number from ``least`` on.
+
+    ``advice``: what the message says to do instead.
+    """
     if value is None:
         return
     if not is_whole(value):
         raise TypeError(f"{name} must be a whole number or None, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}; {otherwise}")
+        raise ValueError(f"{name} must be at least {least}, got {value}; {advice}")
 
 
 def _check_workers(loader: Arguments) -> None:
-    if loader.on_worker_death not in DEATHS:
+    if loader.on_worker_death not in ON_WORKER_DEATH:
         raise ValueError(f"on_worker_death must be 'raise' or 'replace', got {loader.on_worker_death!r}")
     if loader.on_worker_death == "replace" and isinstance(loader.dataset, IterableDataset):
         raise ValueError(
@@ -190,7 +194,7 @@ def _share(loader: Arguments) -> str:
 
 
 def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
-    """The lanes of other machines; their agents are asked what they are, which takes a moment."""
+    """Returns the lanes of other machines; their agents are asked what they offer (a network round trip)."""
     if loader.cluster is None:
         return ()
     from minato_gpu.lanes.far.cluster import Lanes
@@ -267,8 +271,8 @@ def _free(loader: Arguments) -> bool:
 
 def _threads(loader: Arguments) -> bool:
     kind, context = loader.worker_kind, loader.multiprocessing_context
-    if kind not in KINDS:
-        raise ValueError(f"worker_kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    if kind not in WORKER_KINDS:
+        raise ValueError(f"worker_kind must be one of {', '.join(map(repr, WORKER_KINDS))}, got {kind!r}")
     if kind == "thread" and context is not None:
         raise ValueError("worker_kind='thread' starts no processes; leave out multiprocessing_context")
     streams = isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1

@@ -1,8 +1,8 @@
 """Pipelines: ordered tuples of stages, checked when constructed, and their run on the CPU.
 
-A sample may be cut between any two stages: with split point k, the stages before k run on the CPU and the rest on the
-device. ``Pipeline.splits`` lists the legal ones. Pipelines can be pickled (spawned workers get them), and importing
-this module imports neither DALI nor CuPy nor torch.
+A sample may be split: with split point k (0 to the number of stages), the stages before k run on the CPU and the rest
+on the device. ``Pipeline.splits`` lists the legal ones. Pipelines can be pickled (spawned workers get them), and
+importing this module imports neither DALI nor CuPy nor torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Pipeline:
     Args:
         stages: in order.
         outputs: names of the final fields of a sample, in order.
-        name: for people.
+        name: shown in messages.
         inputs: the fields that the data set returns; when None, every field that is used before a stage writes it
             counts as an input of unknown type.
-        tolerance: limits of parity for the outputs as a whole, by type of device ("cpu", "cuda"); where not given, the
-            sum of the limits of the stages that run on the device.
+        tolerance: how far the outputs of a device may differ from the CPU's, by type of device ("cpu", "cuda"); where
+            not given, the sum of the limits of the stages that run on the device.
 
     Raises:
         TypeError, ValueError: a definition that cannot work; the text names the stage.
@@ -101,7 +101,7 @@ class Pipeline:
 
     @cached_property
     def host_prefix(self) -> int:
-        """How many leading stages run on the host only: the host read."""
+        """The number of leading stages that run on the host only: the host read."""
         return next((n for n, stage in enumerate(self.stages) if stage.device is not None), len(self.stages))
 
     @cached_property
@@ -112,7 +112,8 @@ class Pipeline:
 
     @cached_property
     def cuts(self) -> tuple[int, ...]:
-        """The split points after the host read with stages on either side; none where such samples cannot be split."""
+        """The split points strictly inside the device part: the CPU runs at least one stage beyond the host read, and a
+        device at least one. Empty if a later stage runs on the host only."""
         inner = tuple(split for split in self.splits if self.host_prefix < split < len(self.stages))
         return inner if self.host_prefix in self.splits else ()
 
@@ -131,14 +132,14 @@ class Pipeline:
         return f"<Pipeline {self.name}: {' > '.join(s.name for s in self.stages)}; outputs {', '.join(self.outputs)}>"
 
     def fields_at(self, number: int) -> Mapping[str, Field]:
-        """The declared fields that exist before stage ``number`` runs (``len(stages)``: at the end)."""
+        """Returns the declared fields that exist before stage ``number`` runs (``len(stages)``: at the end)."""
         known = dict(self.input_fields)
         for stage in self.stages[:number]:
             known.update(stage.writes)
         return MappingProxyType(known)
 
     def live(self, split: int) -> frozenset[str]:
-        """Names of the fields that the stages from ``split`` on, or the outputs, still need.
+        """Returns the names of the fields that the stages from ``split`` on, or the outputs, still need.
 
         What crosses to another lane or process may leave the rest behind ("path" is worth taking for errors).
         """
@@ -168,7 +169,7 @@ class Pipeline:
         return _drawn(self.stages[number], number, fields, seed)
 
     def features(self, fields: Fields) -> tuple[float, ...]:
-        """Numbers that predict the sample's cost, one for each of ``feature_names``.
+        """Returns numbers that predict the sample's cost, one for each of ``feature_names``.
 
         ``fields`` are those known after the host read, ``run(..., stop=host_prefix)``. Raises StageError, whose
         ``__cause__`` is what a stage's ``features`` raised, or says what is wrong with what it returned.
@@ -196,7 +197,8 @@ class Pipeline:
 
         To the end of the pipeline only the outputs are returned, in their order; before it, every field known so far.
         ``before_stage(number)`` is called before each stage. Raises StageError, whose ``__cause__`` is the stage's own
-        exception, or says what ``fields`` lack; interrupts pass through.
+        exception, or says what ``fields`` lack, and TypeError for fields that are no mapping; KeyboardInterrupt and the
+        like pass through.
         """
         end = len(self.stages) if stop is None else stop
         known = dict(self.check_given(fields) if start == 0 else fields)
@@ -354,7 +356,7 @@ def stage_error(
 ) -> StageError:
     """Returns the StageError for ``error``, which the caller raises ``from error``.
 
-    ``where`` is added to the stage's name.
+    ``where``: what the message names as having failed; by default the stage, or the pipeline where ``stage`` is None.
     """
     path = fields.get("path")
     where = where or (f"stage {stage!r}" if stage is not None else "the pipeline")

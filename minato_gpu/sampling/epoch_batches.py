@@ -1,4 +1,4 @@
-"""The batches of one epoch: keys, positions and occurrences, and what a save needs of them."""
+"""The batches of one epoch: keys, positions and occurrences, and the batch starts that a save needs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Drawn(NamedTuple):
     left: tuple[Span, ...] | None = None
 
 
-class Mark(NamedTuple):
-    """Where one batch begins in the sampler's order, with the sampler's state before it was drawn, if that is kept."""
+class BatchStart(NamedTuple):
+    """The beginning of a drawn batch in the sampler's order, with the sampler's state before it was drawn, if kept."""
 
     place: int  # its number in the order
     position: int  # of its first key
@@ -78,13 +78,13 @@ class EpochBatches:
         self.place = place
         self.position = position
         self.delivered = delivered or DeliveredPositions()
-        # the batches that may still have to be delivered, of an order that cannot be replayed, and those before them
+        # of an order that cannot be replayed: drawn batches that are not delivered, oldest first, and those before them
         # back to a snapshot
-        self.marks: deque[Mark] = deque()
+        self.starts: deque[BatchStart] = deque()
         # position, and checksum of all keys before it, of an order that is drawn while the epoch runs
-        self.checksums = deque([(0, 0)] if sampling.draws_on else [])
-        self.expected: tuple[int, int] | None = None  # one of those, of an earlier run
-        self.witness: int | None = None  # of the epoch's first keys
+        self.checksums = deque([(0, 0)] if sampling.draws_gradually else [])
+        self.expected: tuple[int, int] | None = None  # position and checksum from an earlier run, to be compared
+        self.witness: int | None = None  # hash of the epoch's first keys
         self.streams: WorkerStreams | None = None  # of an iterable data set
         self.length = sampling.expected  # samples, as the sampler says
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
@@ -130,7 +130,7 @@ class EpochBatches:
         snapshot, item = self.order.coming.popleft()
         keys = item if self._cut else self._sampling.keys_of(item)
         if self.order.way != REPLAY:
-            self._remember(Mark(self.place, self.position, snapshot, keys))
+            self._remember(BatchStart(self.place, self.position, snapshot, keys))
         if self.place == 0:
             self.witness = witness_of(keys)
         self.place, self.position = self.place + 1, self.position + len(keys)
@@ -156,52 +156,52 @@ class EpochBatches:
             coming.pop()
         return kept > 0
 
-    def _remember(self, mark: Mark) -> None:
-        marks, floor = self.marks, self.delivered.floor
-        marks.append(mark)
-        at = bisect_right(marks, self.delivered.low, key=_position) - _DENSE
-        if at > 0 and (old := marks[at]).snapshot is not None:
+    def _remember(self, start: BatchStart) -> None:
+        starts, floor = self.starts, self.delivered.floor
+        starts.append(start)
+        at = bisect_right(starts, self.delivered.low, key=_position) - _DENSE
+        if at > 0 and (old := starts[at]).snapshot is not None:
             if old.place < self._sparse + _SPARSE:
-                marks[at] = old._replace(snapshot=None)
+                starts[at] = old._replace(snapshot=None)
             else:
                 self._sparse = old.place
         while (cut := self._superfluous(floor)) is not None:
             for _ in range(cut):
-                marks.popleft()
-        if self._counted is not None and self._counted[0] < marks[0].place:
+                starts.popleft()
+        if self._counted is not None and self._counted[0] < starts[0].place:
             self._counted = None
 
     def _superfluous(self, floor: int) -> int | None:
-        """Returns how many marks stand before the first one that a save can still begin with."""
+        """Returns how many of ``starts`` are before the first one that a save can still begin with; None: not any."""
         needs_snapshot = self.order.way == STATE
-        for at, mark in enumerate(islice(self.marks, 1, None), 1):
-            if mark.position > floor:
+        for at, start in enumerate(islice(self.starts, 1, None), 1):
+            if start.position > floor:
                 return None
-            if mark.snapshot is not None or not needs_snapshot:
+            if start.snapshot is not None or not needs_snapshot:
                 return at
         return None
 
-    def since(self, position: int) -> list[Mark]:
+    def since(self, position: int) -> list[BatchStart]:
         """Returns the batches drawn from the last snapshot at or before this position on.
 
         For an order without snapshots: from the batch that holds the position on.
         """
-        marks = self.marks
-        first = bisect_right(marks, position, key=_position) - 1
-        while first > 0 and self.order.way == STATE and marks[first].snapshot is None:
+        starts = self.starts
+        first = bisect_right(starts, position, key=_position) - 1
+        while first > 0 and self.order.way == STATE and starts[first].snapshot is None:
             first -= 1
-        return list(islice(marks, max(0, first), None))
+        return list(islice(starts, max(0, first), None))
 
-    def occurrences_before(self, marks: list[Mark]) -> Occurrences:
+    def occurrences_before(self, starts: list[BatchStart]) -> Occurrences:
         """Returns how often each key had come before these batches, which are the last that were drawn."""
-        place, counted = marks[0].place if marks else self.place, self._counted
+        place, counted = starts[0].place if starts else self.place, self._counted
         if counted is None or counted[0] > place:
-            before = self.occurrences.before([key for mark in marks for key in mark.keys])
+            before = self.occurrences.before([key for start in starts for key in start.keys])
         else:  # count on from the last save, which costs no look at the window
             before = counted[1]
-            offset = self.marks[0].place if self.marks else place
-            for mark in islice(self.marks, counted[0] - offset, place - offset):
-                before.count(mark.keys)
+            offset = self.starts[0].place if self.starts else place
+            for start in islice(self.starts, counted[0] - offset, place - offset):
+                before.count(start.keys)
         self._counted = place, before
         return before
 

@@ -113,7 +113,9 @@ class LookAhead:
 
     def _unique_keys(self, sampler: Value) -> bool:
         """Returns whether no key comes twice in an epoch."""
-        return self._sampling.never_repeats or (type(sampler) is WeightedRandomSampler and not sampler.replacement)
+        return self._sampling.is_torch_permutation or (
+            type(sampler) is WeightedRandomSampler and not sampler.replacement
+        )
 
     def _from_generator(self, sampler: Value, epoch: EpochBatches, early: bool) -> DrawnOrders:
         generator = torch.default_generator if sampler.generator is None else sampler.generator

@@ -21,6 +21,7 @@ from minato_gpu.lanes.base import NoSample
 from minato_gpu.lanes.streams import is_stateful
 from minato_gpu.samples import JSON, Key, Value
 
+# samplers that yield the same order again from the same generator state
 _REPLAYED = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
     *(list, tuple, range),
@@ -37,16 +38,20 @@ class Sampling:
 
     def __init__(self, loader: Arguments) -> None:
         batches = loader.batch_sampler
-        self.size: int | None = None  # of the batches that keys are cut into; None: the sampler yields batches itself
+        # keys in a batch, where this package cuts them; None: the sampler yields batches, or (batch_size=None) keys
+        # that are not batched
+        self.size: int | None = None
         self.drop_last = False
         self.inner: Value = loader.sampler if batches is None else batches  # what yields the keys
-        self.batched = batches is not None  # the loader's sampler yields lists of keys, else single keys
-        self.multiple = _devices(loader.device) if loader.drop_last else 1  # of which the number of batches is one
+        self.batched = batches is not None  # what ``cut`` yields are lists of keys; else single keys
+        # with drop_last the number of batches is a multiple of this: the number of devices that batches go to
+        self.multiple = _devices(loader.device) if loader.drop_last else 1
         self.iterable = isinstance(loader.dataset, IterableDataset)  # nothing is sampled: workers iterate the data set
         self.stream: Value = loader.dataset if self.iterable else None
         # batches between two states of a sampler that has one; PyTorch's own loader has no such argument
         self.snapshot_every = max(1, getattr(loader, "snapshot_every_n_steps", 1) or 1)
-        self._own = loader.generator  # and not the loader: who drops that drops its workers
+        # kept in place of the loader: a reference to that would keep its workers alive after the user has dropped it
+        self._loader_generator = loader.generator
         if type(batches) is BatchSampler:
             self.inner, self.size, self.drop_last = batches.sampler, batches.batch_size, batches.drop_last
 
@@ -66,13 +71,16 @@ class Sampling:
         return not is_stateful(self.inner) and type(self.inner) in _REPLAYED
 
     @property
-    def never_repeats(self) -> bool:
-        """True if the sampler is one of torch's own that yields every index at most once."""
+    def is_torch_permutation(self) -> bool:
+        """True if the sampler is torch's SequentialSampler, or its RandomSampler without replacement."""
         return type(self.inner) is SequentialSampler or (type(self.inner) is RandomSampler and _is_one_pass(self.inner))
 
     @property
     def yields_once(self) -> bool:
-        """True if no index comes twice in an epoch: torch's samplers as above, and torchdata's."""
+        """True if the sampler is known to yield no index twice in an epoch.
+
+        Beside ``is_torch_permutation``, torchdata's samplers count, and those inside a batch sampler.
+        """
         sampler = self.inner
         if type(sampler) is BatchSampler or name_of(sampler) == f"{_TORCHDATA}.BatchSampler":
             sampler = sampler.sampler
@@ -81,8 +89,8 @@ class Sampling:
         return type(sampler) is SequentialSampler or name_of(sampler) == STATEFUL_DISTRIBUTED
 
     @property
-    def draws_on(self) -> bool:
-        """True if an order is drawn bit by bit, so that others may draw from the generator in between."""
+    def draws_gradually(self) -> bool:
+        """True if an order is drawn piece by piece during the epoch: others may draw from the generator meanwhile."""
         return type(self.inner) is RandomSampler and not _is_one_pass(self.inner)
 
     @property
@@ -121,8 +129,8 @@ class Sampling:
     @property
     def generators(self) -> dict[str, torch.Generator]:
         """The generators that the loader's epochs are drawn from, by role."""
-        found = {} if self._own is None else {"loader": self._own}
-        if self.generator is not None and self.generator is not self._own:
+        found = {} if self._loader_generator is None else {"loader": self._loader_generator}
+        if self.generator is not None and self.generator is not self._loader_generator:
             found["sampler"] = self.generator
         if self.replays and self.uses_default_generator:
             found["default"] = torch.default_generator

@@ -4,7 +4,8 @@ The first loader starts it, with its own budget (shared_reader.py). It is no chi
 session of its own: neither Ctrl-C nor the end of that process ends it. It ends ``LINGER_S`` after the last loader has
 left, and removes its name. Each loader has a link (process.py), a service and a window as it would have alone.
 
-What is said first, by either side, begins with a head of fixed form: so another version of the protocol is noticed.
+The first message of either side begins with a header of fixed form (HEAD), so that another version of the protocol is
+noticed.
 """
 
 from __future__ import annotations
@@ -36,40 +37,45 @@ from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
 from minato_gpu.sources.source import PREPARED, Key
 
 PROTOCOL = 4
-"""To be raised where anything changes that is said between loaders and this process, or how blocks are stamped."""
+"""Number of the protocol. It goes up with every change of messages between loaders and this process, or of the
+stamps of blocks (blocks.py)."""
 LINGER_S = 5.0
-HEAD = struct.Struct("<12sI")  # what this is, and the version of the protocol
-ANSWER = struct.Struct("<QQQQI")  # after it: capacity of the arena, bytes kept there; both of samples; the process
+HEAD = struct.Struct("<12sI")  # MAGIC, and the version of the protocol
+# after HEAD: the arena's capacity and budget, those of the arena of prepared samples (in bytes), the process id
+ANSWER = struct.Struct("<QQQQI")
 MAGIC = b"minato-share"
-LARGEST = 1 << 16  # bytes of what is said first
-_PAUSE_S = 1.0  # where a loader cannot be let in, as descriptors are short
-_LOCK_S = 0.1
-_GUEST_S = 5.0  # that somebody may take who has connected, to say who comes
+LARGEST = 1 << 16  # bytes of a loader's first message
+_PAUSE_S = 1.0  # until connections are accepted again after this process has run out of descriptors
+_LOCK_S = 0.1  # until the folder's lock is tried again
+_GUEST_S = 5.0  # how long the process waits for the first message of a connection before it may end
 
 
 def name_of(share: str) -> str:
-    """The name of the socket of a ``share``."""
+    """Returns the name of the socket of a ``share``."""
     return f"share-{share}"
 
 
 def main(
     arena: Arena, of_samples: Arena | None, listening: socket.socket, share: str, settings: ReaderSettings
 ) -> None:
-    """Entry of a process that starts the reader process, and ends. ``of_samples``: memory for prepared samples."""
+    """Starts the reader process, and ends the process that it runs in. ``of_samples``: memory for prepared samples."""
     os.setsid()
     if os.fork():
         os._exit(0)
     try:
-        _let_go_of_all_but({each.fd for each in (arena, of_samples) if each is not None} | {listening.fileno()})
+        _release_other_descriptors({each.fd for each in (arena, of_samples) if each is not None} | {listening.fileno()})
         os.chdir("/")  # sources' paths are absolute
         asyncio.run(_serve(arena, of_samples, listening, share, settings))
     finally:
         os._exit(0)
 
 
-def _let_go_of_all_but(kept: set[int]) -> None:
-    """Inherited descriptors may be pipes whose end somebody waits for, sockets and locks. Their numbers stay taken, as
-    what was inherited may write to them, or close them."""
+def _release_other_descriptors(kept: set[int]) -> None:
+    """Points all other descriptors at /dev/null.
+
+    Inherited ones may be pipes, sockets and locks that others wait for. Their numbers stay taken, as inherited code may
+    still write to them or close them.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for each in {0, 1, 2, *(int(path.name) for path in Path("/proc/self/fd").iterdir())} - {null, *kept}:
         os.dup2(null, each, inheritable=each <= 2)
@@ -88,15 +94,21 @@ async def _serve(
 
 
 class SharingLink(Link):
-    """A loader's, whose tickets wait for samples that others prepare, once their bytes have been read. ``of_samples``:
-    where its workers send samples."""
+    """The link of a loader that shares prepared samples.
+
+    A ticket whose bytes have been read is announced only once it is decided whether this loader prepares the sample, or
+    another one has or will. ``of_samples``: the socket on which its workers send samples.
+
+    What the loader asks for and what storage has read goes to the ``Sharer``, which calls ``Link._add`` for each ticket
+    that may be announced.
+    """
 
     def __init__(self, prepared: PreparedSamples, of_samples: socket.socket, *arguments: Any) -> None:
         super().__init__(*arguments)
-        settings, self._prepared, self._fields = self._settings, prepared, of_samples
+        settings, self._prepared, self._from_workers = self._settings, prepared, of_samples
         self._sharer = prepared.join(settings.fingerprint, settings.workers, super()._add)
         of_samples.setblocking(False)
-        self._loop.add_reader(of_samples.fileno(), self._take_fields)
+        self._loop.add_reader(of_samples.fileno(), self._receive_from_workers)
 
     def _next_of(self, end: socket.socket) -> SentSample | None:
         return sent_samples.receive(end)
@@ -136,15 +148,16 @@ class SharingLink(Link):
         return super()._counts(fully=fully) | {"share": self._sharer.counts()}
 
     def leave(self) -> None:
-        """Forget a loader that has left; others go on."""
+        """Forgets a loader that has left; others go on."""
         super().leave()
         self._prepared.leave(self._sharer)
-        if self._fields is not None:
-            self._loop.remove_reader(self._fields.fileno())
-            self._fields.close()
+        if self._from_workers is not None:
+            self._loop.remove_reader(self._from_workers.fileno())
+            self._from_workers.close()
 
 
 def _of_storage(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """Returns the keys without that of the prepared sample, which storage does not have."""
     return keys[:-1] if keys and keys[-1][0] == PREPARED else keys
 
 
@@ -183,7 +196,7 @@ class HostReader:
         self._timer = loop.call_later(LINGER_S, self._end_unless_used)
 
     def open_peers(self, peers: tuple[str, ...], share: str) -> None:
-        """Be one cache with those of other hosts. Where that cannot be, this host goes on alone, and counts say why."""
+        """Joins this host's cache with those of ``peers``. If that fails, it goes on alone, and counts say why."""
         self._peers = self._reads.pool = pool = PeerPool(self._pool, self._reads.blocks, self._reads.done)
         try:
             listening, address = peer_discovery.listen(peers)
@@ -208,14 +221,14 @@ class HostReader:
         threading.Thread(target=find, name="minato-peers", daemon=True).start()
 
     def _peer_counts(self) -> dict[str, Any]:
-        """What other hosts were asked for, and what they were sent."""
+        """Returns the counts of reads from other hosts, and of what was sent to them."""
         if self._peers is None:
             return {}
         served = {} if self._server is None else self._server.counts()
         return {"peers": self._peers.counts() | served}
 
     def _accept(self) -> None:
-        """Somebody connects: nothing is said to another user's process."""
+        """Accepts a connection; closes that of another user's process."""
         try:
             connection, _ = self._listening.accept()
         except BlockingIOError:
@@ -232,7 +245,7 @@ class HostReader:
             connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
-        """Its first message has come, or it has been closed."""
+        """Reads a connection's first message, answers it, and makes the loader's link; closes it if that is not a loader's."""
         self._loop.remove_reader(connection.fileno())
         memory, files = self._memory, list[int]()
         try:
@@ -262,16 +275,16 @@ class HostReader:
         self._timer.cancel()
 
     def _answer(self) -> bytes:
-        kept = 0 if self._memory is None else self._memory.budget
-        budget = 0 if self._prepared is None else self._prepared.budget
-        sizes = ANSWER.pack(self._arenas[0].capacity, kept, self._arenas[-1].capacity, budget, os.getpid())
+        budget = 0 if self._memory is None else self._memory.budget
+        of_samples = 0 if self._prepared is None else self._prepared.budget
+        sizes = ANSWER.pack(self._arenas[0].capacity, budget, self._arenas[-1].capacity, of_samples, os.getpid())
         return HEAD.pack(MAGIC, PROTOCOL) + sizes + "\n".join(self._settings.peers).encode()
 
     def _client(self, service: Service) -> ClientPool:
         return self._reads.client(service, self._pool, self._peer_counts)
 
     def _leave(self, link: Link) -> None:
-        """A loader has left."""
+        """Removes the link of a loader that has left."""
         if link in self._links:
             self._links.remove(link)
             link.leave()
@@ -279,13 +292,16 @@ class HostReader:
             self._linger(LINGER_S)
 
     def _linger(self, seconds: float) -> None:
-        """Look again later whether anybody is there."""
+        """If no loader is connected, ends the process in so many seconds unless one connects by then."""
         self._timer.cancel()
         if not self._links:
             self._timer = self._loop.call_later(seconds, self._end_unless_used)
 
     def _end_unless_used(self) -> None:
-        """End. A loader connects while it holds the folder's lock, so none does so while the name is removed."""
+        """Ends the process unless a loader is connecting.
+
+        Loaders connect under the folder's lock, so none does so while the name is removed.
+        """
         try:
             with self._folder.locked(0.0):
                 if select.select([self._listening], [], [], 0.0)[0]:
@@ -301,21 +317,24 @@ class HostReader:
 
 
 def hello(settings: ReaderSettings) -> bytes:
-    """What a loader says first."""
+    """Returns a loader's first message."""
     return HEAD.pack(MAGIC, PROTOCOL) + pickle.dumps(settings, 5)
 
 
 def settings_of(said: bytes) -> ReaderSettings | None:
-    """What it has said; None where it speaks another version. Raises ConnectionError for noise."""
+    """Returns the settings in a loader's first message; None for another version.
+
+    Raises ConnectionError for anything else.
+    """
     try:
         magic, version = HEAD.unpack_from(said)
         if magic != MAGIC:
-            raise ConnectionError("that is noise")
+            raise ConnectionError("invalid message")
         if version != PROTOCOL:
             return None
         settings = pickle.loads(said[HEAD.size :])
     except Exception as error:
-        raise ConnectionError(f"that is noise ({error})") from error
+        raise ConnectionError(f"invalid message ({error})") from error
     if not isinstance(settings, ReaderSettings):
-        raise ConnectionError("that is noise")
+        raise ConnectionError("invalid message")
     return settings

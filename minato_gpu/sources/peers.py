@@ -377,14 +377,14 @@ async def _request(end: socket.socket) -> Key:
     """Returns the key of the source that a peer asks for. Raises OSError for what is no request."""
     (length,) = REQUEST.unpack(await _exactly(end, REQUEST.size, _IDLE_S))
     if length > _LONGEST_REQUEST:
-        raise PeerError("that is noise")
+        raise PeerError("invalid message")
     said = await _exactly(end, length)
     try:
         path, offset, size, *version = json.loads(said)
         key = (str(path), int(offset), None if size is None else int(size))
         Source(*key)  # raises for what is none
     except (TypeError, ValueError) as error:
-        raise PeerError(f"that is noise: {error}") from error
+        raise PeerError(f"invalid message: {error}") from error
     return (*key, str(version[0])) if version else key
 
 

@@ -127,7 +127,7 @@ class Link:
         self._stats_at = 0.0
         self._service = service = Service(blocks, settings.ahead_bytes, self._add, memory)
         self.pool = service.pool = pool_of(service)
-        self._fields: socket.socket | None = None
+        self._from_workers: socket.socket | None = None  # on which workers send fields, or prepared samples
         self._tier: DiskTier | None = None  # on disk; stays open, so that other runs see that this one lives
         self._disk: DiskPool | None = None  # while there are workers
         self._disk_counts: dict[str, Any] | None = None
@@ -136,9 +136,9 @@ class Link:
     def keep_fields(self, of_fields: socket.socket, memory: MemoryTier) -> None:
         """Keeps fields that workers send."""
         settings, pool = self._settings, self.pool
-        self._fields, rate = of_fields, pool.rate
+        self._from_workers, rate = of_fields, pool.rate
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
-        self._loop.add_reader(of_fields.fileno(), self._take_fields)
+        self._loop.add_reader(of_fields.fileno(), self._receive_from_workers)
 
     def _next_of(self, end: socket.socket) -> Any:
         """Returns the next fields, which have a ``file`` to be closed; None if there are none."""
@@ -165,10 +165,13 @@ class Link:
     def _drop(self) -> None:
         self._service.drop()
 
-    def _take_fields(self) -> None:
-        """All that have come. Before a sample is wanted, too, which may be one of those: where this process had no core
-        for a while, the engine's message has come as well."""
-        end = self._fields
+    def _receive_from_workers(self) -> None:
+        """Takes in all that workers have sent.
+
+        It is also called before the engine's message is read: where this process had no core for a while, both have
+        come, and the message may ask for a sample that workers have just sent.
+        """
+        end = self._from_workers
         while end is not None:
             try:
                 found = self._next_of(end)
@@ -187,12 +190,12 @@ class Link:
         try:
             found = self._messages.receive()
             if not all(map(_is_message, found)):
-                raise ConnectionError("that is noise")
+                raise ConnectionError("invalid message")
         except OSError:
             self._loop.remove_reader(self._messages.end.fileno())
             self._ended()
             return
-        self._take_fields()
+        self._receive_from_workers()
         for kind, run, what in found:
             if run != self._run:
                 self._drop()
@@ -216,7 +219,7 @@ class Link:
 
     def _answer_end(self) -> None:
         """Reports what has been done for the workers that have ended, and counts from zero for the next."""
-        self._take_fields()
+        self._receive_from_workers()
         self._blocks.trim()
         self._messages.put((self._run, [], self._counts(fully=True)))
         self._flush()

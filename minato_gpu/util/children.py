@@ -1,6 +1,6 @@
-"""Child processes of this process: whether they have ended, and with which exit code, whoever collects that.
+"""Child processes of this process: whether they have ended, also where other code has reaped them (waited for them).
 
-A child's exit code goes to whoever waits for it first, which may be somebody else: the kernel where SIGCHLD is ignored
+A child's exit code goes to whoever waits for it first, which may be other code: the kernel where SIGCHLD is ignored
 (which a program inherits), a handler or thread that waits for any child, or multiprocessing itself as another thread
 starts a process. For multiprocessing such a child runs for ever; so ends are seen by descriptors (pidfd) here.
 """
@@ -18,8 +18,9 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 
 UNKNOWN = 256
-"""The exit code of a process that somebody else has collected: one that none can have."""
-_SAID_S = 1.0  # until it is known that it has ended: a fork server says with which code; its pipes close before that
+"""The exit code given for a process that other code has reaped. No process can end with it."""
+# longest wait for an ended process's exit code: a fork server sends it only after the process's pipes have closed
+_EXIT_CODE_WAIT_S = 1.0
 
 
 def descriptor(pid: int) -> int | None:
@@ -39,14 +40,15 @@ def descriptor(pid: int) -> int | None:
 
 
 def exit_code(process: BaseProcess, end: int) -> int | None:
-    """Returns the process's exit code; None while it runs.
+    """Returns the exit code; UNKNOWN if other code has reaped the process; None while it runs.
 
-    ``end`` is a descriptor that is readable once it has ended.
+    ``end`` is its pidfd (``descriptor``) or, where there is none, ``process.sentinel``: readable once it has ended.
     """
     if wait([end], 0.0):
-        _settle(process)
+        _mark_ended(process)
     elif end != process.sentinel:
-        return None  # multiprocessing takes those of a fork server that was killed for dead
+        # it runs; do not ask multiprocessing, which reports the children of a killed fork server as ended
+        return None
     return process.exitcode
 
 
@@ -59,7 +61,7 @@ def kill(process: BaseProcess) -> None:
 
 def close(process: BaseProcess) -> None:
     """Releases a process that has ended."""
-    _settle(process)
+    _mark_ended(process)
     process.close()
 
 
@@ -76,7 +78,9 @@ def closed_at_exit(close: Callable[[], object]) -> Callable[[], None]:
     Returns a function that undoes this.
     """
     atexit.register(close)
-    in_child = Finalize(None, close, exitpriority=0)  # what multiprocessing starts waits for its children first
+    # a process that multiprocessing started waits for its own children before atexit functions run: finalizers run
+    # earlier
+    in_child = Finalize(None, close, exitpriority=0)
 
     def forget() -> None:
         atexit.unregister(close)
@@ -85,13 +89,12 @@ def closed_at_exit(close: Callable[[], object]) -> Callable[[], None]:
     return forget
 
 
-def _settle(process: BaseProcess) -> None:
+def _mark_ended(process: BaseProcess) -> None:
     """Tells multiprocessing that the process has ended.
 
-    Otherwise it would not close the process, and at its own end would signal an id that may be another process's by
-    then.
+    Otherwise Process.close() would fail, and at exit it would signal a pid that may have been reused.
     """
     if process.exitcode is None:
-        process.join(_SAID_S)
+        process.join(_EXIT_CODE_WAIT_S)
     if process.exitcode is None:
         process._popen.returncode = UNKNOWN  # type: ignore[attr-defined]

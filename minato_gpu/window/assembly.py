@@ -45,8 +45,8 @@ class Assembly:
         """``stacks``: batches are what ``default_collate`` makes of the samples, so rows can be stacked in place.
 
         ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated
-        there. ``items``: each sample is a batch by itself, which its worker has collated; a batch here is a run of
-        them. ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
+        there. ``items``: each sample is a batch by itself, which its worker has collated; a batch here is several
+        of them in sequence. ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
         """
         self.loading = loading
         self.holdings = HostMemoryAccount(links, loading)
@@ -89,25 +89,26 @@ class Assembly:
             sources = [record.sources.get(serial) for serial in serials(record.first, record.end)[a:b]]
         positions = record.positions[a:b]
         return Piece(
-            positions[0],
-            record.keys if complete else record.keys[a:b],
-            None if record.occurrences is None else record.occurrences[a:b],
-            -1 if empty else record.slab,
-            record.rows,
-            a,
-            (complete and self._joins_whole and record.slab < 0) or empty,
-            sources,
-            None if isinstance(positions, range) else positions,
-            record.marks + a,
+            position=positions[0],
+            keys=record.keys if complete else record.keys[a:b],
+            occurrences=None if record.occurrences is None else record.occurrences[a:b],
+            slab=-1 if empty else record.slab,
+            rows=record.rows,
+            row=a,
+            joins=(complete and self._joins_whole and record.slab < 0) or empty,
+            sources=sources,
+            positions=None if isinstance(positions, range) else positions,
+            marks=record.marks + a,
         )
 
     # --- batches -------------------------------------------------------------------------------------------
 
     def compose(self, compose: Compose) -> bool:
-        """Settles a batch's composition; returns whether a job must join it (see ``stored``)."""
+        """Makes a batch of these samples, and finishes it if it can be; returns whether a job must join it (see
+        ``stored``)."""
         number = compose.order - self.window.at(compose.spans[0][0]).begins
         batch = self._batches[compose.order] = Batch(compose.spans, compose.order, number)
-        if self._settled(batch, sorted(compose.failed)):
+        if self._settle(batch, sorted(compose.failed)):
             return False
         if self._items:
             self._compose_items(batch)
@@ -120,13 +121,13 @@ class Assembly:
         batch.nbytes = self.samples.nbytes(batch.spans)
         return True
 
-    def _settled(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
-        """Returns whether nothing is left to do for the batch, of which these samples have failed.
+    def _settle(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
+        """Finishes the batch if it can be: leaves failed samples out, or takes in its error or what a worker has joined.
 
-        A worker has joined it, it is an error, or no sample of it is left.
+        Returns whether it is finished; else it must still be stacked or joined. ``failed``: its failed samples.
         """
         if self._skips and failed:
-            items = [self._failed(serial) for serial in failed]
+            items = [self._failure_of(serial) for serial in failed]
             if not any(item.collated for item in items):  # else it is the batch itself that failed
                 self._leave_out(batch, failed, items)
                 failed = ()
@@ -135,7 +136,7 @@ class Assembly:
                 return True
         if self._skips:
             batch.good = self.window.ticket(TicketId(batch.spans[-1][1] - 1))
-        failure = self._failure(batch.spans, failed)
+        failure = self._batch_failure(batch.spans, failed)
         if failure is not None:
             batch.failure, batch.ready, batch.failed = failure, True, len(failed)
             batch.nbytes = self.samples.nbytes(batch.spans)
@@ -152,7 +153,7 @@ class Assembly:
         return True
 
     def _compose_items(self, batch: Batch) -> None:
-        """Makes a batch of a run of samples. They are registered as loaned (see ``_came``)."""
+        """Makes a batch of consecutive samples. They are registered as loaned (see ``_came``)."""
         for serial in tickets(batch.spans):
             item = self.window.at(serial).items.pop(serial)
             assert isinstance(item, (Blob, Local))
@@ -193,12 +194,12 @@ class Assembly:
             self._put(serial, item)
             if isinstance(item, Failure):
                 failed.append(serial)
-        done = self._settled(batch, failed)
+        done = self._settle(batch, failed)
         assert done, f"batch {order} was not joined"
         batch.nbytes = batch.nbytes if batch.failure is None else 0
 
     def _put(self, serial: TicketId, item: Item) -> None:
-        """Stores what came of a sample in place of what was there."""
+        """Replaces what is stored of a sample, which is released; None: nothing is stored any more."""
         items = self.window.at(serial).items
         self.holdings.release(items.pop(serial, None))
         if item is not None:
@@ -247,7 +248,7 @@ class Assembly:
             try:
                 parts = ((record, record.first, record.end) for record in self.window.places)
                 self.samples.bring_to_host(parts, transfers.accelerator)
-                for other in {*ways} - {transfers}:  # of what this device has made for their batches
+                for other in {*ways} - {transfers}:  # samples that this device has prepared for their batches
                     other.evict_samples()
             finally:
                 transfers.room_made()
@@ -263,7 +264,10 @@ class Assembly:
             self.loading.expect(order, begins)
 
     def take(self, order: OutputBatch) -> Batch:
-        """Removes a batch from the window; its memory is the consumer's from now on."""
+        """Removes a batch from the window; its memory is the consumer's from now on.
+
+        The thread that loads to a device is told which batch comes next.
+        """
         batch = self._batches.pop(order)
         self.holdings.bytes -= batch.nbytes
         if self.loading is not None:
@@ -297,8 +301,9 @@ class Assembly:
         self._batches, self.holdings.bytes = {}, 0
         return marks, memory
 
-    def settle_with(self, owner: int) -> list[tuple[int, int]]:
-        """Handles the death of a worker: its returned blocks need not be reported any more.
+    def bury_worker(self, owner: int) -> list[tuple[int, int]]:
+        """Handles the death of a worker: blocks of its arena that consumers release later are not reported to it any
+        more.
 
         Returns its blocks (offset, bytes) in use.
         """
@@ -314,20 +319,20 @@ class Assembly:
 
     # --- inside --------------------------------------------------------------------------------------------
 
-    def _failure(self, spans: tuple[TicketSpan, ...], failed: Sequence[TicketId]) -> Failure | None:
+    def _batch_failure(self, spans: tuple[TicketSpan, ...], failed: Sequence[TicketId]) -> Failure | None:
         first = spans[0][0]
         item = self.window.at(first).items.get(first)
         if isinstance(item, Failure):
             return item
-        return self._failed(min(failed)) if failed else None
+        return self._failure_of(min(failed)) if failed else None
 
-    def _failed(self, serial: TicketId) -> Failure:
+    def _failure_of(self, serial: TicketId) -> Failure:
         item = self.window.at(serial).items[serial]
         assert isinstance(item, Failure)
         return item
 
     def _drop(self, spans: tuple[TicketSpan, ...]) -> None:
-        """Frees the single samples of a batch that has been joined, or has failed."""
+        """Frees the stored samples of a batch that has been joined or has failed, or that are left out of it."""
         for serial in tickets(spans):
             self.holdings.release(self.window.at(serial).items.pop(serial, None))
         self.taken(spans)

@@ -10,7 +10,7 @@ from minato_gpu.device.accelerator import Accelerator, Stream
 from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, Load, RowsLoad
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.staging import Download
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
@@ -28,7 +28,7 @@ class Loading:
     ``transfers`` are by the device's number; two numbers may stand for one device, and then share them.
     """
 
-    def __init__(self, transfers: Sequence[Transfers], host: Host) -> None:
+    def __init__(self, transfers: Sequence[Transfers], host: PinnedArena) -> None:
         self.transfers = tuple(transfers)
         self.host = host
         self._streams: dict[Accelerator, Stream] = {}  # for what is brought to the host

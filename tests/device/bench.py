@@ -12,7 +12,7 @@ import torch
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.copies import CopyRange
 from minato_gpu.device.loads import DeviceRow, Load, MicroBatchOutput, RowsLoad
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.layout import Layout
@@ -39,7 +39,7 @@ class Bench:
         self.device = device
         self.arena = Arena("tests", 1 << 24)
         self.loans = Loans()
-        self.host = Host(self.arena, self.loans, device)
+        self.host = PinnedArena(self.arena, self.loans, device)
         self.transfers = Transfers(device, self.host, DeviceBudget(limit))
         self.layout = layout()
         self.lanes: dict[FakeDevice, FakeStream] = {}

@@ -14,7 +14,7 @@ from minato_gpu import Pipeline, Stage
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.lane import DeviceLane
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Handed, Local, Report
 from minato_gpu.lanes.worker_channels import WorkerChannels
@@ -64,7 +64,7 @@ class Bench:
 
     def __init__(self, links: WorkerChannels, device: FakeDevice, pipeline: Pipeline, budget: DeviceBudget) -> None:
         self.links, self.pipeline = links, pipeline
-        self.host = Host(links.engine_arena, links.loans, device)
+        self.host = PinnedArena(links.engine_arena, links.loans, device)
         self.transfers = Transfers(device, self.host, budget)
         self.transfers.waiting(waits=True)  # or the lane would wait for room where it has none
         self.lane = DeviceLane(links, pipeline, "cpu", ROWS, transfers=self.transfers)

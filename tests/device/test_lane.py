@@ -19,7 +19,7 @@ from minato_gpu import Pipeline, Stage
 from minato_gpu.device.budget import DeviceBudget
 from minato_gpu.device.loads import rows_bytes
 from minato_gpu.device.output import DeviceOutput
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Local, Resident
 from minato_gpu.lanes.contract import Opened
@@ -242,7 +242,7 @@ def _single(outlet: DeviceOutput) -> list[Copy]:
 @pytest.mark.parametrize("layout", [None, b""])
 def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: FakeDevice, layout: Any) -> None:
     with open_links(1) as links:
-        host = Host(links.engine_arena, links.loans, device)
+        host = PinnedArena(links.engine_arena, links.loans, device)
         transfers = Transfers(device, host, DeviceBudget(1 << 20))
         outlet = DeviceOutput(Store(-1, links), transfers)
         asked = task(piece(range(COUNT)), layout=layout)
@@ -308,7 +308,7 @@ def test_of_samples_put_together_those_that_do_not_fit_are_left_out(device: Fake
     layout = Layout.of(like(0))
     assert layout is not None
     with open_links(1) as links:
-        host = Host(links.engine_arena, links.loans, device)
+        host = PinnedArena(links.engine_arena, links.loans, device)
         transfers = Transfers(device, host, DeviceBudget(1 << 20))
         store = Store(-1, links)
         outlet, known = DeviceOutput(store, transfers), pickle.dumps(layout)

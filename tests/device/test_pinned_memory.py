@@ -1,4 +1,4 @@
-"""Host memory: what is pinned covers what is used and is given back, and what has no room is said."""
+"""PinnedArena memory: what is pinned covers what is used and is given back, and what has no room is said."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from minato_gpu import DataLoader
 from minato_gpu.device.accelerator import Accelerator
-from minato_gpu.device.pinned_memory import Host
+from minato_gpu.device.pinned_memory import PinnedArena
 from minato_gpu.memory import arena as arenas
 from minato_gpu.memory import shm_limits
 from minato_gpu.memory.arena import Arena
@@ -33,7 +33,7 @@ class _Refusing(FakeDevice):
 
 def test_a_device_that_refuses_is_asked_once() -> None:
     arena = Arena("tests", 1 << 24)
-    pinned = Host(arena, Loans(), _Refusing(), STEP)
+    pinned = PinnedArena(arena, Loans(), _Refusing(), STEP)
     pinned.cover(1)
     assert (pinned.pinned, pinned.refused) == (0, "not on this machine")
     pinned.cover(2)
@@ -47,7 +47,7 @@ def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arenas, "_LATELY", 1)
     for device, kept in ((FakeDevice(), STEP), (_Refusing(), 0)):
         arena = Arena("tests", 1 << 24)
-        pinned = Host(arena, Loans(), device, STEP)
+        pinned = PinnedArena(arena, Loans(), device, STEP)
         pinned.cover(1)
         for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
             offset = arena.allocate(size)
@@ -63,7 +63,7 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(arenas, "_KEEP_FREE", 0)
     monkeypatch.setattr(arenas, "_LATELY", 2)
     arena = Arena("tests", 1 << 24)
-    pinned = Host(arena, Loans(), FakeDevice(), STEP)
+    pinned = PinnedArena(arena, Loans(), FakeDevice(), STEP)
     pinned.cover(4 * STEP)
     for size in (4 * STEP, *[mmap.PAGESIZE] * 8):
         offset = arena.allocate(size)
@@ -77,7 +77,7 @@ def test_pinned_pages_are_never_given_back(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.gpu
 def test_a_real_device_reads_what_is_written_after_pinning() -> None:
     device, arena = Accelerator(torch.device("cuda")), Arena("tests", 1 << 26)
-    pinned = Host(arena, Loans(), device)
+    pinned = PinnedArena(arena, Loans(), device)
     pinned.cover(1 << 24)
     assert pinned.refused is None and pinned.pinned >= 1 << 24
     host = np.frombuffer(arena.buffer, np.uint8, 1 << 24, 0)

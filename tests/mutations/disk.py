@@ -73,7 +73,7 @@ FAULTS = (
     Fault(
         "several processes at a time make room on disk",
         _DISK + "directory.py",
-        "yield _is_free(file.fd)",
+        "yield _lock(file.fd)",
         "yield True",
         ("sources/disk/test_eviction.py",),
     ),

@@ -58,7 +58,7 @@ FAULTS = (
     Fault(
         "a job that was stopped for a while has workers that hang",
         "faults/watchdog.py",
-        "            self._awake = now\n",
+        "            self._resumed = now\n",
         "            pass\n",
         ("engine/test_faults.py",),
         "b3ad358",
@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "a child that somebody else has collected runs for ever",
         "util/children.py",
-        "        _settle(process)\n    elif",
+        "        _mark_ended(process)\n    elif",
         "        pass\n    elif",
         ("contracts/test_limits.py",),
     ),

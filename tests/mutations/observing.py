@@ -78,7 +78,7 @@ FAULTS = (
     Fault(
         "what was ready of an epoch that was left is counted as ready for ever",
         "observe/trace.py",
-        "            self._ready = 0\n",
+        "            self._samples_ready = 0\n",
         "",
         ("observe/test_trace.py",),
     ),

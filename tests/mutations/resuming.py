@@ -69,8 +69,8 @@ FAULTS = (
     Fault(
         "a mark names the position after its batch",
         "sampling/epoch_batches.py",
-        "self._remember(Mark(self.place, self.position, snapshot, keys))",
-        "self._remember(Mark(self.place, self.position + len(keys), snapshot, keys))",
+        "self._remember(BatchStart(self.place, self.position, snapshot, keys))",
+        "self._remember(BatchStart(self.place, self.position + len(keys), snapshot, keys))",
         ("sampling/test_sampling.py", "contracts/test_resume_samplers.py"),
     ),
     Fault(
@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "of the snapshots of a sampler the last is taken, also where less was delivered",
         "sampling/epoch_batches.py",
-        "first = bisect_right(marks, position, key=_position) - 1",
-        "first = len(marks) - 1",
+        "first = bisect_right(starts, position, key=_position) - 1",
+        "first = len(starts) - 1",
         ("sampling/test_sampling.py", "contracts/test_resume_samplers.py"),
     ),
     Fault(

@@ -5,9 +5,10 @@ batch while gradients are enabled (validation runs without); those of the same s
 epochs stand for it. Until then, and all others, loaders deliver what they always do. A class that has an ``__iter__``
 of its own, and does not call PyTorch's, is not seen.
 
-The script asks for batches as ever. Phases that need its step (what a batch costs that is there already; the loader
-with all bytes in memory; with none) hand it batches; the others run while it waits for one. Once all is measured,
-asking for a batch raises ``Over``, which unwinds the script. Its epochs have as many batches as they had.
+The script asks for batches as ever. Phases: *sight* (the loader as it is), *compute* (recorded batches that are already
+on the device), *copied* (recorded batches copied there), *warm* (all files in memory), *cold* (none). These hand the
+script batches, as they include its step; the other measurements run while it waits for its next batch. Once all is
+measured, asking for a batch raises ``Over``, which unwinds the script. Its epochs have as many batches as they had.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from minato_gpu.lab.analysis.trials import Trials
 from minato_gpu.samples import Value
 from minato_gpu.sampling.samplers import length_of
 
-_IN_MEMORY = 0.95  # of the bytes: warm
-_NOT_IN_MEMORY = 0.05  # of the bytes: cold
+_WARM_SHARE = 0.95  # share of the files' bytes in memory: at least, for warm
+_COLD_SHARE = 0.05  # at most, for cold
 _MOST_ROUNDS = 50
 
 
@@ -51,27 +52,32 @@ class Conductor:
         clock: Callable[[], float] = perf_counter,
         verify_s: float = 0.0,
     ) -> None:
+        """``seconds`` and ``verify_s``: time for the phases, and for trials of other settings."""
         self.subject, self.findings = subject, Findings(subject)
         self._save, self.lockstep, self._clock = save, lockstep, clock  # ``save`` is called whenever more is known
         self._agreed = lockstep.agreed
         self._box = TimeBox(seconds, clock())
         self._most = most_batches(subject.length)
-        self._settle = settling(subject.workers, self._most)
+        self._warmup = settling(subject.workers, self._most)
         self._alone = Standalone(subject, self.findings, self._box, clock)
         self._analysis = self._phases()
-        self._ahead: list[Value] = []
-        self._handed_at: float | None = None
-        self._step_s = self._step_cpu_s = self._cpu_at = 0.0
-        self._parent = os.getppid()
-        self._replay = Replay()
-        self._verify_s = verify_s
+        self._ahead: list[Value] = []  # the next batch, if it has been obtained
+        self._handed_at: float | None = None  # when the script was given its last batch; None: its step has ended
+        self._step_s = self._step_cpu_s = self._cpu_at = 0.0  # the script's last step; CPU time at its beginning
+        self._parent = os.getppid()  # process that started the analysis
+        self._replay = Replay()  # recorded batches
+        self._verify_s = verify_s  # seconds for trials of other settings; 0: none
         self.trials: Trials | None = None
-        self.measured = self.over = False
+        self.measured = False  # every phase was measured
+        self.over = False  # no more batches: the script is to end
 
     # --- the script's side ---------------------------------------------------------------------------------
 
     def asked(self) -> None:
-        """The script asks for the next batch, or has come to the end of its epoch: its step has ended."""
+        """Measures the step that ends as the script asks for the next batch, or comes to the end of its epoch.
+
+        Raises Over if the process that started the analysis is gone.
+        """
         if self._handed_at is not None:
             self._step_s, self._handed_at = self._clock() - self._handed_at, None
             self._step_cpu_s = process_time() - self._cpu_at
@@ -80,14 +86,14 @@ class Conductor:
             raise Over
 
     def next(self) -> Value:
-        """The next batch. Raises Over."""
+        """Returns the next batch for the script. Raises Over."""
         self.look_ahead()
         batch = self._ahead.pop()
         self._cpu_at, self._handed_at = process_time(), self._clock()
         return batch
 
     def look_ahead(self) -> None:
-        """Have a batch for later. Raises Over where there is nothing left to measure."""
+        """Obtains the next batch ahead of need. Raises Over where there is nothing left to measure."""
         if self._ahead:
             return
         if self.over:
@@ -99,7 +105,7 @@ class Conductor:
             raise Over from None
 
     def script_ended(self, why: str) -> None:
-        """There will be no more steps: measure what needs none."""
+        """Called when the script has ended: runs the measurements that need no step. ``why``: it ended, in words."""
         if self.over:
             return
         self.over = True
@@ -113,7 +119,7 @@ class Conductor:
     # --- phases --------------------------------------------------------------------------------------------
 
     def _phases(self) -> Generator[Value, None, None]:
-        """Batches for the script, phase by phase."""
+        """Yields batches for the script, phase by phase."""
         yield from self._loaded("sight", "sight")
         self.findings.seen()
         self._save()
@@ -125,10 +131,10 @@ class Conductor:
         self._without_script()
         self.measured = True
         if self._verify_s:
-            yield from self._tried()
+            yield from self._trial_batches()
 
-    def _tried(self) -> Iterator[Value]:
-        """Other settings."""
+    def _trial_batches(self) -> Iterator[Value]:
+        """Yields the batches of trial epochs with other loader settings."""
         found = self.findings
         profile = found.profile(0, 1)
         if not profile.suffices:
@@ -138,20 +144,25 @@ class Conductor:
         yield from self.trials.batches(lambda: self._step_s)
 
     def _round(self, number: int) -> Iterator[Value]:
+        """Yields the batches of one round of all phases after ``sight``."""
         yield from self._replayed("compute")
         if device() is not None and not self._replay.was_on_device:
             yield from self._replayed("copied")
         self._save()
-        self._alone.warmed(_IN_MEMORY)
+        self._alone.warmed(_WARM_SHARE)
         yield from self._loaded("warm", f"warm{number}")
         self._save()
-        if self._agreed(not self._cooled()):
+        if self._agreed(not self._cool()):
             return
         yield from self._loaded("cold", f"cold{number}")
         self._save()
 
-    def _cooled(self) -> bool:
-        """Drops the samples' files; returns whether none of their bytes is in memory now, as ``cachestat`` says."""
+    def _cool(self) -> bool:
+        """Asks the kernel to drop the samples' files from the page cache.
+
+        Returns False if the files are not known, or over 5 % of their bytes stayed there; True also where the kernel
+        does not tell.
+        """
         found, paths = self.findings, self.findings.files
         if not paths:
             found.note("Which files samples are in could not be seen: nothing is known of fetching them.")
@@ -160,7 +171,7 @@ class Conductor:
         found.cold_share = cached = files.cached_share(paths)
         if cached is None:
             found.note("This kernel does not tell what the page cache holds (cachestat): cold may not have been cold.")
-        elif cached > _NOT_IN_MEMORY:
+        elif cached > _COLD_SHARE:
             found.note(
                 f"The page cache kept {cached:.0%} of the samples' files (in use elsewhere, or on a file system "
                 "in memory): nothing is known of fetching them."
@@ -185,9 +196,9 @@ class Conductor:
         meter.drain(self._clock)
 
     def _loaded(self, name: str, phase: str) -> Iterator[Value]:
-        """Batches of a loader like the script's."""
+        """Yields batches of a loader like the script's. ``name``: the meter; ``phase``: this round's label."""
         meter, taken, is_first = self.findings.meters[name], 0, name == "sight"
-        meter.begin(self._settle)
+        meter.begin(self._warmup)
         numbers = self._until(name, self._most if is_first else self.findings.batches_seen)
         like = partial(self.subject.like, phase, looks=is_first)
         for batch in meter.taken(numbers, like, lambda: self._step_s, self._clock):
@@ -201,7 +212,7 @@ class Conductor:
             self.findings.batches_seen = taken
 
     def _until(self, name: str, most: int | None) -> Iterator[int]:
-        """Numbers of batches, until all ranks agree that the phase has had enough."""
+        """Yields numbers of batches, until all ranks agree that the phase has had enough."""
         begin = self._clock()
         left_out = frozenset({"copied"}) if device() is None else frozenset()
         seconds = self._box.seconds_for(name, begin, left_out=left_out)
@@ -213,7 +224,7 @@ class Conductor:
             number += 1
 
 
-_TRIED = 2  # batches
+_CHOICE_AFTER = 2  # a loader has given so many batches before it may be chosen
 
 
 class Loaders:
@@ -227,7 +238,7 @@ class Loaders:
         self.conductor: Conductor | None = None
 
     def install(self) -> None:
-        """Replaces ``__iter__`` of the loaders' classes, in this process and not in those that it forks."""
+        """Replaces ``__iter__`` of the loaders' classes in this process (what it forks inherits that)."""
         from torch.utils.data import DataLoader
 
         from minato_gpu import loader as ours
@@ -273,10 +284,10 @@ class Loaders:
             return False
         if self._number is not None:
             return next((known() is loader for known, _ in self._known[self._number - 1 : self._number]), False)
-        return given >= _TRIED and torch.is_grad_enabled()
+        return given >= _CHOICE_AFTER and torch.is_grad_enabled()
 
     def choose(self, loader: Any) -> Conductor:
-        """Analyse this one."""
+        """Makes the conductor of this loader's analysis."""
         self._starting = True
         try:
             self.conductor = self._begin(loader)
@@ -285,7 +296,7 @@ class Loaders:
         return self.conductor
 
     def described(self) -> list[str]:
-        """Each loader in a few words."""
+        """Returns a line on each loader."""
         found = []
         for number, (known, (count,)) in enumerate(self._known, 1):
             loader, what = known(), "gone"
@@ -306,8 +317,11 @@ def _stands_for(loader: Any, subject: Subject) -> bool:
 
 
 class ScriptEpoch:
-    """An epoch as the script iterates it, as long as it always was: of the loader as it is, and from the batch on that
-    shows it to be the one for training, of the analysis (``conductor``)."""
+    """The iterator that the script gets.
+
+    It yields the loader's own batches until the loader turns out to be the one to analyse, then the conductor's; the
+    epoch keeps its number of batches.
+    """
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class CacheDirectoryError(Exception):
 
 
 class Directory:
-    """An open directory; ``make``: it may be new. Raises CacheDirectoryError."""
+    """Opens a cache's directory; with ``make``, creates it if need be. Raises CacheDirectoryError."""
 
     def __init__(self, path: Path, make: bool) -> None:
         self.path = Path(path).expanduser().absolute()
@@ -53,21 +53,24 @@ class Directory:
 
     @contextmanager
     def evicting(self) -> Iterator[bool]:
-        """Tells whether this is the one process that may evict; no other may until the context ends, or it dies."""
+        """Yields whether this process may evict: then no other may until the context ends, or the process dies."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = OpenFile(os.open("evicting", flags, 0o600, dir_fd=self.root.fd))
         try:
-            yield _is_free(file.fd)
+            yield _lock(file.fd)
         finally:
             file.close()
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the directory's descriptor."""
         self.root.close()
 
 
 def wipe(path: Path) -> bool:
-    """Deletes all that makes ``path`` a cache; False where a process has it open."""
+    """Deletes the cache in ``path``. Returns False, with nothing done, where a process has it open.
+
+    Raises CacheDirectoryError if it is no cache.
+    """
     if not _format(path):
         raise CacheDirectoryError(f"{path} is no cache of this package")
     root = OpenFile(_opened(path))
@@ -86,8 +89,8 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _is_free(fd: int) -> bool:
-    """Returns whether nobody else has locked it; then this process has."""
+def _lock(fd: int) -> bool:
+    """Locks an open file for this process. Returns False if another process has it locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -129,6 +132,7 @@ def _admit(path: Path, make: bool) -> None:
 
 
 def _make_private(path: Path, is_cache: bool) -> None:
+    """Takes other users' rights away; refuses what others own or could write to."""
     state = path.stat()
     if state.st_uid != os.geteuid():
         raise CacheDirectoryError(
@@ -146,7 +150,10 @@ def _make_private(path: Path, is_cache: bool) -> None:
 
 
 def _format(path: Path) -> str:
-    """Returns the number in the directory's format file; empty where it has none."""
+    """Returns the format number in the directory's format file.
+
+    "" if it has none of this package; "?" if that holds no number.
+    """
     try:
         text = (path / "format").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
