@@ -245,7 +245,10 @@ class HostReader:
             connection.close()
 
     def _welcome(self, connection: socket.socket) -> None:
-        """Reads a connection's first message, answers it, and makes the loader's link; closes it if that is not a loader's."""
+        """Reads a connection's first message, answers it, and makes the loader's link.
+
+        Closes the connection if that is no message of a loader.
+        """
         self._loop.remove_reader(connection.fileno())
         memory, files = self._memory, list[int]()
         try:
