@@ -159,7 +159,7 @@ class DiskPool:
             self._writer.submit(self._make_go)
 
     def _make_go(self) -> None:
-        """Removes copies. Runs in the writer's thread."""
+        """Removes copies of used sources. Runs in the writer's thread."""
         names = [self._going.popleft() for _ in range(len(self._going))]
         if names:
             self._tier.let_go(names)

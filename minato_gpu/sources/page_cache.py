@@ -40,7 +40,7 @@ _ENOUGH = 0.95  # of their bytes
 
 
 class Where(Enum):
-    """Where a file's bytes go."""
+    """The memory that a file's bytes are read to."""
 
     PAGE_CACHE = "the page cache"
     BLOCK = "a block of shared memory, and the page cache as well"

@@ -44,7 +44,10 @@ def check_address(address: object, what: str, example: str) -> None:
 
 
 def own_address(addresses: Sequence[str]) -> str:
-    """Returns the one that is this host's: as the environment says, or because no other is. Raises ValueError."""
+    """Returns this host's address among these: the environment's, or the only one that this host can bind.
+
+    Raises ValueError.
+    """
     said = os.environ.get(ADDRESS)
     if said is not None:
         if said not in addresses:
@@ -83,7 +86,7 @@ def listen(peers: Sequence[str]) -> tuple[socket.socket, str]:
 
 
 def _towards_master() -> str:
-    """This host's address on the network in which torchrun's master is. Nothing is sent."""
+    """Returns this host's address on the network in which torchrun's master is. Nothing is sent."""
     found = socket.getaddrinfo(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), type=socket.SOCK_DGRAM)[0]
     with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
         probe.connect(found[4])

@@ -54,7 +54,7 @@ _IDLE_S = 60.0  # after which a connection that says nothing is closed
 
 
 class PeerError(OSError):
-    """A peer says something that none says, or does not know the token."""
+    """A peer sends an invalid message, or does not know the token."""
 
 
 class PeerPool:
@@ -77,7 +77,7 @@ class PeerPool:
         self.asked = self.failed = 0
 
     def join(self, address: str, addresses: tuple[str, ...]) -> None:
-        """From now on these hosts own what is read; this one is at ``address``."""
+        """Makes these hosts the owners of what is read; this host is at ``address``."""
         self._partition, self._address, self.why, self._is_looking = Partition(addresses), address, "", False
         self._peers = {each: _Peer(each) for each in addresses if each != address}
 
@@ -92,7 +92,7 @@ class PeerPool:
         self.join(address, addresses)
 
     def stay_alone(self, why: str) -> None:
-        """There are no other hosts to be had: this one keeps what it reads."""
+        """Gives other hosts up, for the reason ``why``: this host keeps what it reads."""
         self.why, self._is_looking = why, False
 
     def owns(self, key: Key) -> bool:
@@ -105,7 +105,7 @@ class PeerPool:
         return self._partition.owner(json.dumps(key).encode(), self._left_out)
 
     def submit(self, number: int, source: Source) -> None:
-        """See Pool."""
+        """Reads a source: asks the host that owns it, or has ``pool`` read it."""
         owner = self._owner(source.key)
         if owner is None or owner == self._address:
             self._pool.submit(number, source)
@@ -113,11 +113,11 @@ class PeerPool:
             self._asking[number] = self._loop.create_task(self._ask(number, source, self._peers[owner]))
 
     def hasten(self, number: int, sooner: int, source: Source) -> bool:
-        """See ReaderPool."""
+        """Gives a read of ``pool`` a lower number. Returns False if it has begun, or another host was asked."""
         return number not in self._asking and self._pool.hasten(number, sooner, source)
 
     def cancel(self, number: int) -> None:
-        """See Pool. What a peer has been asked for comes all the same."""
+        """Cancels a read of ``pool``. What another host has been asked for comes all the same."""
         if number not in self._asking:
             self._pool.cancel(number)
 
@@ -168,7 +168,7 @@ class PeerPool:
 
 
 class _Peer:
-    """Another host: its address, and connections that wait to be used. ``free``: to be held by whoever reads."""
+    """Another host: its address, and idle connections to it. ``free`` is held during a read: it limits their number."""
 
     def __init__(self, address: str) -> None:
         self.address, self.free = address, asyncio.Semaphore(CONNECTIONS)
@@ -292,7 +292,7 @@ class PeerServer:
             session.add_done_callback(self._sessions.discard)
 
     async def _serve(self, end: socket.socket) -> None:
-        """Everything for one connection, until the peer closes it, or says what no peer says."""
+        """Serves one connection, until the peer closes it or sends an invalid message."""
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with closing(end), suppress(OSError):
@@ -352,7 +352,7 @@ class PeerServer:
             waiting.set_result(tuple(places))
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Ends all connections, and accepts no more."""
         for task in (self._task, *self._sessions):
             task.cancel()
         self._listening.close()

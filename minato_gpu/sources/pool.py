@@ -52,7 +52,7 @@ class Reads(Pool, Protocol):
 
     @property
     def rate(self) -> StorageRate:
-        """What the storage gives."""
+        """The rate of the storage while the reader waits for it."""
 
     def stats(self) -> dict[str, Any]:
         """Returns counters and latencies."""

@@ -42,7 +42,7 @@ _SENDING_S, _BYTES_PER_S = 0.5e-3, 2e9  # what sharing a sample takes, about: so
 
 @dataclass(slots=True, eq=False)
 class SharedSample:
-    """A sample that somebody wants, or that is staged."""
+    """A sample that tickets want, or that is staged in memory."""
 
     group: SampleGroup
     number: int
@@ -185,7 +185,7 @@ class PreparedSamples:
             self.arena.free(block)
 
     def stage(self, sample: SharedSample, sent: SentSample, block: int) -> None:
-        """Stages what has come of a sample, in the block that was lent or in a file; what came first makes room."""
+        """Stages a sample that has come, in the block that was lent or from a file; the oldest staged make room."""
         if sent.file >= 0:
             self.give_back(block)
             try:
@@ -200,7 +200,7 @@ class PreparedSamples:
             self.drop([next(iter(self._staged))])
 
     def drop(self, samples: Iterable[SharedSample]) -> None:
-        """Frees the memory of these."""
+        """Frees the memory of these staged samples."""
         for sample in samples:
             del self._staged[sample]
             self._nbytes -= sample.nbytes
@@ -293,7 +293,7 @@ class Sharer:
         sample.forget()
 
     def _finish(self, sample: SharedSample) -> int:
-        """Ends what was granted: unless it has come, another is to prepare it. Returns the block that was lent."""
+        """Ends a grant; unless the sample has come, another loader is to prepare it. Returns the lent block."""
         block, _ = self.granted.pop(sample, (NOWHERE, 0))
         self.is_late = self.is_late and bool(self.granted)
         if sample.owner is self:
@@ -306,7 +306,7 @@ class Sharer:
         self._ahead, self._admitted = [], 0
 
     def receive(self, sent: SentSample) -> None:
-        """Takes what a worker has sent."""
+        """Takes in a worker's message about a sample."""
         group, sample = self.group, self.group.samples.get(sent.number)
         if sent.why_not:
             group.why_not = group.why_not or sent.why_not

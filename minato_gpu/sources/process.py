@@ -40,7 +40,7 @@ _SHARE = 4  # what is not announced is a part of what is known, so that a fast l
 
 @dataclass(frozen=True)
 class ReaderSettings:
-    """What a reader process is to do."""
+    """The settings of a reader process."""
 
     ahead_bytes: int = 256 << 20  # read and not used yet, at most (but for what the next batch misses)
     memory_bytes: int = 0  # budgets of the tiers in which copies stay; 0: there is none
@@ -57,7 +57,7 @@ class ReaderSettings:
 def main(
     arena: Arena, end: socket.socket, of_fields: socket.socket | None, parent: int, settings: ReaderSettings
 ) -> None:
-    """Does the process's work, to its end.
+    """Runs the reader process to its end.
 
     ``parent``: process id of the loader's; ``of_fields``: where workers send fields.
     """
@@ -107,8 +107,10 @@ def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 class Link:
-    """A loader's socket, and the service behind it, for which ``pool_of`` makes a pool. ``ended`` is called once the
-    loader has closed its end."""
+    """The connection to one loader, and the service that answers it, for which ``pool_of`` makes a pool.
+
+    ``ended`` is called once the loader has closed its end.
+    """
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Link:
         self._service.want(place, tickets)
 
     def _admit(self, end: int) -> None:
-        """Tickets below ``end`` are in the window, which is of no account."""
+        """Ignores that tickets below ``end`` are in the window. (``SharingLink`` uses it.)"""
 
     def _release(self, tickets: Sequence[int]) -> None:
         self._service.release(tickets)

@@ -254,7 +254,7 @@ class UrlReads:
     # --- what takes long -------------------------------------------------------------------------------------
 
     def _takes_long(self, read: _UrlRead) -> None:
-        """Sends the request once more, if that is allowed now. It is looked at again: so may the second take long."""
+        """Sends a slow request once more, if that is allowed now, and looks again later."""
         now = self._loop.time()
         if self._hedging.take(now):
             self.counts["hedges"] += 1

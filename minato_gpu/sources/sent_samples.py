@@ -32,7 +32,7 @@ _GONE = -1  # in place of a number of bytes
 
 
 class SentSample(NamedTuple):
-    """What a worker says of a sample."""
+    """A worker's message about one sample."""
 
     number: int
     prepare_s: float = 0.0
@@ -53,17 +53,17 @@ class SentSample(NamedTuple):
 
 
 def ask(number: int, block: int = NOWHERE, room: int = 0) -> Place:
-    """Stands among a ticket's places if its worker is to send the sample, to ``block`` if it is lent one."""
+    """Returns the entry among a ticket's places that has its worker send the sample, to ``block`` if it is lent one."""
     return ASKED, room, block, PREPARED, number, None
 
 
 def ask_checksum(number: int) -> Place:
-    """Stands among a ticket's places if its worker is to send only the sample's checksum."""
+    """Returns the entry among a ticket's places that has its worker send only the sample's checksum."""
     return ASKED, -1, NOWHERE, PREPARED, number, None
 
 
 def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
-    """Stands among a ticket's places if there is a copy of the sample."""
+    """Returns the entry among a ticket's places that says where a copy of the sample is."""
     return block, nbytes, checksum, PREPARED, number, None
 
 
@@ -90,7 +90,10 @@ def send_why_not(end: socket.socket, number: int, why_not: str = "") -> None:
 
 
 def receive(end: socket.socket) -> SentSample | None:
-    """Returns the next message; None if there is none yet. Raises OSError for noise, and after all workers' end."""
+    """Returns the next message; None if there is none yet.
+
+    Raises OSError for an invalid message, and after all workers' end.
+    """
     try:
         data, file = messages.receive(end, _HEAD.size + _TEXT)
     except BlockingIOError:

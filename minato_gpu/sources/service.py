@@ -36,13 +36,13 @@ Ready = tuple[int, tuple[Place, ...]]
 
 @dataclass(slots=True, eq=False)
 class SourceBytes:
-    """The bytes of one source while somebody wants them: to be read, being read, or there."""
+    """The bytes of one source while tickets want them: to be read, being read, or in memory."""
 
     key: Key
     number: int
     place: int
-    sample: int = -1  # of the first ticket that wants them,
-    epoch: int = 0  # in this epoch
+    sample: int = -1  # sample of the first ticket that wants them
+    epoch: int = 0  # epoch in which that ticket wants them
     item: int = NO_ITEM
     at: int = 0  # position of the access that they were read for
     users: int = 0  # tickets that want them
@@ -55,7 +55,7 @@ class SourceBytes:
     waiting: list[PendingTicket] = field(default_factory=list)
 
     def take(self, copy: Copy) -> bool:
-        """They are those of a copy in memory."""
+        """Takes over the block of a copy in memory. Returns True."""
         self.block, self.nbytes, self.stamp = copy.block, copy.nbytes, copy.stamp
         self.done = self.kept = True
         return True
@@ -69,12 +69,15 @@ class PendingTicket:
     place: int
     asked: int = -1  # the sample whose fields its worker is to send, if it is
     bytes: list[SourceBytes] = field(default_factory=list)
-    missing: int = 0  # so many of them
+    missing: int = 0  # sources whose bytes have not arrived
 
 
 class Service:
-    """``ready`` is called with each ticket whose bytes are there, once. ``limit``: bytes read and not released, but for
-    what ``memory`` keeps."""
+    """Reads the bytes that tickets want, and keeps them until they are released.
+
+    ``ready`` is called once with each ticket whose bytes have arrived. ``limit``: most bytes that are read and not
+    released, beside those that ``memory`` keeps.
+    """
 
     def __init__(
         self, blocks: Blocks, limit: int, ready: Callable[[Ready], None], memory: MemoryTier | None = None
@@ -82,12 +85,12 @@ class Service:
         self.pool: Pool
         self.disk: DiskPool | None = None
         self.fields: FieldPolicy | None = None
-        self.reads = 0  # done, with their bytes
-        self.read_bytes = 0
-        self.failed = 0
-        self.there = 0  # tickets whose bytes are, and that are not released
+        self.reads = 0  # reads from storage that have succeeded
+        self.read_bytes = 0  # bytes of those
+        self.failed = 0  # reads that have failed
+        self.there = 0  # tickets whose bytes have arrived, and that are not released
         self.shared = 0  # sources that were under way or there for another ticket
-        self.from_peers = 0  # that came from another host's cache
+        self.from_peers = 0  # sources whose bytes came from another host's cache
         self._blocks = blocks
         self._limit = limit
         self._ready = ready
@@ -98,23 +101,26 @@ class Service:
         self._bytes: dict[Key, SourceBytes] = {}
         self._queue: deque[SourceBytes] = deque()  # not started
         self._started: dict[int, SourceBytes] = {}  # by number, not done
-        self._ahead = 0  # bytes that are there and not released, and of what is under way those expected
-        self._typical = 0  # bytes of a source whose length is not declared
-        self._known = 0  # sources that this is made of
+        self._ahead = 0  # bytes that have arrived and are not released, and the expected bytes of reads under way
+        self._typical = 0  # expected bytes of a source whose length is not declared: a mean
+        self._known = 0  # sources that this is the mean of, 100 at most
         self._parts = 1  # sources of a sample
-        self._epoch = 0  # in which what comes is wanted
+        self._epoch = 0  # epoch of the tickets that are wanted next
 
     # --- what the loader says --------------------------------------------------------------------------------
 
     def begin(self, begun: Begun) -> None:
-        """An epoch begins: what is wanted from now on is wanted by that."""
+        """Begins an epoch: tickets that are wanted from now on belong to it."""
         self._epoch = begun.epoch
         if self._memory is not None:
             self._memory.begin(begun)
         self._choose()
 
     def want(self, place: int, tickets: Sequence[Wanted]) -> None:
-        """Tickets of a place, or some of them, in the order of need; all come after those of earlier places."""
+        """Asks for the bytes of tickets of one place (all or some of them), in the order of need.
+
+        Places come in rising order.
+        """
         for number, sample, keys in tickets:
             ticket = self._tickets[number] = PendingTicket(number, place)
             found, items, asked = self._planned(sample, keys)
@@ -154,7 +160,7 @@ class Service:
             ticket.missing += 1
 
     def _find(self, each: SourceBytes) -> bool:
-        """Returns whether the bytes are in memory already."""
+        """Takes the bytes from the tier in memory, if it has them. Returns whether it has."""
         if self._memory is None or each.item == NO_ITEM:
             return False
         each.at, copy = self._memory.access(each.item, each.key)
@@ -163,7 +169,7 @@ class Service:
         return copy is not None and each.take(copy)
 
     def release(self, tickets: Iterable[int]) -> None:
-        """The samples have been prepared, or nobody wants them any more."""
+        """Releases the bytes of tickets whose samples have been prepared, or that are not wanted any more."""
         for number in tickets:
             ticket = self._tickets.pop(number, None)
             if ticket is None:
@@ -174,14 +180,14 @@ class Service:
         self._start()
 
     def drop(self) -> None:
-        """Nobody wants anything any more."""
+        """Releases all tickets, and forgets what was to be read for them."""
         self.release(list(self._tickets))
         self._queue.clear()
 
     # --- what becomes of sources -----------------------------------------------------------------------------
 
     def _leave(self, each: SourceBytes) -> None:
-        """One fewer uses it."""
+        """Removes one user of the bytes; those without a user are dropped."""
         each.users -= 1
         if not each.users:
             self._let_go(each)
@@ -222,7 +228,7 @@ class Service:
             self.pool.submit(each.number, Source.of(each.key))
 
     def _is_there(self, each: SourceBytes) -> bool:
-        """Whether another ticket has had these bytes read, or a tier keeps them by now: then they are shared.
+        """Shares bytes that another ticket has had read, or that a tier keeps by now. Returns False if there are none.
 
         Found out no sooner than they would be read: what is wanted much later must not keep bytes from being freed, or
         a small set of large samples would stay in memory as a whole.
@@ -239,7 +245,7 @@ class Service:
         return True
 
     def _share(self, each: SourceBytes, live: SourceBytes) -> None:
-        """Who wants the one gets the other."""
+        """Makes the tickets that want ``each`` users of ``live``, whose bytes are those of the same source."""
         self.shared += 1
         if self._memory is not None and each.item != NO_ITEM:
             self._memory.was_shared()
@@ -248,7 +254,7 @@ class Service:
             ticket.bytes[ticket.bytes.index(each)] = live
 
     def _pass_on(self, live: SourceBytes, each: SourceBytes) -> None:
-        """Who has waited for the one gets the other, if that is there; else they wait for that."""
+        """Completes the tickets that wait for ``each``, if ``live`` has arrived; else they wait for that."""
         waiting, each.waiting = each.waiting, []
         if not live.done:
             live.waiting += waiting
@@ -259,7 +265,7 @@ class Service:
                 self._complete(ticket)
 
     def expected(self, number: int) -> tuple[int, int]:
-        """Of a read that has been started: what it is to the tier in memory, and about how many bytes."""
+        """Returns a started read's item in the tier in memory, and about how many bytes it will bring."""
         each = self._started[number]
         return each.item, each.nbytes
 
@@ -276,9 +282,12 @@ class Service:
         shared: bool = False,
         from_peer: bool = False,
     ) -> None:
-        """The pool is through with a source: so many bytes are in a block, or it failed. ``seconds``: what the read
-        took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be
-        one; ``shared``: it was another loader's; ``from_peer``: another host's cache sent the bytes."""
+        """Called by the pool when a read has ended: ``nbytes`` bytes are in ``block``, or ``error`` says why not.
+
+        ``seconds``: what the read took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk
+        would be, if there may be one; ``shared``: it was another loader's; ``from_peer``: another host's cache sent the
+        bytes.
+        """
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes
         each.done, each.nbytes, each.block = True, nbytes, block
@@ -293,7 +302,7 @@ class Service:
         self._start()
 
     def _count(self, each: SourceBytes, seconds: float, *, on_disk: bool, shared: bool, from_peer: bool) -> None:
-        """Count whence the bytes have come."""
+        """Counts a read by where its bytes came from."""
         if on_disk and each.users:  # else nobody wants it any more, but may so again
             self._pass(each)
         if shared:
@@ -308,7 +317,7 @@ class Service:
             self._costs.observe(each.nbytes, seconds)
 
     def _read(self, each: SourceBytes, version: bytes | None) -> None:
-        """The bytes are there: tiers may keep them."""
+        """Publishes the block of a read that has ended, and offers it to the tiers."""
         self._known = min(self._known + 1, 100)
         self._typical += round((each.nbytes - self._typical) / self._known)
         if each.block >= 0:
@@ -320,12 +329,12 @@ class Service:
             self._write(each, version)
 
     def _pass(self, each: SourceBytes) -> None:
-        """A copy is used, which need not be on disk any longer if nobody wants it soon after that."""
+        """Notes that a copy is used: it leaves the disk unless its sample is wanted again soon after."""
         if self.disk is not None and each.key[0] != FIELDS and not self.disk.following.stays(each.sample, each.epoch):
             self.disk.let_go(each.key)
 
     def _write(self, each: SourceBytes, version: bytes | None) -> None:
-        """Copy it to disk, if it may be and there is room."""
+        """Has the bytes written to disk, if they may be kept there and there is room."""
         if self.disk is None or version is None or not self.disk.following.stays(each.sample, each.epoch):
             return
         each.users += 1
@@ -345,7 +354,7 @@ class Service:
         self._gone(going)
 
     def receive(self, found: Received) -> None:
-        """A worker has made the fields of a sample, and sends them, or why there are none."""
+        """Takes in the fields of a sample that a worker has sent, or why there are none."""
         memory, fields, sample, nbytes = self._memory, self.fields, found.sample, found.nbytes
         if memory is None or fields is None:
             return
@@ -372,7 +381,7 @@ class Service:
             self._gone(self.fields.choose(self._typical * self._parts))
 
     def _gone(self, going: Iterable[Copy]) -> None:
-        """What the tier lets go of: the disk may have room for it."""
+        """Handles copies that the tier in memory has dropped: the disk may have room for them."""
         for gone in going:
             version = gone.version
             live = self._bytes.get(gone.key)
@@ -389,17 +398,17 @@ class Service:
                 self._let_go(live)
 
     def behind(self) -> bool:
-        """Whether less than half of what is wanted is there."""
+        """Returns whether less than half of the wanted tickets have their bytes."""
         return 2 * self.there < len(self._tickets)
 
     def count_anew(self) -> None:
-        """Count from zero."""
+        """Sets all counts to zero."""
         self.reads = self.read_bytes = self.failed = self.shared = self.from_peers = 0
         if self._memory is not None:
             self._memory.count_anew()
 
     def counts(self) -> dict[str, Any]:
-        """What has been done for the workers that there are."""
+        """Returns the counts since the workers started, as plain data."""
         kept: dict[str, Any] = {} if self.fields is None else {"kept": self.fields.why()}
         return {
             "reads": self.reads,

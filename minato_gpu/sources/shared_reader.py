@@ -66,7 +66,7 @@ class SharedReader(Reader):
         self._compare(found)
 
     def _compare(self, found: _Welcome) -> None:
-        """Logs what counts for nothing, as another loader has started the process."""
+        """Logs settings of this loader that have no effect, as another loader has started the process with its own."""
         settings, said = self.settings, list[str]()
         if settings.memory_bytes not in (0, found.kept):
             said.append(
@@ -95,16 +95,16 @@ class SharedReader(Reader):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed, and is not a fork's."""
+        """True if it has not been closed, and belongs to this process, not to its parent."""
         return not self._is_closed and os.getpid() == self._owner
 
     @property
     def runs(self) -> bool:
-        """Whether the process does."""
+        """True if the process still runs."""
         return self.is_open and self._heard() is not None
 
     def say_lost(self) -> None:
-        """Log that the process has ended, and what follows from it."""
+        """Logs that the process has ended, and what follows from it."""
         LOGGER.warning(
             "The reader process of share=%r (pid %d) has ended. Workers read from storage themselves until workers are "
             "started anew, which start another; nothing is lost.",
@@ -113,13 +113,14 @@ class SharedReader(Reader):
         )
 
     def give_back(self) -> None:
-        """The workers have ended: the process ends what is under way for this loader. ``counts`` are complete."""
+        """Notes that the workers have ended: the process ends what is under way for this loader. ``counts`` are
+        complete."""
         super().give_back()
         if not self._stays_open:
             self.close()
 
     def close(self) -> None:
-        """Leave it to the other loaders. Idempotent, and of no effect in a fork."""
+        """Disconnects; other loaders go on. Idempotent, and of no effect in a forked process."""
         if self.is_open:
             self._is_closed = True
             self.end.close()
@@ -129,7 +130,10 @@ class SharedReader(Reader):
 
 
 def open_reader(start: Callable[..., Any], share: str, settings: ReaderSettings, *, stays: bool) -> Reader:
-    """The reader process called ``share``; one of the loader's own where that is "", or there is none to be had."""
+    """Returns the reader process called ``share``, or one of the loader's own.
+
+    The loader gets its own if ``share`` is "", or the shared one cannot be used.
+    """
     if share:
         try:
             return SharedReader(start, share, settings, stays=stays)
@@ -140,7 +144,7 @@ def open_reader(start: Callable[..., Any], share: str, settings: ReaderSettings,
 
 
 def _connected(start: Callable[..., Any], share: str, settings: ReaderSettings) -> socket.socket:
-    """A connection to the process; started if there is none."""
+    """Returns a connection to the process, which is started if there is none."""
     folder, name = PrivateFolder(), host_reader.name_of(share)
     try:
         with folder.locked(_PATIENCE_S):
@@ -159,7 +163,7 @@ def _connected(start: Callable[..., Any], share: str, settings: ReaderSettings) 
 
 
 def _start(start: Callable[..., Any], listening: socket.socket, share: str, settings: ReaderSettings) -> None:
-    """Start it, by way of a process that ends at once: it is to be no child of this one."""
+    """Starts the process by way of one that ends at once, so that it is no child of this process."""
     with ExitStack() as undo:
         arenas = [arena_of(settings.memory_bytes), arena_of(settings.share_bytes) if settings.share_bytes else None]
         for arena in arenas:
@@ -171,18 +175,21 @@ def _start(start: Callable[..., Any], listening: socket.socket, share: str, sett
 
 
 class _Welcome(NamedTuple):
-    """What the process says first."""
+    """The first message of the process."""
 
     arena: Arena
-    kept: int  # bytes that it keeps there,
-    of_samples: Arena | None  # memory for prepared samples,
-    budget: int  # and how many bytes of them are kept
+    kept: int  # budget of the copies in it, in bytes
+    of_samples: Arena | None  # memory for prepared samples
+    budget: int  # budget of those, in bytes
     peers: tuple[str, ...]
     pid: int
 
 
 def _welcomed(end: socket.socket, settings: ReaderSettings, of_samples: socket.socket | None) -> _Welcome:
-    """Say who comes, and where prepared samples do."""
+    """Sends the settings and the workers' socket of prepared samples. Returns the answer.
+
+    Raises OSError (ShareRefused: another version of the protocol).
+    """
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
     files = [] if of_samples is None else [of_samples.fileno()]
     socket.send_fds(end, [host_reader.hello(settings)], files)

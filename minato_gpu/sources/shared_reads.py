@@ -25,10 +25,10 @@ _WHY = "minio: loaders of this host share it, so what came first stays"
 
 
 class Hastening(Pool, Protocol):
-    """A pool that takes a read earlier than it was asked to."""
+    """A pool that can be asked to take a read earlier than it was submitted for."""
 
     def hasten(self, number: int, sooner: int, source: Source) -> bool:
-        """Have a read another number; False where it has begun."""
+        """Gives a read the lower number ``sooner``. Returns False if it has begun."""
 
 
 class SharedTier(MemoryTier):
@@ -42,24 +42,27 @@ class SharedTier(MemoryTier):
         self._copies, self._items, self._policy = self._whole._copies, self._whole._items, self._whole._policy
 
     def part(self) -> SharedTier:
-        """One loader's."""
+        """Returns the tier as one loader sees it."""
         return SharedTier(self.budget, self)
 
     def begin(self, begun: Begun) -> None:
-        """Orders of one loader are of no use to others."""
+        """Ignores the epoch: one loader's orders are of no use to the others."""
 
     def items(self, sample: int, parts: int) -> tuple[int, ...]:
-        """All are kept: the number stands for none of them."""
+        """Returns 0 for each source: all are kept, and no number tells items apart."""
         return (0,) * parts
 
     def offer(self, item: int, copy: Copy, now: int) -> tuple[bool, list[Copy]]:
-        """A number of its own; it is refused where another loader has had it kept meanwhile, or another host is to."""
+        """Offers a copy under a number of its own.
+
+        It is refused where another loader has had it kept meanwhile, or another host is to keep it.
+        """
         if not self._whole.owns(copy.key):
             return False, []
         return super().offer(len(self._copies), copy, now)
 
     def counts(self) -> dict[str, int | str]:
-        """What is kept for all, and this loader's hits and misses."""
+        """Returns what is kept for all loaders, and this loader's hits and misses."""
         return super().counts() | {"why": self._whole.off_for_files or _WHY}
 
 
@@ -83,11 +86,11 @@ class SharedBlocks(Blocks):
         self._more: dict[int, int] = {}  # users beside the first
 
     def add_user(self, block: int) -> None:
-        """One more has it."""
+        """Adds a user of the block."""
         self._more[block] = self._more.get(block, 0) + 1
 
     def free(self, block: int) -> None:
-        """One fewer has it."""
+        """Removes a user of the block, which is freed with the last one."""
         more = self._more.pop(block, 0)
         if more > 1:
             self._more[block] = more - 1
@@ -111,26 +114,26 @@ class SharedReads:
         self._count = 0
 
     def client(self, service: Service, pool: ReaderPool, more: Callable[[], dict[str, Any]] = dict) -> ClientPool:
-        """A loader's part in them, which answers ``service``; ``pool`` counts, and ``more`` has other counters."""
+        """Returns the pool for one loader's ``service``; ``pool`` counts, and ``more`` returns other counters."""
         client = ClientPool(self, service, pool, more)
         self._clients.append(client)
         return client
 
     def remove(self, client: object) -> None:
-        """The loader has left. What is under way for it is done all the same."""
+        """Removes the pool of a loader that has left. Its reads under way go on."""
         self._clients = [each for each in self._clients if each is not client]
 
     def behind(self) -> bool:
-        """Whether less than half of what one of them wants is there."""
+        """Returns whether less than half of what one of the loaders wants has arrived."""
         return any(client.service.behind() for client in self._clients)
 
     def expected(self, number: int) -> tuple[int, int]:
-        """What a read is to the tier in memory (an item), and about how many bytes."""
+        """Returns a read's item in the tier in memory, and about how many bytes it will bring."""
         client, own = self._reads[number].clients[0]
         return client.service.expected(own)
 
     def submit(self, client: ClientPool, number: int, source: Source) -> None:
-        """Read this, or have a part in what is read or there for another loader."""
+        """Reads a source, or shares what is being read or is in memory for another loader."""
         client.turn = max(client.turn + 1, self._turn)
         read = self._by_source.get(source)
         if read is not None and read.block != NOWHERE:
@@ -150,14 +153,14 @@ class SharedReads:
             self._hasten(read, turn)
 
     def _hasten(self, read: _Read, turn: int) -> None:
-        """It is needed in that turn."""
+        """Gives a read that is under way the lower number ``turn``, unless it has begun."""
         self._reads[turn] = read
         has_begun = not self.pool.hasten(read.number, turn, read.source)
         del self._reads[turn if has_begun else read.number]
         read.number = read.number if has_begun else turn
 
     def cancel(self, client: ClientPool, number: int) -> None:
-        """This loader does not need it any more."""
+        """Cancels this loader's part in a read; the read goes on if others wait for it."""
         read = client.reads.get(number)
         if read is None:  # the answer is on its way
             return
@@ -179,7 +182,7 @@ class SharedReads:
         *,
         from_peer: bool = False,
     ) -> None:
-        """The pool is through with a read: all services that wait for it are answered."""
+        """Called by the pool when a read has ended: answers all services that wait for it."""
         read = self._reads.pop(number)
         self._turn = max(self._turn, number // _TURN)
         read.block, read.nbytes = block, nbytes
@@ -217,27 +220,27 @@ class ClientPool:
 
     @property
     def rate(self) -> StorageRate:
-        """What the storage gives."""
+        """The rate of the storage, measured over all loaders' reads."""
         return self._pool.rate
 
     def shared(self, number: int, block: int, nbytes: int) -> None:
-        """Another loader has had it read."""
+        """Reports a read whose bytes another loader has had read."""
         self.done(number, block, nbytes, None, 0.0, shared=True)
 
     def submit(self, number: int, source: Source) -> None:
-        """Read this in the loader's turn, unless another loader has it read."""
+        """Reads a source in the loader's turn, unless another loader has it read."""
         self._shared.submit(self, number, source)
 
     def cancel(self, number: int) -> None:
-        """This loader does not need it any more."""
+        """Cancels this loader's part in a read; the read goes on if others wait for it."""
         self._shared.cancel(self, number)
 
     def stats(self) -> dict[str, Any]:
-        """Counters and latencies of all loaders' reads."""
+        """Returns counters and latencies of all loaders' reads."""
         return self._pool.stats() | self._more()
 
     def count_anew(self) -> None:
-        """They go on counting for the others."""
+        """Does nothing: the counters are all loaders'."""
 
     async def close(self) -> None:
-        """The reads go on for the others."""
+        """Does nothing: the reads go on for the other loaders."""

@@ -49,7 +49,7 @@ class OpenFile:
 
 
 def remote_kind(path: str | os.PathLike[str]) -> str | None:
-    """The name of the network file system that ``path`` is on; None for a local one."""
+    """Returns the name of the network file system that ``path`` is on; None for a local one."""
     answer = (ctypes.c_long * 32)()  # larger than struct statfs; its first field is the type
     if _LIBC.statfs(os.fsencode(path), ctypes.byref(answer)):
         number = ctypes.get_errno()
@@ -80,7 +80,10 @@ def tells_size(found: os.stat_result) -> bool:
 
 
 def read_to_end(fd: int, offset: int) -> bytes:
-    """What a file that has just been opened, and does not tell its size, has from ``offset`` on. Raises OSError."""
+    """Returns the bytes from ``offset`` on of a file that has just been opened and does not tell its size.
+
+    Raises OSError.
+    """
     if offset:
         os.lseek(fd, offset, os.SEEK_SET)
     return b"".join(iter(lambda: os.read(fd, _READ_BYTES), b""))

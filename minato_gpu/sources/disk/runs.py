@@ -28,7 +28,7 @@ _HEARD_S = 60.0
 
 
 class RunRecord(NamedTuple):
-    """What other processes see of a run. Times are in seconds since 1970."""
+    """The record of a run that other processes read. Times are in seconds since 1970."""
 
     began: float = 0.0
     has_read: bool = False  # whether its first epoch has ended
@@ -132,7 +132,7 @@ def is_idle(record: RunRecord, now: float) -> bool:
 
 
 def _record(folder: int) -> RunRecord:
-    """Where it cannot be read, that of a run that may want any copy."""
+    """Returns the record of the run in ``folder``; one of a run that may want any copy if it cannot be read."""
     try:
         file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
         began, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))

@@ -180,7 +180,7 @@ class DiskTier:
         return self._off is None and os.fstat(self._root).st_nlink > 0
 
     def close(self) -> None:
-        """Lets go of the directory; the copies stay. After it everything is a miss."""
+        """Closes the directory; the copies stay. After it everything is a miss."""
         if self._off == _CLOSED:
             return
         run, self._run = self._run, None
@@ -201,7 +201,10 @@ class DiskTier:
     # --- opening ---------------------------------------------------------------------------------------------
 
     def _enter(self, budget: int) -> None:
-        """Becomes a run. What processes have left that died is removed, and counted anew where nobody else is there."""
+        """Registers this process as a run.
+
+        Files of processes that died are removed; if no other run lives, all copies are counted anew.
+        """
         with self._account.change() as totals:
             living, dead = find_runs(self._root)
             self._run = CacheRun(self._root)  # first: should this process die, too, the next one counts
@@ -229,7 +232,7 @@ class DiskTier:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def _fault(self, fd: int, into: memoryview, key: bytes, version: bytes) -> str:
-        """Reads an open copy; what is wrong with it, empty where nothing is."""
+        """Reads an open copy. Returns what is wrong with it; "" if nothing is."""
         head = bytearray(entry.HEAD)
         try:
             done = self._uncached.read(fd, into, entry.HEAD, head)
@@ -300,7 +303,7 @@ class DiskTier:
         return gone > 0
 
     def _publish(self, run: CacheRun, new: str, name: str, size: int) -> None:
-        """Puts a file that has been written in its place."""
+        """Renames a file that has been written to its name in the directory, and corrects the account."""
         with self._account.change() as totals:
             took = os.stat(new, dir_fd=run.folder.fd).st_blocks * 512
             before, more = 0, 1
@@ -317,7 +320,7 @@ class DiskTier:
     # --- troubles --------------------------------------------------------------------------------------------
 
     def _if_it_can(self, act: Callable[[], T], otherwise: T) -> T:
-        """Returns what ``act`` does; ``otherwise``, where the tier is off or the disk fails."""
+        """Calls ``act`` and returns its result; ``otherwise`` if the tier is off or the disk fails."""
         try:
             if self._off is None:
                 return act()
