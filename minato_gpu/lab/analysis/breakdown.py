@@ -73,7 +73,8 @@ class Mean(NamedTuple):
 
 
 def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) -> Mean:
-    """Mean and error of times that depend on their neighbours: the error comes from means of blocks of neighbours.
+    """Returns mean and error of times that depend on their neighbours: the error comes from means of blocks of
+    neighbours.
 
     Batches come in bursts where several ``workers`` each make one. So a block is of whole rounds of them, if there are
     two rounds.
@@ -92,7 +93,7 @@ def mean_of(values: Sequence[float], blocks: int = _BLOCKS, workers: int = 1) ->
 
 
 def broken_down(profile: Profile) -> Breakdown | None:
-    """The parts of this rank's epoch; None where not even T1 and T2 were measured."""
+    """Returns the parts of this rank's epoch; None where not even T1 and T2 were measured."""
     compute, warm, cold = _phase(profile, "compute", 1), *(_phase(profile, name, profile.workers) for name in _LOADED)
     if compute is None or warm is None:
         return None
@@ -130,7 +131,7 @@ def of_ranks(profiles: Sequence[Profile]) -> list[tuple[Profile, Breakdown]]:
 
 
 def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, str]]:
-    """The parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
+    """Returns the parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
     return [
         {
             **({"rank": str(profile.rank)} if profile.ranks > 1 else {}),

@@ -66,7 +66,7 @@ class ScriptRun:
         exec(code, module.__dict__)
 
     def _begin(self, loader: Any) -> Any:
-        """The loader has been found."""
+        """Makes the conductor, as the loader to analyse has been found."""
         from minato_gpu.lab.analysis.conductor import Conductor
         from minato_gpu.lab.analysis.ranks import Lockstep
         from minato_gpu.lab.analysis.subject import Subject

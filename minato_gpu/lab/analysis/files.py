@@ -62,7 +62,7 @@ class Look:
             self._counts = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def begin(self) -> None:
-        """From here on."""
+        """Begins to count reads."""
         _HEARD.files = []
         if self._alone:
             _HEARD_BY_ALL[:] = [_HEARD.files]
@@ -85,7 +85,7 @@ class Look:
         return MeasuredReads(self._still, float(nbytes), float(requests)) if nbytes > 0 else MeasuredReads(self._still)
 
     def _read(self) -> tuple[int, int]:
-        """Bytes and calls so far, but for this one's own: the kernel counts it after it has answered."""
+        """Returns bytes and calls so far, without this call: the kernel counts it after it has answered."""
         if self._counts < 0:
             return 0, 0
         data = os.pread(self._counts, 512, 0)
@@ -97,7 +97,7 @@ class Look:
 
 @cache
 def _listen() -> None:
-    """An audit hook stays for the process's life; it does nothing while nobody listens."""
+    """Installs an audit hook. It stays for the process's life, and does nothing while no thread listens."""
     sys.addaudithook(_heard)
 
 
@@ -115,7 +115,7 @@ def _heard(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def held_files() -> tuple[str, ...]:
-    """The data files that this process has open for reading."""
+    """Returns the data files that this process has open for reading."""
     found = []
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- no Path for each of many
         with contextlib.suppress(OSError, ValueError):
@@ -131,7 +131,7 @@ def held_files() -> tuple[str, ...]:
 
 
 def mapped_files() -> tuple[str, ...]:
-    """The data files that are mapped into this process's memory; code and its packages' own are none."""
+    """Returns the data files that are mapped into this process's memory; code and its packages' own are left out."""
     found = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -154,7 +154,7 @@ def _size(path: str) -> int:
 
 @cache
 def _is_data(path: str) -> bool:
-    """A regular file that is no code, and none of the system's or of the analysis's own."""
+    """Returns whether this is a regular file that is no code, and none of the system's or of the analysis's own."""
     if path.endswith(_CODE) or path.startswith(_SYSTEM) or f"/{FOLDER}" in path:
         return False
     try:
@@ -199,7 +199,7 @@ def read_in(files: Iterable[str], goes_on: Callable[[], bool]) -> None:
 
 
 def _opened(files: Iterable[str]) -> Iterator[int]:
-    """Descriptors, for reading, of those that can be opened."""
+    """Returns descriptors, for reading, of the files that can be opened."""
     for path in files:
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

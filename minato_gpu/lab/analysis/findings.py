@@ -36,18 +36,18 @@ class Findings:
         self._batches: dict[str, list[Collated]] = {}
 
     def note(self, sentence: str) -> None:
-        """Something that was not measured, said once."""
+        """Adds a sentence on what was not measured, unless it was added before."""
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def noted(self, name: str, phase: str) -> None:
-        """The workers' notes of a phase are complete."""
+        """Takes in the workers' notes of a phase that has ended."""
         samples, batches = self.subject.book(phase).read()
         self._samples.setdefault(name, []).extend(self._in_order(samples))
         self._batches.setdefault(name, []).extend(batches)
 
     def seen(self) -> None:
-        """The phase in which files were looked for is over."""
+        """Takes in the files that were found, at the end of the phase in which they were looked for."""
         samples = self._samples["sight"]
         self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
         known = [seen.opened for seen in samples if seen.opened.nbytes is not None]
@@ -56,7 +56,7 @@ class Findings:
             self.requests = mean(each.requests or 0.0 for each in known)
 
     def seconds_of(self, name: str) -> float:
-        """A worker's for a sample in this phase, on average; 0 where there is none."""
+        """Returns a worker's mean seconds for a sample in this phase; 0 where there is none."""
         return mean(seen.seconds for seen in self._samples.get(name, []))
 
     def _in_order(self, samples: Sequence[Seen]) -> list[Seen]:
@@ -149,12 +149,13 @@ def _named(key: JSON, path: str) -> str:
 
 
 def _cores(usable: int, ranks: int) -> float:
-    """A rank's share of the cores that all ranks of a host may use: a part of one where there are fewer than ranks."""
+    """Returns a rank's share of the cores that all ranks of a host may use: part of a core if there are fewer than
+    ranks."""
     return usable // ranks if usable >= ranks else usable / ranks
 
 
 def _stages(samples: Sequence[Seen]) -> dict[str, float]:
-    """Mean seconds of a sample in each stage of the pipeline."""
+    """Returns the mean seconds of a sample in each stage of the pipeline."""
     found: dict[str, float] = {}
     for seen in samples:
         for name, seconds in seen.stages.items():

@@ -88,12 +88,12 @@ class Replay:
         return len(self._batches)
 
     def fresh(self) -> Value:
-        """The next batch as the loader gave it: in pinned memory where it was."""
+        """Returns the next batch as the loader gave it: in pinned memory where it was."""
         batch = _copied(self._batches[self._next()])
         return mapped(batch, lambda tensor: tensor.pin_memory()) if self._pinned else batch
 
     def on_device(self) -> Value:
-        """The next batch where the step will want it, so that nothing is transferred."""
+        """Returns the next batch where the step will want it, so that nothing is transferred."""
         number = self._next()
         if not self._on_device:
             self._on_device = [mapped(batch, lambda tensor: tensor.to(device())) for batch in self._batches]
@@ -105,7 +105,7 @@ class Replay:
 
 
 def device() -> torch.device | None:
-    """The device that this process computes on; None: the CPU."""
+    """Returns the device that this process computes on; None: the CPU."""
     used = torch.cuda.is_available() and torch.cuda.is_initialized()
     return torch.device("cuda", torch.cuda.current_device()) if used else None
 
@@ -146,11 +146,11 @@ class Meter:
         self._skip = 0
 
     def begin(self, settle: int) -> None:
-        """A round begins, whose first batches do not count."""
+        """Begins a round, whose first batches do not count."""
         self._skip = settle
 
     def add(self, wait_s: float, step_s: float, cpu_s: float) -> None:
-        """A batch was waited for and worked on. ``cpu_s``: on cores, in what of the two is of interest."""
+        """Adds a batch that was waited for and worked on. ``cpu_s``: on cores, in what of the two is of interest."""
         if self.first_wait is None:
             self.first_wait = wait_s
         if self._skip:
@@ -174,8 +174,10 @@ class Meter:
         step_s: Callable[[], float],
         clock: Callable[[], float],
     ) -> Iterator[Value]:
-        """Batches of the loader that is ``made``, as many as there are numbers; each is worked on before the next one
-        is asked for, for ``step_s`` seconds."""
+        """Yields batches of the loader that is ``made``, as many as there are numbers.
+
+        Each is worked on before the next one is asked for, for ``step_s`` seconds.
+        """
         source: Iterator[Value] | None = None
         for _ in numbers:
             begin, on_core = clock(), thread_time()

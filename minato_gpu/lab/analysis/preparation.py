@@ -183,7 +183,7 @@ def _more_workers(profile: Profile, batch_s: float, step_s: float) -> Advice:
 
 
 def _uneven(profile: Profile, step_s: float) -> Advice:
-    """Workers keep up on average."""
+    """Returns the advice for samples of unlike cost, where workers keep up on average."""
     middle = median(profile.prepare_s) if profile.prepare_s else 0.0
     # one that is over long before the step is holds up no batch
     slow = [each for each in profile.prepare_s if each > max(_SLOW * middle, step_s / 2)]

@@ -28,7 +28,7 @@ FINAL = ("complete", "ended", "died", "stopped")
 
 @dataclass(frozen=True)
 class ScriptOrder:
-    """Run ``script`` with ``arguments``, and analyse it for ``seconds``.
+    """An order to run ``script`` with ``arguments``, and to analyse it for ``seconds``.
 
     ``script``: a path, or a module's name where it ``is_module``. ``loader``: which of its loaders, from 1 on; None:
     the one for training. ``folder``: where results are left. ``verify_s``: seconds for other settings, after that.
@@ -45,7 +45,7 @@ class ScriptOrder:
     verify_s: float = 0.0
 
     def text(self) -> str:
-        """For the command line of the process."""
+        """Returns the order as text, for the command line of the process."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -66,7 +66,7 @@ class Result:
     tried: tuple[Trial, ...] = ()  # other settings
 
     def leave(self, folder: Path) -> None:
-        """Writes it, whole or not at all."""
+        """Writes the result, whole or not at all."""
         write_whole(folder / f"rank-{self.rank}.json", json.dumps(asdict(self)))
 
 
@@ -159,7 +159,7 @@ def _interrupt(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _terminated_in_order() -> Iterator[None]:
-    """A request to end (torchrun sends one to every rank once another has failed) ends the script, too."""
+    """Lets a request to end (torchrun sends one to every rank once another has failed) end the script, too."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ _PAGE_WIDTH = 140  # characters
 
 
 def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
-    """A row for each part of each rank's epoch."""
+    """Returns a row for each part of each rank's epoch."""
     return [
         {
             "rank": profile.rank,
@@ -57,7 +57,7 @@ def more(results: Sequence[Result]) -> dict[str, JSON]:
 
 
 def problem(results: Sequence[Result]) -> str:
-    """Why not everything could be measured, in a sentence; empty where it could."""
+    """Returns why not everything could be measured, in a sentence; empty where it could."""
     own = results[0]
     how = {"ended": "the script ended", "died": "the script died"}
     said = how.get(own.status, "the analysis was stopped")

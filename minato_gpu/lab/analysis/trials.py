@@ -45,12 +45,12 @@ class Trials:
         self.found: list[Trial] = []
 
     def cut_short(self, why: str) -> None:
-        """There will be no more steps."""
+        """Notes that the setting under trial could not be measured; ``why``: the script has ended, say."""
         if self._now is not None:
             self.found.append(Trial(self._now, why_not=why))
 
     def batches(self, step_s: Callable[[], float]) -> Iterator[Value]:
-        """Batches for the script. ``step_s``: seconds of its step on the batch before."""
+        """Yields batches for the script. ``step_s``: seconds of its step on the batch before."""
         settings = dict.fromkeys(point.changes for point in to_verify(self._profile))
         # a step may not take batches of another size: what goes before is known by then
         ordered = sorted(settings, key=lambda setting: (setting.batch_size is not None, setting != Setting()))

@@ -189,7 +189,7 @@ class _Requests(RemoteReads):
         return await answer
 
     def ask(self, source: Source, then: Callable[[bytes], None], given_up: Callable[[], bool]) -> None:
-        """Call ``then`` with the source's bytes, once they have come."""
+        """Calls ``then`` with the source's bytes, once they have come."""
         if source.path not in self._under_way:  # else this is the second time
             self._under_way.add(source.path)
             self.count += 1
@@ -220,8 +220,10 @@ class _Requests(RemoteReads):
         yield self._at_work(storage.request_s / 2 + nbytes * storage.byte_s)
 
     def _at_work(self, seconds: float) -> float:
-        """The event loop asks for something, or takes what has come, once it is through with all before. Returns how
-        long that is from now."""
+        """Adds work of the event loop, which asks for something or takes what has come, after all before.
+
+        Returns in how many seconds it is through.
+        """
         now = self._loop.time()
         self._free_at = max(self._free_at, now) + seconds
         return self._free_at - now
@@ -235,7 +237,7 @@ class _LocalRequests:
         self._closed = False
 
     def submit(self, number: int, source: Source) -> None:
-        """Reads this next."""
+        """Reads this source next."""
         begin = self._loop.time()
 
         def end(answer: bytes) -> None:

@@ -99,7 +99,7 @@ def _measured(console: Console, order: ScriptOrder, ranks: Any) -> list[Result] 
 
 
 def _told(out: CommandOutput, settings: dict[str, Any], results: list[Result], report_path: Path | None) -> None:
-    """Show what was measured, and leave it. Raises ClickException where nothing was, or the script died."""
+    """Shows what was measured, and writes it. Raises ClickException where nothing was, or the script died."""
     from minato_gpu.lab.analysis import tables
     from minato_gpu.lab.analysis.breakdown import of_ranks
     from minato_gpu.lab.analysis.verdict import verdict

@@ -23,7 +23,7 @@ class CommandOutput:
         self.console = open_console(path)
 
     def leave(self, document: Mapping[str, Any]) -> None:
-        """Write the document, if it is asked for."""
+        """Writes the document, if it is asked for."""
         if self._path is not None:
             from minato_gpu.lab import report
 
@@ -70,7 +70,7 @@ def shows(function: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def plain_errors(context: click.Context) -> Iterator[None]:
-    """Say an error in one line instead of a traceback, unless ``--traceback`` asked for it."""
+    """Shows an error in one line instead of a traceback, unless ``--traceback`` asked for it."""
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -102,7 +102,7 @@ def _module_of(file: Path) -> str:
 
 
 def _look_here() -> None:
-    """Modules of the current folder can be imported, as with ``python -m``."""
+    """Lets modules of the current folder be imported, as with ``python -m``."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
 

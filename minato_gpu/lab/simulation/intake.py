@@ -32,13 +32,13 @@ class Reading(Protocol):
         """Begins an epoch: later wants are of it."""
 
     def want(self, now: float, place: int, serials: range) -> None:
-        """The samples of a batch that has been drawn."""
+        """Asks for the bytes of the samples of a batch that has been drawn."""
 
     def release(self, now: float, serials: Iterable[int]) -> None:
-        """These have been prepared."""
+        """Releases the bytes of samples that have been prepared."""
 
     def next_at(self) -> float:
-        """When something happens next; infinite where nothing will."""
+        """Returns when something happens next; infinite where nothing will."""
 
     def advance(self, until: float) -> Arrival | None:
         """Lets time pass until something is announced to the loader, or until then: None."""
@@ -61,7 +61,7 @@ class VirtualIntake:
         self._here: set[int] = set()  # bytes that are there, of samples that are not in the window yet
 
     def draw(self, now: float, delivered: int, *, over: bool) -> None:
-        """Have read what the window holds, and as far beyond it as is drawn early."""
+        """Has the bytes read of what the window holds, and as far beyond it as is drawn early."""
         work, reading = self._work, self._reading
         if reading is None:
             return
@@ -76,7 +76,7 @@ class VirtualIntake:
             reading.want(now, at, range(int(work.firsts[at]), int(work.firsts[at + 1])))
 
     def next(self, now: float, delivered: int, room: int, *, over: bool) -> m.Admitted | None:
-        """The next batch, if it may enter a window with room for so many samples."""
+        """Returns the next batch, if it may enter a window with room for so many samples."""
         at, work = self._admitted, self._work
         if at == work.batches or room < work.sizes[at] or not self._may_draw(at, delivered, over=over):
             return None
@@ -103,8 +103,11 @@ class VirtualIntake:
         )
 
     def came(self, serials: Sequence[int]) -> list[TicketSpan]:
-        """Bytes have come; returns what is to be announced to the scheduler: samples in the window. The others are
-        announced as they enter."""
+        """Takes in bytes that have come.
+
+        Returns what is to be announced to the scheduler: samples in the window. The others are announced as they
+        enter.
+        """
         admitted = int(self._work.firsts[self._admitted])
         self._here.update(serial for serial in serials if serial >= admitted)
         return _spans(serial for serial in serials if serial < admitted)

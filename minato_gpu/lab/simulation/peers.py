@@ -97,11 +97,11 @@ class _PeerLoader:
         """Adapts what runs to the cores that it has now: nothing changes where there are enough."""
 
     def ended(self, time: float, what: int, where: int) -> None:
-        """A running piece of work is through."""
+        """Handles the end of a running piece of work."""
         raise NotImplementedError
 
     def take(self) -> Integers | None:
-        """The serials of the next batch, if it can be delivered."""
+        """Returns the serials of the next batch, if it can be delivered."""
         raise NotImplementedError
 
 
@@ -138,7 +138,7 @@ class _Batches(_PeerLoader):
                 self.start(max(self.ready[worker], now), worker)
 
     def start(self, time: float, worker: int) -> None:
-        """The worker begins its next batch."""
+        """Begins the worker's next batch."""
         batch, device = self.waiting[worker].popleft(), worker >= self.work.slots
         seconds = float(self.seconds[device][batch]) * (1.0 if device else self.pace.worker)
         heappush(self.running, (time + seconds, batch, worker))

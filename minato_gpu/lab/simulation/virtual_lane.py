@@ -26,7 +26,7 @@ class SampleProgress:
         self._split: dict[int, int] = {}
 
     def came_to(self, serials: Iterable[int], split: int) -> None:
-        """These samples wait at ``split`` for another lane."""
+        """Notes that these samples wait at ``split`` for another lane."""
         self._split.update(dict.fromkeys(serials, split))
 
     def seconds(self, serial: int, device: bool, stop: int = -1) -> float:
@@ -118,7 +118,7 @@ class VirtualLane:
         self._start(now)
 
     def send(self, now: float, chunk: m.Chunk) -> None:
-        """A chunk waits for a slot."""
+        """Takes a chunk, which waits for a slot."""
         self._queue.append(chunk)
         self._start(now)
 
@@ -137,7 +137,7 @@ class VirtualLane:
             self._ends(time, self, run)
 
     def end(self, now: float, run: ChunkRun) -> None:
-        """A chunk is through: its slot takes the next one."""
+        """Ends a chunk: its slot takes the next one."""
         del self.running[run.chunk.number]
         self.prepared += len(run.ends) if run.chunk.kind == "run" else 0
         if run.chunk.stop >= 0:
@@ -145,7 +145,7 @@ class VirtualLane:
         self.open(now)
 
     def hand_over(self, now: float, number: int, splits: Sequence[int]) -> None:
-        """The chunk's one sample stops at the next of the split points, if there is one before its end."""
+        """Stops the chunk's one sample at the next of the split points, if there is one before its end."""
         run = self.running.get(number)
         if run is None or len(run.ends) != 1:
             return
@@ -177,12 +177,12 @@ class VirtualLane:
                     yield m.Running(now, run.chunk.number, done, now - (run.ends[done - 1] if done else run.begin))
 
     def stop(self) -> None:
-        """Nothing that it has will end, nor anything that is sent to it."""
+        """Stops the lane: none of its chunks will end, nor any that is sent to it."""
         self._free = 0
         self.running.clear()
 
     def slow_down(self, now: float, slower: float) -> None:
-        """From now on everything takes so many times as long as on a core of one's own."""
+        """Makes everything take so many times as long, from now on, as on a core of one's own."""
         times, self._slower = slower / self._slower, slower
         for run in self.running.values():
             run.ends = [end if end <= now else now + times * (end - now) for end in run.ends]

@@ -119,7 +119,7 @@ class VirtualLoader:
         return len(self._delivered) == self._work.batches
 
     def _next_at(self) -> float:
-        """When something happens next, here or at the storage."""
+        """Returns when something happens next, here or at the storage."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
         reading = _NEVER if self._reading is None else self._reading.next_at()
         return min(first, reading, _NEVER if wake is None else wake)
@@ -212,7 +212,7 @@ class VirtualLoader:
             self._tell(report)
 
     def _arrive(self, lane: str, report: m.Finished) -> None:
-        """A report has come; one of a node that has left meanwhile does not."""
+        """Takes in a report; one of a node that has left meanwhile is dropped."""
         far = self._far.get(lane)
         if far is not None:
             if report.time >= far.leaves_at:
@@ -221,13 +221,13 @@ class VirtualLoader:
         self._tell(report)
 
     def _lose(self, lane: str) -> None:
-        """A node has been silent for so long that others are to do what it had."""
+        """Gives up a node that has been silent for so long that others are to do what it had."""
         self._tell(m.LaneOpened(self._now, lane, -self._far[lane].slots))
         for number in sorted(self._away[lane]):
             self._tell(m.Finished(self._now, number, 0, 0.0))
 
     def _inspected(self, run: ChunkRun) -> m.Inspected:
-        """Headers have been read: what the samples are predicted to cost, nan where nothing is known of a lane yet."""
+        """Takes in read headers: what the samples are predicted to cost, nan where nothing is known of a lane yet."""
         work, serials = self._work, run.serials()
         learned = dict.fromkeys((m.CPU, m.DEVICE), 0)
         for lane in self._lanes.values():
@@ -262,12 +262,12 @@ class VirtualLoader:
             self._push(max(self._now, complete), "complete", complete)
 
     def _leases(self) -> list[ChunkRun]:
-        """Chunks that are under way, and whose samples will then be ready."""
+        """Returns chunks that are under way, and whose samples will then be ready."""
         running = [run for lane in self._lanes.values() for run in lane.running.values()]
         return [run for run in running if run.chunk.kind == "run" and run.chunk.stop < 0]
 
     def _take_awaited(self) -> None:
-        """Report what is finished of leases that are under way."""
+        """Reports what is finished of leases that are under way."""
         for run in self._leases():
             done = run.done(self._now)
             if run.told < done < len(run.ends) and run.chunk.stop < 0:
@@ -333,7 +333,7 @@ class VirtualLoader:
             self._admit()
 
     def go_on(self, time: float) -> None:
-        """The others have ended the epoch, too."""
+        """Goes on, as the other loaders have ended the epoch, too."""
         self.met_at, self._consumer_ready = None, time
         self._push(time, "consumer", None)
 
