@@ -250,8 +250,11 @@ class DataLoader(TorchDataLoader[T]):
         return iterator
 
     def _arguments(self) -> DataLoader[T]:
-        """The loader as its iterators see it. They do not keep the loader itself: a subclass that keeps an iterator
-        (as timm's and Ultralytics' do) would else be garbage that only a collection finds, with its workers."""
+        """Returns a copy of the loader's attributes, for its iterators.
+
+        They do not keep the loader itself: a subclass that keeps an iterator (as timm's and Ultralytics' do) would
+        else be garbage that only a collection finds, with its workers.
+        """
         found: DataLoader[T] = DataLoader.__new__(DataLoader)
         for name, value in self.__dict__.items():
             if name != "_session" and not isinstance(value, EpochIterator):
@@ -259,14 +262,15 @@ class DataLoader(TorchDataLoader[T]):
         return found
 
     def __len__(self) -> int:
-        """Batches of an epoch. Raises TypeError where sampler or data set do not tell."""
+        """Returns the number of batches in an epoch. Raises TypeError where sampler or data set do not tell."""
         count = super().__len__()
         return count if isinstance(self.dataset, IterableDataset) else count - count % Sampling(self).multiple
 
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self, ahead: int = 0) -> dict[str, JSON]:
-        """Where the epoch stands, to go on from there in another process: plain data, safe to load from any file.
+        """Returns the position of the epoch as plain data, safe to load from any file: another process can go on
+        from it.
 
         Delivered is what ``next`` has returned; with ``ahead=n`` the last n batches (at most 256) count as not
         delivered, for a consumer that reads n batches ahead of what it uses. May be called at any time, by any thread;
@@ -290,7 +294,7 @@ class DataLoader(TorchDataLoader[T]):
         return self._session.state(self, int(ahead))
 
     def load_state_dict(self, state_dict: dict[str, JSON]) -> None:
-        """Let the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.
+        """Lets the next ``iter()`` go on from where ``state_dict`` was called; an empty dict changes nothing.
 
         Every sample that had not been delivered is, exactly once and with the same content; in strict order batch by
         batch as if nothing had happened. Data set, sampler and batch size must be the same; workers, lanes and memory
@@ -313,7 +317,10 @@ class DataLoader(TorchDataLoader[T]):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Accelerate asks for this before it puts a loader of torch's class in this one's place."""
+        """False while ``accelerated.prepare`` runs; else raises TypeError.
+
+        Accelerate reads this before it puts a loader of torch's class in this one's place.
+        """
         if not accelerating.get():
             raise TypeError(
                 "accelerator.prepare() would put PyTorch's DataLoader, without pipeline and device, in this one's "
@@ -324,7 +331,8 @@ class DataLoader(TorchDataLoader[T]):
     # --- looking -------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, JSON]:
-        """Counts of the current or last epoch, as plain data: seconds, bytes and numbers. Any thread may ask.
+        """Returns counts of the current or last epoch, as plain data: seconds, bytes and numbers. Any thread may
+        ask.
 
         A star stands for a lane or a cause. Percentiles (``p50``, ``p95``, ``p99``) are of recent values.
 
@@ -399,7 +407,7 @@ class DataLoader(TorchDataLoader[T]):
         return self._session.stats()
 
     def scalars(self) -> dict[str, float]:
-        """``stats()`` as flat scalars: every finite number under its path, such as "lanes/cpu/busy_share".
+        """Returns ``stats()`` as flat scalars: every finite number under its path, such as "lanes/cpu/busy_share".
 
         For ``SummaryWriter.add_scalar`` of each, or ``wandb.log`` of all. What is None, no number, or about single
         samples (``failures``) is left out. Raises RuntimeError before the first ``iter()``.
@@ -407,7 +415,7 @@ class DataLoader(TorchDataLoader[T]):
         return scalars(self._session.stats())
 
     def timeline(self) -> dict[str, JSON]:
-        """What each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
+        """Returns what each worker and lane did, and when batches were handed over; see ``Telemetry.timeline``.
 
         ``spans``: (start_s, end_s, lane, slot, epoch, first_position, count, slow); ``batches``: (handed_over_s,
         epoch, batch_number, size, wait_s). Seconds from ``iter()``. Raises RuntimeError before the first ``iter()``.
@@ -415,7 +423,8 @@ class DataLoader(TorchDataLoader[T]):
         return self._session.timeline()
 
     def record_events(self, path: str | os.PathLike[str]) -> None:
-        """Record every event and instruction of the scheduler from the next ``iter()`` on, for ``minato-gpu replay``.
+        """Records every event and instruction of the scheduler from the next ``iter()`` on, for ``minato-gpu
+        replay``.
 
         Where several sets of workers are started (one for each epoch, unless workers persist), the further files are
         named after the first: ``log.jsonl``, ``log-2.jsonl``, ...
@@ -432,5 +441,5 @@ class DataLoader(TorchDataLoader[T]):
         self._session.record_events(Path(path))
 
     def __getstate__(self) -> dict[str, JSON]:
-        """A copy has the arguments, and a session of its own."""
+        """Returns the state of a copy, which has the arguments, and a session of its own."""
         return {**self.__dict__, "_session": copy(self._session)}

@@ -108,7 +108,7 @@ def name_of(key: Key) -> Key:
 
 
 def sample_seed(base_seed: int, epoch: int, key: Hashable, occurrence: int = 0) -> int:
-    """The 64-bit seed of one sample. ``base_seed`` is the epoch's seed, drawn as PyTorch draws its own.
+    """Returns the 64-bit seed of one sample. ``base_seed`` is the epoch's seed, drawn as PyTorch draws its own.
 
     The mixing is SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014) over the four parts in turn; it
     costs about a microsecond, which BLAKE2b for every sample would not.
@@ -141,7 +141,7 @@ def _mix(x: int) -> int:
 
 
 def stream(seed: int, number: int = 0) -> np.random.Generator:
-    """Random stream ``number`` of the sample with this seed; streams of one sample are independent.
+    """Returns random stream ``number`` of the sample with this seed; streams of one sample are independent.
 
     Counter-based (Philox 4x64; Salmon et al., SC 2011): the key is (seed, number), so a stage's draws do not
     depend on how much another stage drew.

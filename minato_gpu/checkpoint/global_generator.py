@@ -18,8 +18,10 @@ from minato_gpu.util.messages import say_once
 
 
 def concerns(loader: Arguments, sampling: Sampling) -> bool:
-    """Returns whether the loader, or a data set or sampler of unknown kind that it calls in this process, may draw
-    from it."""
+    """Returns whether the loader may draw from torch's global generator.
+
+    So may a data set or sampler of unknown kind that it calls in this process.
+    """
     if loader.num_workers == 0 or not (sampling.replays or sampling.iterable):
         return True
     own = sampling.replays and (sampling.generator is not None or not sampling.uses_default_generator)
@@ -27,12 +29,12 @@ def concerns(loader: Arguments, sampling: Sampling) -> bool:
 
 
 def now() -> bytes:
-    """Returns its state; takes 2 microseconds."""
+    """Returns the state of torch's global generator; takes 2 microseconds."""
     return torch.default_generator.get_state().numpy().tobytes()
 
 
 def plain() -> str:
-    """Returns its state as plain data."""
+    """Returns the state of torch's global generator as plain data."""
     return packed(now())
 
 

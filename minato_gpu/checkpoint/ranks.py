@@ -52,7 +52,7 @@ def rank_of(sampling: Sampling) -> s.State | None:
 
 @s.within_depth()
 def merge_state_dicts(states: Iterable[Mapping[str, JSON]]) -> dict[str, JSON]:
-    """One state from those of all ranks, saved at the same step; every rank of the next job loads it.
+    """Returns one state from those of all ranks, saved at the same step; every rank of the next job loads it.
 
     Its number of ranks may be another, where all ranks had the same base seed (``torch.manual_seed``, or equal
     ``generator``): then samples keep their content. Needs torch's ``DistributedSampler``, on a map-style data set, or a

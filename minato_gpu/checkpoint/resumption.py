@@ -56,7 +56,7 @@ def begin_epoch(
 
 
 class Resumption:
-    """A checked state on its way to the next iterator. It is a copy, which nobody changes."""
+    """A checked state, of which the next iterator makes an epoch. It is a copy, which nothing else changes."""
 
     @s.within_depth()
     def __init__(self, loader: Arguments, state: JSON) -> None:
@@ -123,7 +123,7 @@ class Resumption:
 
     @property
     def given(self) -> s.State:
-        """A copy of the state."""
+        """The state as it was given, as a copy."""
         out: s.State = self._given.copy()
         return out
 

@@ -65,12 +65,12 @@ READ_AHEAD = 1024  # samples beyond the window whose bytes may be read: two seco
 
 
 def _no_source(key: Key) -> tuple[Source, ...]:
-    """Of a data set that says nothing of its samples' bytes."""
+    """Returns no sources, in place of the ``source`` of a data set that has none."""
     return ()
 
 
 class Records(NamedTuple):
-    """Where an engine's runs are recorded."""
+    """The places that an engine's runs are recorded in."""
 
     events: Path | None = None  # where the scheduler's events and instructions go
     facts: Facts = NO_SUBSCRIBERS
@@ -90,7 +90,8 @@ class Builder:
 
     @cached_property
     def source_of(self) -> SourceOf | None:
-        """The function that says where a sample's bytes are, if the data set has one: then they are read ahead."""
+        """The data set's function that says where a sample's bytes are; None if it has none. With it they are read
+        ahead."""
         return None if self.settings.streams else source_of(self.loader.dataset)
 
     def device_lane(self, links: WorkerChannels, transfers: Transfers | None, name: str) -> DeviceLane:
@@ -137,7 +138,10 @@ class Builder:
         return ReadAhead(reader, source_of, look_ahead, self.records.facts)
 
     def _fingerprint(self) -> str:
-        """Of what prepares samples, for loaders that share them; "" where this one cannot, which is said once."""
+        """Returns a fingerprint of what prepares samples: loaders with the same one may share prepared samples.
+
+        "" where this loader cannot share them, which is logged once.
+        """
         loader, why = self.loader, ""
         if self.options.threads:
             why = "threads draw from generators that they have in common"
@@ -170,7 +174,7 @@ class Builder:
         return Loading([ways[device] for device in devices], host)
 
     def estimator(self, lanes: dict[str, Lane]) -> Estimator | None:
-        """Returns what predicts costs; None for an iterable data set, of whose samples nothing is known before."""
+        """Returns the predictor of costs; None for an iterable data set, of whose samples nothing is known before."""
         if self.settings.streams:
             return None
         devices = [lane.name for lane in lanes.values() if lane.kind == m.DEVICE]

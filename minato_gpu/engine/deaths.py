@@ -32,14 +32,14 @@ LOOPS = 5
 
 
 class Verdict(NamedTuple):
-    """What is given up of a chunk whose worker has died."""
+    """The samples of a dead worker's chunk that are given up."""
 
     settled: Span  # offsets in the chunk that are given up
     items: list[Item]  # what their tickets get instead of a sample
 
     @property
     def failure(self) -> Failure | None:
-        """The first failure among the items, if there is any."""
+        """The first failure among the items; None if there is none."""
         return next((item for item in self.items if isinstance(item, Failure)), None)
 
 

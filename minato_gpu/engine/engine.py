@@ -39,7 +39,7 @@ _TRAINS_S = 500e-6  # a consumer that is away for longer does something with its
 
 
 def _wait(wake: int) -> bool:
-    """Waits until the pump thread is woken. Returns False: there is nothing else to look after."""
+    """Waits until the pump thread is woken. Returns False, as there is nothing to look after meanwhile."""
     await_event(wake)
     return False
 
@@ -205,7 +205,7 @@ class Engine(Batches):
         self.pump.stop_listening()
 
     def _at_hand(self, epoch: Epoch) -> bool:
-        """Returns whether the next batch, or the end of the epoch, can be handed over."""
+        """Returns whether the next batch is ready, or the epoch has ended."""
         return self.assembly.ready(self.epochs.order) or epoch.end == self.epochs.order
 
     def _await(self, epoch: Epoch, started: float) -> Wait:
@@ -276,7 +276,7 @@ class Engine(Batches):
             self.pump.look()
 
     def _leave_due(self) -> None:
-        """Has the pump thread do soon what is due.
+        """Has the pump thread soon do the work that is due.
 
         If all workers are at work, the first one that reports wakes it: woken from here it would take this very core
         from the consumer, as workers keep all of them busy. Another lane that may be idle does not wait for that.

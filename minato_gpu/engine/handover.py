@@ -51,7 +51,7 @@ class Handover:
         return value
 
     def value(self, epoch: Epoch, batch: Batch) -> Value:
-        """Returns the batch as the consumer sees it. If it cannot be handed over, that is its failure."""
+        """Returns the batch as the consumer sees it. An error of handing it over becomes the batch's failure."""
         if batch.failure is None and batch.size:
             try:
                 return self._assembly.value(batch)

@@ -31,7 +31,10 @@ _ELSEWHERE = (*_TIERS, "share")  # counts that stats() tells under another name
 
 
 def _number(record: Record, at: int, seeds: dict[int, int]) -> tuple[Key, ...]:
-    """What a sample is to other loaders: a number of 63 bits of its seed, key and occurrence."""
+    """Returns a prepared sample's key among loaders: a number of 63 bits from its seed, key and occurrence.
+
+    Empty if the key has no digest.
+    """
     occurrence = 0 if record.occurrences is None else record.occurrences[at]
     try:
         return (prepared_key(sample_seed(seeds[record.epoch], 0, record.keys[at], occurrence) >> 1),)
@@ -53,7 +56,7 @@ class ReadAhead:
         self._source_of = source_of  # what the data set declares of a key
         self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins
         self._facts = facts
-        self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, if that is heard
+        self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, with subscribers
         self._counts = reader.counts  # of these workers
         self._lost = self._closed = False
         self._shares = reader.prepared is not None  # prepared samples, too
@@ -74,12 +77,12 @@ class ReadAhead:
 
     @property
     def pending(self) -> bool:
-        """True if bytes are on their way."""
+        """True if bytes have been asked for and have not arrived."""
         return bool(self._waits)
 
     @property
     def fd(self) -> int:
-        """Returns a descriptor that is readable when there may be something to ``receive``."""
+        """The descriptor that is readable when there may be something to ``receive``."""
         return self.reader.end.fileno()
 
     # --- tickets ---------------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ class ReadAhead:
                 self._outbox.release(serial, places)
 
     def say(self) -> None:
-        """Tells the reader process what is wanted and released, if it is time. To be called before anybody waits."""
+        """Sends the reader process what is wanted and released, if it is time. To be called before any wait."""
         if self._outbox.is_due(self._admitted, self._missing):
             if self._lost:
                 self._outbox = Outbox()
@@ -201,7 +204,7 @@ class ReadAhead:
     # --- what is said of it ----------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Returns what the reader process has done (``stats()["reads"]``)."""
+        """Returns the counts of the reader process (``stats()["reads"]``)."""
         counts = {name: value for name, value in self._counts.items() if name not in _ELSEWHERE}
         return {"process": "lost" if self._lost else "runs", **counts}
 
@@ -210,7 +213,7 @@ class ReadAhead:
         return {name: self._counts[name] for name in _TIERS if name in self._counts}
 
     def share_stats(self) -> dict[str, Any]:
-        """What has been shared of prepared samples; see ``DataLoader.stats``."""
+        """Returns what has been shared of prepared samples (``stats()["share"]``)."""
         return self._counts.get("share") or {}
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _LONG_S = 0.1  # a micro-batch of a GPU, or of a device that works alone: as man
 
 @dataclass(frozen=True)
 class Settings:
-    """What an engine is to do."""
+    """The settings of an engine."""
 
     batch: int = 1  # samples of a batch
     window: int = 1  # batches that are admitted and not delivered
@@ -40,7 +40,7 @@ class Settings:
 
     @classmethod
     def of(cls, loader: Arguments, options: Options) -> Settings:
-        """Derives them from the loader's arguments."""
+        """Derives the settings from the loader's arguments."""
         streams, batched = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is not None
         workers, pipeline = max(options.most_workers, loader.num_workers), loader.pipeline
         has_device, devices = "device" in options.lanes, len(options.devices)

@@ -31,7 +31,7 @@ from minato_gpu.window.contract import NOTHING, Batches, EndOfEpoch
 
 
 class EpochView(NamedTuple):
-    """What stays of an epoch for ``stats()`` when its iterator is gone.
+    """The part of an epoch that ``stats()`` needs after its iterator is gone.
 
     ``memory`` returns what ``in_memory`` does, and more.
     """

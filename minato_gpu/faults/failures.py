@@ -58,13 +58,13 @@ class BadSample:
 
     @classmethod
     def of(cls, failure: Failure) -> BadSample:
-        """Describes a failure."""
+        """Returns the description of a failure."""
         origin, error = failure.origin or Origin(), failure.error
         where = {each.name: getattr(origin, each.name) for each in fields(Origin)}
         return cls(**where, error=failure.name or error.exc_type.__name__, traceback=str(error.exc_msg))
 
     def plain(self) -> dict[str, JSON]:
-        """Returns it as plain data."""
+        """Returns the description as plain data."""
         return {**asdict(replace(self, index=None)), "index": shown(self.index)}
 
 

@@ -112,7 +112,8 @@ class Task(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Samples ``first`` to ``done`` of a chunk are ready; ``final`` when the worker is through with it.
+    """A report that samples ``first`` to ``done`` of a chunk are ready; ``final``: the worker is through with the
+    chunk.
 
     ``items``: None when all samples are plain rows, else one for each. ``times``: what each sample cost, in
     seconds without the time that it waited for a core, where that matters; ``own_s``: that of all together (None: it is
@@ -249,7 +250,7 @@ class _Fields:
 
 @dataclass(frozen=True, slots=True)
 class Features(_Fields):
-    """The host read of a sample: where its fields are stored, and its cost features. A failed one is a ``Failure``."""
+    """A sample's host read: where its fields are stored, and its cost features. A failed one is a ``Failure``."""
 
     values: tuple[float, ...]
 

@@ -210,7 +210,7 @@ class Lane(Protocol):
         """
 
     def sleep(self, *, every_task: bool) -> None:
-        """Says that whoever receives is about to wait, to be woken when the lane runs low, or by every task's end."""
+        """Called before the receiver waits, to be woken when the lane runs low, or by every task's end."""
         return
 
     def fds(self) -> list[int]:

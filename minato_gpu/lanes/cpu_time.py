@@ -41,7 +41,7 @@ class CoreTime:
         self._threads: dict[str, int] = {}  # thread -> its schedstat, -1 where it is somebody else's
 
     def look(self) -> None:
-        """Finds out which threads there are now; those that come later are not counted."""
+        """Finds the threads that there are now; those that come later are not counted."""
         with contextlib.suppress(OSError):
             there = {path.name for path in _TASKS.iterdir()}
             for thread in there - self._threads.keys():
@@ -52,7 +52,7 @@ class CoreTime:
                 _close(self._threads.pop(thread))
 
     def __call__(self) -> float:
-        """Seconds so far; less than before when a thread has ended."""
+        """Returns the seconds so far; less than before when a thread has ended."""
         total = 0
         for fd in self._threads.values():
             if fd >= 0:

@@ -30,7 +30,8 @@ Produce = Callable[[int], Value]
 
 @dataclass
 class Job:
-    """What a worker needs to know for its whole life; picklable where the start method pickles."""
+    """The data set, functions and rules that a worker needs for its whole life; picklable where the start method
+    pickles."""
 
     dataset: Value
     collate_fn: Callable[[Value], Value]
@@ -140,7 +141,7 @@ class Producer:
         return self.seeder.begin_unseeded(samples)
 
     def drew(self) -> bool:
-        """Returns whether what was prepared without seeding has drawn."""
+        """Returns whether samples that were prepared without seeding have drawn from a global generator."""
         return self.seeder is not None and self.seeder.moved()
 
     def fetches_many(self, task: Task) -> bool:
@@ -300,7 +301,7 @@ class Producer:
         return fields
 
     def take_part(self) -> Part | None:
-        """Returns what the parts of the last sample took; None if it failed, or was not done in parts."""
+        """Returns the times of the last sample's parts; None if it failed, or was not done in parts."""
         part, self._part = self._part, None
         return part
 

@@ -19,14 +19,17 @@ Produce = Callable[[int], Value]
 
 
 class Sharing:
-    """Sends samples, and takes copies, for one worker. ``end``: the socket of the reader process; ``arena``: memory in
-    which loaders share them. What cannot be sent is not shared: others then prepare it themselves."""
+    """Sends and copies one worker's prepared samples that loaders share.
+
+    ``end``: the socket of the reader process; ``arena``: memory in which loaders share them. What cannot be sent is
+    not shared: others then prepare it themselves.
+    """
 
     def __init__(self, end: socket.socket, arena: Arena) -> None:
         self._end, self._arena = end, arena
 
     def shared(self, produce: Produce) -> Produce:
-        """Returns the way to have the sample that AT_HAND is about: by a copy, if there is one."""
+        """Returns ``produce`` for the sample that AT_HAND is about, or a copy in its place if there is one."""
 
         def produced(at: int) -> Value:
             place = AT_HAND.prepared

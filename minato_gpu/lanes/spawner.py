@@ -68,8 +68,11 @@ class Adopted:
 
 @dataclass(eq=False)
 class _Side:
-    """One of the two, as the parent sees it; ``sentinel`` is there once it has said that it runs. ``workers``: those
-    that it has forked and that have not ended, by process id."""
+    """One of the two spawner processes, as the parent sees it.
+
+    ``sentinel`` is there once the process has said that it runs. ``workers``: those that it has forked and that have
+    not ended, by process id.
+    """
 
     end: socket.socket
     pid: int = -1

@@ -52,7 +52,7 @@ def share_seed(pipe: Value, seed: int) -> None:
 
 
 class StreamState(NamedTuple):
-    """Where one worker's stream stands: ``batches`` of it were delivered, and no more come if it has ``ended``.
+    """The position of one worker's stream: ``batches`` of it were delivered, and no more come if it has ``ended``.
 
     It is taken up from ``state``: its own, pickled, as it was ``since`` batches before (None: all is read again). A
     worker tells one after each batch, the parent keeps those of what was delivered, and a stream is opened at one.
@@ -108,7 +108,7 @@ def dataset_part(state: bytes | None) -> bytes | None:
 
 
 def told_of(dataset: Value, *, over: bool = False) -> StreamState:
-    """Returns the state of a data set that is not being iterated."""
+    """Returns the state that a data set reports while it is not iterated."""
     if not is_stateful(dataset):
         return StreamState(None)
     try:
@@ -136,8 +136,8 @@ def _said(part: Value, error: Exception) -> str:
 
 
 class _Passes:
-    """In the place of a stream's iterator, up to the first sample of an epoch that begins from a state of the end of
-    the one before.
+    """Stands for a stream's iterator, up to the first sample of an epoch that begins from a state of the end of the
+    one before.
 
     Such a state may say that all has been yielded: the pass that finds nothing has then taken it up, and the next is
     the epoch's. Others (those of Hugging Face's data sets, unless ``set_epoch`` is called) say so for ever: these data
@@ -175,7 +175,7 @@ class Stream:
     def __init__(
         self, job: Job, start: StreamState | None, samples: int, goes_on: Callable[[], bool] = lambda: True
     ) -> None:
-        """``goes_on`` is asked at every sample that is read again, and says no where nobody wants the stream."""
+        """``goes_on`` is asked at every sample that is read again; it returns False once the stream is not wanted."""
         # global generators that a stream without a state drew from while it was read again: torch's, after its first
         # batch; Python's and NumPy's at all
         self.drew: set[str] = set()
@@ -269,7 +269,7 @@ class Stream:
         return self._collate(data if self._job.auto_collation else data[0])
 
     def told(self, *, exactly: bool = True) -> StreamState:
-        """Returns where the stream stands now, one batch further than when it was last asked.
+        """Returns the stream's state, one batch further than when it was last asked.
 
         Unless ``exactly``, a large state may be one of some batches ago.
         """

@@ -34,7 +34,7 @@ _open_links: WeakSet[WorkerChannels] = WeakSet()
 
 
 class WorkerChannels:
-    """What the training process and its workers share.
+    """The memory, bells and sockets that the training process and its workers share.
 
     Owner -1 is the engine's arena, the others are those of the workers.
     """

@@ -58,7 +58,7 @@ def base_of(run: int, chunk: int) -> int:
 
 
 class Claim(NamedTuple):
-    """What a worker had taken when it died."""
+    """The task of a worker, or of one that has died, and how far it had begun it."""
 
     run: int
     chunk: int
@@ -95,7 +95,7 @@ class WorkerStatusBoard:
         return _HEADER + worker * (_ROW + _RING)
 
     def fence(self) -> None:
-        """Is a full memory barrier."""
+        """Issues a full memory barrier."""
         with self.barrier:
             pass
 
@@ -110,7 +110,7 @@ class WorkerStatusBoard:
         return None
 
     def expect_saves(self, come: bool) -> None:
-        """Says whether states are being saved, so that streams should report theirs every time."""
+        """Sets whether states are being saved, so that streams should report theirs every time."""
         if self.fd >= 0:
             with suppress(ValueError):  # another thread is closing it
                 self.words[SAVES] = come
@@ -159,7 +159,7 @@ class WorkerStatusBoard:
         return words[row + HAND] == words[row + CHUNK] and split < _BITS and bool(words[row + SPLITS] >> split & 1)
 
     def claim(self, worker: int) -> Claim:
-        """Returns what a worker that has ended took last, whether it had finished it or not."""
+        """Returns the last task of a worker that has ended, whether it had finished it or not."""
         row, inbox = self.row(worker), self._inbox_word(worker)
         run, chunk = self.words[inbox], self.words[inbox + 1]
         if (self.words[row + RUN], self.words[row + CHUNK]) != (run, chunk):

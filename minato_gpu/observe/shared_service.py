@@ -20,7 +20,7 @@ from minato_gpu.util.threads import OwnThread
 
 
 class LoaderSnapshot(NamedTuple):
-    """What is reported of a loader at one moment."""
+    """The report on a loader at one moment."""
 
     epoch: int  # number of the current or last epoch
     stats: dict[str, JSON]  # of that epoch
@@ -28,7 +28,7 @@ class LoaderSnapshot(NamedTuple):
 
 
 class StatsProvider(Protocol):
-    """A loader as its watchers see it. Any thread may ask."""
+    """A loader's interface for its watchers. Any thread may ask."""
 
     kind: str  # a word for what it loads: the data set's class
 

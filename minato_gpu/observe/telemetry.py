@@ -53,7 +53,7 @@ class Telemetry:
         self.deliveries: deque[tuple[float, int, int, int, float]] = deque(maxlen=_RING)
 
     def began(self, expected: int | None, now: float) -> None:
-        """The training loop begins the epoch, parts of which may have been prepared before."""
+        """Notes that the training loop begins the epoch, parts of which may have been prepared before."""
         self.expected, self.begin = expected, now
         if self.facts.subscribers:
             self.facts.publish(
@@ -61,17 +61,18 @@ class Telemetry:
             )
 
     def asked(self, now: float) -> None:
-        """The training loop asks for its next batch. Needs no call where there are no subscribers."""
+        """Notes that the training loop asks for its next batch. Needs no call where there are no subscribers."""
         self.facts.publish(f.BatchAsked(self._number, now))
 
     def ended(self, now: float) -> None:
-        """The training loop has seen the end of the epoch."""
+        """Notes that the training loop has seen the end of the epoch."""
         self.end = now
         if self.facts.subscribers:
             self.facts.publish(f.EpochEnded(self._number, now))
 
     def left(self) -> None:
-        """The training loop has dropped the epoch's iterator, perhaps in the middle. No more time is counted."""
+        """Notes that the training loop has dropped the epoch's iterator, perhaps in the middle. No more time is
+        counted."""
         self.end = self.end or perf_counter()
 
     def worked(
@@ -86,7 +87,7 @@ class Telemetry:
         handed: int = 0,
         failed: int = 0,
     ) -> None:
-        """A lane reports work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
+        """Counts a lane's work on ``count`` samples of this epoch, in a chunk that was sent to it at ``sent``.
 
         ``prepared`` is False for reads for another lane, for joining batches, and for the end of a stream. ``handed``
         of the samples went on to another lane, and ``failed`` of them failed.
@@ -108,7 +109,7 @@ class Telemetry:
             self.facts.publish(f.Worked(*where, sent, begin, end, report.ends, prepared, handed))
 
     def kept_busy(self, lane: str, report: Report) -> None:
-        """A lane reports work on samples of any epoch; what of it fell into this epoch's time counts as busy.
+        """Counts the part of a lane's work, on samples of any epoch, that fell into this epoch's time.
 
         Much of an epoch may be prepared while the one before it still runs, and takes none of its own time.
         """
@@ -117,20 +118,21 @@ class Telemetry:
         self.lanes[lane].busy_s += max(0.0, min(report.seconds, meanwhile))
 
     def died(self, *, hung: bool) -> None:
-        """A worker ended that should not have; ``hung``: it was killed, because it had hung."""
+        """Counts a worker that ended and should not have; ``hung``: it was killed, because it had hung."""
         self.workers["hung" if hung else "died"] += 1
         if self.facts.subscribers:
             self.facts.publish(f.Died(self._number, perf_counter(), hung))
 
     def lost(self, failed: int, skipped: int) -> None:
-        """A batch raises: ``failed`` of its samples have failed, and ``skipped`` others are lost with them."""
+        """Counts the samples of a batch that raises: ``failed`` of them have failed, and ``skipped`` others are
+        lost."""
         self.failed += failed
         self.skipped += skipped
         if self.facts.subscribers:
             self.facts.publish(f.Failed(self._number, perf_counter(), failed, skipped))
 
     def in_vain(self, prepared: int) -> None:
-        """Samples were prepared on the training loop's thread, and their batch was not delivered."""
+        """Counts samples that were prepared on the training loop's thread, and whose batch was not delivered."""
         self.lanes["cpu"].samples += prepared
 
     def delivered(
@@ -143,7 +145,7 @@ class Telemetry:
         padded: int = 0,
         positions: Sequence[Span] = (),
     ) -> None:
-        """A batch was delivered to the training loop, which had waited ``wait`` seconds.
+        """Counts a batch that was delivered to the training loop, which had waited ``wait`` seconds.
 
         ``late`` has for each sample the batches by which it came after its place; ``padded`` is how many samples are
         repeated ones.
@@ -163,7 +165,7 @@ class Telemetry:
     def inline(
         self, begin: float, end: float, number: int, size: int, padded: int = 0, positions: Sequence[Span] = ()
     ) -> None:
-        """Batch ``number`` was prepared on the training loop's thread, without workers."""
+        """Counts batch ``number``, which was prepared on the training loop's thread, without workers."""
         log, took = self.lanes["cpu"], end - begin
         log.samples += size
         log.busy_s += took
@@ -176,7 +178,7 @@ class Telemetry:
         self.delivered(end, number, size, took, (0,), padded, positions)
 
     def stalled(self, wait: Wait) -> None:
-        """The training loop has waited for a batch, or for the end of the epoch."""
+        """Counts a wait of the training loop for a batch, or for the end of the epoch."""
         if self.facts.subscribers:
             for part in wait.parts:
                 self.facts.publish(f.Stalled(self._number, *part))

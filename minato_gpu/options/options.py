@@ -221,7 +221,7 @@ def _cluster(loader: Arguments) -> tuple[LaneSource, ...]:
 
 
 def _peers(loader: Arguments) -> tuple[str, ...]:
-    """The caches of other hosts. Raises ValueError or TypeError naming what is wrong."""
+    """Returns the caches of other hosts. Raises ValueError or TypeError naming what is wrong."""
     if loader.cache_peers is None:
         return ()
     if not loader.share or not loader.cache:
@@ -234,7 +234,7 @@ def _peers(loader: Arguments) -> tuple[str, ...]:
 
 
 def _share_budget(loader: Arguments) -> int:
-    """Bytes of prepared samples that stay for other loaders; 0: none do."""
+    """Returns the bytes of prepared samples that stay for other loaders; 0: none do."""
     if loader.share_budget is None:
         return 0
     if not loader.share:

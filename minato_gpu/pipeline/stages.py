@@ -326,7 +326,7 @@ def check_tolerance(what: str, tolerance: object) -> None:
 
 
 def canonical(value: Value) -> Any:
-    """A drawn value in the form in which every implementation gets it: a NumPy scalar or array.
+    """Returns a drawn value in the form in which every implementation gets it: a NumPy scalar or array.
 
     Python bool becomes bool_, int becomes int32 (OverflowError beyond it), float becomes float32; sequences
     become arrays of the same; NumPy values stay as they are.

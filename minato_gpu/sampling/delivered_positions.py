@@ -37,7 +37,7 @@ class DeliveredPositions:
 
     @property
     def samples(self) -> int:
-        """How many positions have been delivered."""
+        """The number of positions that have been delivered."""
         return self.low + sum(hi - lo for lo, hi in self.above)
 
     @property

@@ -31,7 +31,7 @@ STATEFUL_DISTRIBUTED = f"{_TORCHDATA}.StatefulDistributedSampler"
 
 
 class Sampling:
-    """What yields a loader's keys, and how they are cut into batches.
+    """The sampler that yields a loader's keys, and the rules by which keys are cut into batches.
 
     torch's exact ``BatchSampler`` only cuts, so what counts is the sampler inside it.
     """
@@ -57,7 +57,7 @@ class Sampling:
 
     @property
     def expected(self) -> int | None:
-        """Samples of an epoch, where the sampler tells."""
+        """The number of samples of an epoch; None if the sampler does not tell."""
         if self.iterable or (self.batched and self.size is None):
             return None
         if (count := length_of(self.inner)) is None:
@@ -149,7 +149,8 @@ class Sampling:
         return epoch if callable(attribute_of(self.inner, "set_epoch")) and isinstance(epoch, int) else None
 
     def keys_of(self, item: Value) -> list[Key]:
-        """Returns the keys of what the sampler yielded: one ticket each, and one ticket for a batch without any."""
+        """Returns the keys of an item that the sampler yielded; NoSample, which takes one ticket, for a batch
+        without any."""
         return (list(item) or [NoSample()]) if self.batched else [item]
 
     def cut(self, keys: Iterable[Value]) -> Iterator[Value]:

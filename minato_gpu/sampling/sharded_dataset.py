@@ -31,14 +31,16 @@ class SplitsStates(Protocol):
     """
 
     def state_dict(self) -> JSON:
-        """Plain data that says what this worker has left of the epoch."""
+        """Returns plain data that says what this worker has left of the epoch."""
 
     def load_state_dict(self, state: JSON) -> None:
         """Lets the next ``iter()`` yield what the state says is left."""
 
     def split_states(self, states: list[JSON], workers: int) -> Sequence[JSON]:
-        """Share out among so many workers what is left of the epoch. Called in the main process, by ``load_state_dict``
-        of a loader with another number of workers than the one that saved.
+        """Shares out among so many workers what is left of the epoch.
+
+        Called in the main process, by ``load_state_dict`` of a loader with another number of workers than the one
+        that saved.
 
         Args:
             states: of the workers whose streams have not ended, in the order of workers. At the end of an epoch, and
@@ -55,8 +57,11 @@ class Shards(Protocol[T_co]):
     """Data that is stored in shards (files, say), each of which can be read by itself. See ``ShardedDataset``."""
 
     def shards(self) -> Sequence[JSON]:
-        """Name all shards, by plain values such as paths or numbers. Called as each epoch begins or goes on, in every
-        process: all must be given the same order, and an epoch that is resumed the order that it had."""
+        """Returns the names of all shards: plain values such as paths or numbers.
+
+        Called as each epoch begins or goes on, in every process: all must be given the same order, and an epoch that
+        is resumed the order that it had.
+        """
 
     def iterate(self, shard: JSON) -> Iterable[T_co]:
         """Yields the samples of one shard: the same, in the same order, each time."""
@@ -139,7 +144,7 @@ class ShardedDataset(IterableDataset[T]):
         self._loaded = None if left.shards is None else left
 
     def split_states(self, states: list[JSON], workers: int) -> list[dict[str, JSON]]:
-        """Share out what is left: see ``SplitsStates``. Raises ValueError where the states do not belong together."""
+        """Shares out what is left (see ``SplitsStates``). Raises ValueError where the states do not belong together."""
         parts = [_Left.of(state) for state in states]
         whole = _Left(parts[0].shards, [], [])
         for part in parts:

@@ -68,7 +68,7 @@ class WorkerStreams:
         return self.batches - self._saved < EVERY * len(self._at)
 
     def advance(self, ticket: int, worker: int, state: StreamState | None, item: Item) -> None:
-        """Notes what came of a ticket: a batch, a failure, or None where its worker's stream has ended.
+        """Notes the outcome of a ticket: a batch, a failure, or None where its worker's stream has ended.
 
         The first ticket that finds its stream ended brings the stream's state.
         """

@@ -46,7 +46,8 @@ class Assembly:
 
         ``joins_whole``: a batch whose composition is settled and whose samples one worker prepares may be collated
         there. ``items``: each sample is a batch by itself, which its worker has collated; a batch here is several
-        of them in sequence. ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples that failed.
+        of them in sequence. ``loading``: batches go to a device. ``skips``: a batch is delivered without the samples
+        that failed.
         """
         self.loading = loading
         self.holdings = HostMemoryAccount(links, loading)
@@ -122,7 +123,9 @@ class Assembly:
         return True
 
     def _settle(self, batch: Batch, failed: Sequence[TicketId]) -> bool:
-        """Finishes the batch if it can be: leaves failed samples out, or takes in its error or what a worker has joined.
+        """Finishes the batch if it can be.
+
+        Leaves failed samples out, or takes in the batch's error or what a worker has joined.
 
         Returns whether it is finished; else it must still be stacked or joined. ``failed``: its failed samples.
         """
@@ -242,7 +245,7 @@ class Assembly:
         return batch is not None and (batch.ready or (batch.load is not None and batch.load.issued))
 
     def make_room(self) -> None:
-        """Moves samples that are in no batch yet off a device that has no memory for the batch that is due."""
+        """Moves samples that are in no batch yet off a device that has no memory for the next batch."""
         ways = () if self.loading is None else self.loading.transfers
         for transfers in (each for each in ways if each.wants_room):
             try:
@@ -254,12 +257,12 @@ class Assembly:
                 transfers.room_made()
 
     def waiting(self, *, waits: bool) -> None:
-        """Says whether the consumer waits for a batch that is not ready."""
+        """Sets whether the consumer waits for a batch that is not ready."""
         if self.loading is not None:
             self.loading.waiting(waits=waits)
 
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
-        """Says which batch the consumer takes next; ``begins`` is the order of its epoch's first one."""
+        """Sets the batch that the consumer takes next; ``begins`` is the order of its epoch's first one."""
         if self.loading is not None:
             self.loading.expect(order, begins)
 

@@ -57,7 +57,7 @@ class Loading:
         transfers.submit(load)
 
     def expect(self, order: OutputBatch, begins: OutputBatch) -> None:
-        """Says which batch the consumer takes next; ``begins`` is the order of its epoch's first one."""
+        """Sets the batch that the consumer takes next; ``begins`` is the order of its epoch's first one."""
         turns: dict[Transfers, OutputBatch] = {}
         for number, transfers in enumerate(self.transfers):
             turn = OutputBatch(order + (number - order + begins) % len(self.transfers))
@@ -66,7 +66,7 @@ class Loading:
             transfers.expect(order, turn)
 
     def waiting(self, *, waits: bool) -> None:
-        """Says whether the consumer waits for a batch."""
+        """Sets whether the consumer waits for a batch."""
         for transfers in self.transfers:
             transfers.waiting(waits=waits)
 

@@ -43,7 +43,7 @@ from minato_gpu.window.records import Batch, Record, Window
 
 
 class Arrived(NamedTuple):
-    """What came of samples that lanes have reported."""
+    """The outcome of samples that lanes have reported."""
 
     nbytes: int  # of those that are ready
     failed: list[int]

@@ -60,7 +60,7 @@ def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *,
 
 
 def _session(listener: socket.socket, end: socket.socket, hello: greeting.Hello, parent: int) -> None:
-    """In a process of its own: everything for one loader."""
+    """Serves one loader, in a process of its own, until the connection ends."""
     listener.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the agent's, which ends this process
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

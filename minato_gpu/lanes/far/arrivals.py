@@ -35,7 +35,7 @@ class Arrivals:
         return views
 
     def drop(self) -> None:
-        """Frees what a frame was to be received into that did not come."""
+        """Frees the memory of a frame that has not arrived as a whole."""
         for offset in self._placing:
             self._links.engine_arena.free(offset)
         self._placing = []

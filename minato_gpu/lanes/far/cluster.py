@@ -63,7 +63,7 @@ class Lanes:
         return sum(workers for _, workers in self._nodes.values())
 
     def check(self, loader: Arguments) -> None:
-        """Asks every agent what it is, and finds out whether all that it needs can be sent.
+        """Asks every agent what it offers, and checks that all that it needs can be sent.
 
         Raises ValueError or TypeError where an argument cannot, AgentError where an agent cannot do its work. One that
         does not answer may come later.

@@ -24,8 +24,11 @@ Place = Callable[[tuple[Any, ...]], Sequence[memoryview] | None]
 
 
 class FrameSocket:
-    """One end of a connection. ``received``: bytes of bodies. ``buffer``: bytes that may be read ahead of a frame's end
-    (0: a descriptor that is not readable has no frame). Any thread may send; one receives."""
+    """One end of a connection that carries frames. Any thread may send; one receives.
+
+    ``received``: bytes of bodies. ``buffer``: bytes that may be read ahead of a frame's end (0: a descriptor that is
+    not readable has no frame).
+    """
 
     def __init__(self, end: socket.socket, buffer: int = 0) -> None:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -34,7 +37,7 @@ class FrameSocket:
         self._lock = threading.Lock()
 
     def send(self, *head: Any, body: Sequence[memoryview] = ()) -> None:
-        """Sends a frame. Where that fails the connection is shut, which whoever receives finds out."""
+        """Sends a frame. If that fails the connection is shut, so that the receiving thread sees its end."""
         pickled = pickle.dumps(head, 5)
         of_body = sum(map(len, body))
         parts: list[bytes | memoryview] = [_LENGTHS.pack(len(pickled), of_body) + pickled, *body]
@@ -61,7 +64,7 @@ class FrameSocket:
         return head
 
     def read(self, count: int) -> bytes:
-        """Returns so many bytes, of no frame. Raises OSError where the connection has ended."""
+        """Returns the next ``count`` bytes, outside of any frame. Raises OSError where the connection has ended."""
         found = bytearray(count)
         self._fill(memoryview(found))
         return bytes(found)
@@ -74,12 +77,12 @@ class FrameSocket:
             view = view[count:]
 
     def shut(self) -> None:
-        """Ends the connection; whoever receives or sends returns."""
+        """Ends the connection; threads that receive or send return."""
         with suppress(OSError):
             self.end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Shuts and closes it; nobody else may use it any more. Idempotent."""
+        """Shuts and closes the socket; no thread may use it any more. Idempotent."""
         self.shut()
         self._file.close()
         self.end.close()

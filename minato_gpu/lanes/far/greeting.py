@@ -25,17 +25,19 @@ Hello = dict[str, Any]
 
 
 class AgentError(RuntimeError):
-    """There is no agent at that address that can do this loader's work; why, and what to do."""
+    """No agent at that address can do this loader's work; the message says why, and what to do."""
 
 
 def own_hello(**more: Any) -> Hello:
-    """What this end is."""
+    """Returns the versions of this package and of Python at this end, with ``more``."""
     major, minor, _ = platform.python_version_tuple()
     return {"version": minato_gpu.__version__, "python": f"{major}.{minor}", **more}
 
 
 def reach(address: str, hold: Callable[[socket.socket], None] = lambda end: None) -> tuple[FrameSocket, Hello]:
-    """In the loader: a connection to the agent at this address, and what it is. ``hold`` is given the socket first.
+    """Connects a loader to the agent at this address. Returns the connection, and the agent's ``own_hello``.
+
+    ``hold`` is given the socket before it is connected.
 
     Raises AgentError where something else answers, OSError where nobody does.
     """
@@ -80,7 +82,7 @@ def _greet(wire: FrameSocket, where: str) -> Hello:
 
 
 def answer(wire: FrameSocket, hello: Hello) -> bool:
-    """In the agent: whether the loader at the other end knows the token; if so, both say what they are.
+    """Greets a loader, in the agent. Returns False if the loader does not know the token.
 
     Raises OSError.
     """

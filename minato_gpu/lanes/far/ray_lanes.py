@@ -94,7 +94,7 @@ class _Agent:
         self.asked = actor.address.remote()
 
     def find(self) -> str:
-        """Returns the agent's address. Raises AgentError, which says nothing, where there is none yet."""
+        """Returns the agent's address. Raises AgentError, without a text, if there is none yet."""
         try:
             address = str(self._ray.get(self.asked, timeout=_ASKS_S))
         except self._ray.exceptions.GetTimeoutError:
@@ -115,7 +115,7 @@ class _Starter:
         self._address = ""
 
     def address(self) -> str:
-        """Returns where the agent listens, which is started first where none runs."""
+        """Returns the agent's address; starts the agent first if none runs."""
         if self._process is None or self._process.poll() is not None:
             self._process = self._started()
             assert self._process.stdout is not None

@@ -18,7 +18,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class TaskReads:
-    """``declared``: what the data set's ``source`` says of a key."""
+    """Reads the bytes of tasks' samples ahead, on the agent's machine. ``declared``: the data set's ``source``."""
 
     def __init__(self, declared: SourceOf, workers: int) -> None:
         self.reader = Reader(partial(forking.start_reader, _FORK), ReaderSettings(workers=workers), stays=False)

@@ -36,8 +36,11 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class Shipment(NamedTuple):
-    """What goes to an agent once. ``job``: pickled; ``paths``: where its modules are; ``main``: the program's own file,
-    by ``init_main_from_path`` or ``init_main_from_name``, where the job needs it (see multiprocessing.spawn)."""
+    """The first message to an agent on each connection.
+
+    ``job``: pickled; ``paths``: where its modules are; ``main``: the program's own file, by ``init_main_from_path``
+    or ``init_main_from_name``, where the job needs it (see multiprocessing.spawn).
+    """
 
     job: bytes
     paths: tuple[str, ...]
@@ -55,7 +58,7 @@ class Shipment(NamedTuple):
 
 
 class AgentSession:
-    """One loader's lane, at the end of a connection."""
+    """The agent's side of one connection: the lane that prepares the samples of one loader."""
 
     def __init__(self, wire: FrameSocket, shipment: Shipment) -> None:
         job = shipment.unpack()
@@ -104,7 +107,7 @@ class AgentSession:
     # --- commands ------------------------------------------------------------------------------------------
 
     def _do_send(self, task: Task, rowed: Sequence[bool]) -> None:
-        """Takes a task. ``rowed``: of which pieces the samples have rows there."""
+        """Takes a task. ``rowed``: for each of its pieces, whether the loader has rows for the samples."""
         if self._reads is not None:
             self._reads.want(task)
         self._waiting[task.run, task.chunk] = task, rowed
@@ -119,7 +122,7 @@ class AgentSession:
         self._lane.revoke(run, chunk, keep)
 
     def _give_back(self, numbers: tuple[Number, ...]) -> None:
-        """Gives back tasks that wait."""
+        """Sends back tasks that have not been given to workers."""
         for number in numbers:
             task, _ = self._waiting.pop(number)
             if self._reads is not None:
@@ -132,7 +135,8 @@ class AgentSession:
             self._lane.replace(worker, ())  # what the dead one had stored is sent, or lost
 
     def _do_describe(self, what: str, *arguments: int) -> None:
-        """In a thread: stacks take a moment, in which this end must not fall silent."""
+        """Sends the stacks of workers, from a thread: finding them takes a moment, in which this end must not fall
+        silent."""
         describe = getattr(self._lane, what)
         threading.Thread(target=lambda: self._send("described", describe(*arguments)), daemon=True).start()
 
@@ -168,7 +172,7 @@ class AgentSession:
         self._wire.send(*head, self._beaten, body=body)
 
     def _tell(self, message: Message) -> None:
-        """Sends a message, and what it reports."""
+        """Sends a message of the lane; with a report, its samples."""
         if isinstance(message, Report):
             number = message.run, message.chunk
             body, blobs = rows_of(self._tasks[number][0], message, self._store), map(blob_of, message.items or ())
@@ -188,7 +192,7 @@ class AgentSession:
             self._end(number)
 
     def _end(self, number: Number) -> None:
-        """Frees what was held for a task that nobody is at any more."""
+        """Frees the memory of a task that no worker is at any more."""
         if number not in self._tasks:
             return
         task, taken = self._tasks.pop(number)
