@@ -52,7 +52,7 @@ def cases() -> list[Case]:
 
 
 _FAULTS = ("none", "raise", "skip", "handler skips", "handler raises", "retry", "killed once", "killed twice")
-AS_USUAL = ("start", "collate", "error", "most", "budget", "context", "share")
+AS_USUAL = ("start", "collate", "error", "most", "budget", "context", "share", "far")
 
 
 def _known(case: Case) -> bool:

@@ -158,8 +158,8 @@ def _gone(workers: list[psutil.Process]) -> bool:
 
 
 def _left(pid: int) -> list[str]:
-    """Entries of shared memory that carry the id of a process in their name."""
-    return [entry.name for entry in Path("/dev/shm").iterdir() if str(pid) in entry.name]
+    """Entries of shared memory that have the id of a process as a part of their name, as torch names them."""
+    return [entry.name for entry in Path("/dev/shm").iterdir() if str(pid) in entry.name.split("_")]
 
 
 @pytest.mark.parametrize(
