@@ -25,10 +25,10 @@ class Future:
 
     def __init__(self, keys: int, start: int = 0) -> None:
         self.keys = keys
-        self.starts = [start]  # of the epochs that are known; the last one is where they end
+        self.starts = [start]  # first positions of the known epochs, and where the last one ends
         self.next_use: Integers = np.full(keys, NEVER)
-        self._last = np.full(keys, -1)  # of each key, the last use that is known
-        self._following: Integers = np.empty(0, np.int64)  # of each position from ``start`` on
+        self._last = np.full(keys, -1)  # last known use of each key
+        self._following: Integers = np.empty(0, np.int64)  # next use of the key of each position from ``start`` on
 
     @property
     def start(self) -> int:

@@ -1,8 +1,8 @@
 """The policy that keeps what is needed soonest, by the orders of epochs to come.
 
 For items of equal size and cost this is Belady's rule ("A study of replacement algorithms for a virtual-storage
-computer", IBM Systems Journal 1966) with bypass: no policy has more hits. Unlike items are ranked by what a byte earns:
-seconds that a miss costs / bytes / epochs until the next use, and those that are equal in that by the next use.
+computer", IBM Systems Journal 1966) with bypass: no policy has more hits. Unlike items are ranked by value: seconds
+that a miss costs / bytes / epochs until the next use; items of equal value are ranked by the next use.
 
 Epochs are counted by the boundaries between now and the use, plus a half. Simulated with unlike sizes and costs, that
 saves more than the distance in accesses (one reader, a quarter of the set: 0.62 of the seconds against 0.56). For an
@@ -38,7 +38,7 @@ class NextUse(CachePolicy):
         self._future = Future(keys)
         self._unknown = 1.0  # epochs to a use that is not known
         self._earns = np.zeros(keys)  # seconds that a miss costs, per byte
-        self._values = np.zeros(keys)  # that per epoch until the next use
+        self._values = np.zeros(keys)  # seconds per byte and epoch until the next use
         self._heap: list[tuple[float, int]] = []  # values and keys; also such as are out of date
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:

@@ -39,7 +39,7 @@ class CachePolicy:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used_bytes = 0
-        self._bytes: dict[int, int] = {}  # of each item that is kept
+        self._bytes: dict[int, int] = {}  # bytes of each item that is kept
 
     def begin(self, epoch: int, orders: Orders | None, look_ahead: int) -> int:
         """Begins an epoch; its order, and those of ``look_ahead`` more, are known from ``orders``.

@@ -28,7 +28,7 @@ class Soon:
         self._keys = keys
         self._orders: Orders | None = None
         self._drawn: dict[int, Integers] = {}  # orders by epoch
-        self._wanted: dict[int, NDArray[np.bool_]] = {}  # of each key, whether it comes soon after that epoch
+        self._wanted: dict[int, NDArray[np.bool_]] = {}  # for each key, whether it comes soon after that epoch
 
     def begin(self, epoch: int, orders: Orders, reach: float) -> bool:
         """Begins an epoch, after which ``reach`` epochs are soon.

@@ -19,10 +19,10 @@ class Means(NamedTuple):
     """Mean costs and sizes of a sample."""
 
     read_s: float  # seconds to read it
-    prepare_s: float  # of all workers together: a worker's seconds over the number of workers
-    saved_s: float  # of these, that kept fields save
-    raw_bytes: float  # of what is read
-    field_bytes: float  # of kept fields
+    prepare_s: float  # seconds to prepare it: a worker's seconds over the number of workers
+    saved_s: float  # seconds of these that kept fields save
+    raw_bytes: float  # bytes of what is read
+    field_bytes: float  # bytes of kept fields
 
 
 class Shares(NamedTuple):

@@ -71,8 +71,9 @@ class Resumption:
         self._between = not self.begun  # the state is one of a loader between two epochs
         self._stored: list[list[Key]] = []
         self._counted: checks.Counted = ([], {})
-        self.gone: s.State | None = None  # of the whole order, before it was dealt out to these ranks
-        self.starts: list[StreamState] = []  # of an iterable data set's streams
+        # what was delivered of the whole order, before it was dealt out to these ranks
+        self.gone: s.State | None = None
+        self.starts: list[StreamState] = []  # starts of an iterable data set's streams
         self._sampler_epoch = self._check(loader) if self.begun else None
         if not self.begun and self._sampling.iterable:
             self.starts = starts_between(self.state["source"], loader.dataset, loader.num_workers)

@@ -106,7 +106,7 @@ class DaliGraph(Segment):
         by_host = {name for stage in self._members for name in getattr(stage.device, "host_reads", ())}
         # inputs that an earlier segment left on the device
         self._resident = frozenset() if device == "cpu" else made.intersection(self._reads).difference(by_host)
-        self._names: dict[int, tuple[str, ...] | None] = {}  # of drawn parameters by stage; None: unknown
+        self._names: dict[int, tuple[str, ...] | None] = {}  # names of drawn parameters by stage; None: unknown
         self._sources: dict[str, tuple[int, str]] = {}  # input of the graph -> stage, drawn parameter
         self._inputs: frozenset[str] = frozenset()
         self._graph: Graph | None = None

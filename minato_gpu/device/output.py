@@ -37,7 +37,7 @@ class Issued(NamedTuple):
     """Samples that were issued to the device together, with what ``DeviceOutput.settle`` needs to finish them."""
 
     items: list[Item]  # references
-    placed: Sequence[tuple[Views, int, Resident]] = ()  # of resident samples: host views, row, reference
+    placed: Sequence[tuple[Views, int, Resident]] = ()  # host views, row and reference of resident samples
     over_budget: bool = False  # there is no room for the resident ones: they go into their rows on the host
     download: Download | None = None  # the copy to the host
     targets: Sequence[tuple[Container, str | int]] = ()  # container and key for each array of ``download``
@@ -60,7 +60,7 @@ class Columns(NamedTuple):
     host."""
 
     layout: Layout
-    names: tuple[str, ...]  # of all fields, in order
+    names: tuple[str, ...]  # names of all fields, in order
     resident: list[tuple[str, int, torch.dtype | None, tuple[int, ...]]]  # name, leaf, dtype, shape
     on_host: list[tuple[str, int]]  # name, leaf
 

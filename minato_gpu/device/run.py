@@ -14,10 +14,10 @@ class Part(NamedTuple):
     """Samples of a task that share a split point and were issued together."""
 
     split: int
-    numbers: list[int]  # of the tickets
+    numbers: list[int]  # numbers of the tickets in the task
     issued: Issued
     host_s: float  # seconds: CPU time of issuing, at most the wall time
-    ran: list[int]  # those of ``numbers`` that could be read
+    ran: list[int]  # those of ``numbers`` whose samples could be read
     repeated: int  # samples that the CPU has prepared in the device's place
     out_of_memory: bool  # the device had no memory for it
 

@@ -27,7 +27,7 @@ class Segment:
         self.stages = stages
         self.builds = 0  # graphs built so far
         self.stream: Stream | None = None  # on which results are to be ready; None: on return
-        self.at = CurrentStep()  # where ``run`` notes its step
+        self.at = CurrentStep()  # the step that ``run`` is at
         self._members: tuple[Stage, ...] = pipeline.stages[stages.start : stages.stop]
         self.writes = {name: pipeline.fields_at(stages.stop)[name] for name in pipeline.written(stages)}
         self._reads = pipeline.taken(stages)

@@ -22,7 +22,7 @@ class ReadTask(NamedTuple):
     """Fields of some samples of a task, ready for the executor."""
 
     task: Task
-    numbers: list[int]  # of the tickets
+    numbers: list[int]  # numbers of the tickets in the task
     items: list[Item]  # for each number: its failure, else None
     ready: list[int]  # indices into ``numbers`` of the samples that were read
     given: list[ExecutorInput]  # their fields, for the executor

@@ -50,9 +50,9 @@ class Transfers:
         self._changed = threading.Condition()
         self._next = OutputBatch(0)  # what the consumer takes next, from any device
         self._next_for_this_device = OutputBatch(0)  # what it takes next from this device
-        self._loaded: dict[OutputBatch, Load] = {}  # whose bytes are in the budget, by order
-        self.batch_bytes = 0  # of the largest batch known
-        self.rows = 0  # of the largest stacked batch, set when it is admitted
+        self._loaded: dict[OutputBatch, Load] = {}  # loads whose bytes are counted in the budget, by order
+        self.batch_bytes = 0  # bytes of the largest batch known
+        self.rows = 0  # rows of the largest stacked batch, set when it is admitted
         self._issued = self._short = self._unloaded = 0
         self.consumer_waits = False  # for a batch that is not ready
         self._freed = threading.Event()  # the consumer has taken a batch, or waits for one

@@ -72,7 +72,7 @@ def _no_source(key: Key) -> tuple[Source, ...]:
 class Records(NamedTuple):
     """The places that an engine's runs are recorded in."""
 
-    events: Path | None = None  # where the scheduler's events and instructions go
+    events: Path | None = None  # path of the log of the scheduler's events and instructions
     facts: Facts = NO_SUBSCRIBERS
 
 

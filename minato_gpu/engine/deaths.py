@@ -50,7 +50,7 @@ class Deaths:
         self._stages = stages
         self._at: Counter[Hashable] = Counter()
         self._singly: set[TicketId] = set()
-        self._failed_starts: Counter[tuple[str, int]] = Counter()  # by lane and worker
+        self._failed_starts: Counter[tuple[str, int]] = Counter()  # failed starts in a row, by lane and worker
 
     def begin_run(self) -> None:
         """Forgets the tickets of the last run, as numbers begin anew."""

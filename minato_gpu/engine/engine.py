@@ -55,7 +55,8 @@ class Engine(Batches):
         settings = parts.settings
         replaces = settings.replaces and not settings.streams and any(lane.can_kill for lane in pump.lanes.values())
         reads = () if pump.reads is None else (pump.reads.fd,)
-        self._own_fds = LaneWatch(pump.lanes.values(), reads)  # of what has not the workers' bell, for the pump thread
+        # for the pump thread: descriptors of lanes and readers that do not ring the workers' bell
+        self._own_fds = LaneWatch(pump.lanes.values(), reads)
         self._minder = WorkerSupervisor(pump, replaces=replaces, watchdog=parts.watchdog, lanes=self._own_fds)
         self._items = ItemRun(settings.batch)
         self._handover = Handover(parts, self._items)

@@ -67,7 +67,7 @@ class Epochs:
         self._drawing: deque[Epoch] = deque()
         self._due: deque[Callable[[float], m.Event]] = deque()  # not sent to the scheduler yet
         self.raised = DeferredError()  # what a sampler raised while a batch was ready
-        self.order = OutputBatch(0)  # of the batch to deliver next
+        self.order = OutputBatch(0)  # order of the batch to deliver next
         self._serial, self._place, self._drawn = TicketId(0), SourceBatch(0), SourceBatch(0)
         # drawn but not admitted: a batch (with the spans that an earlier run left of it; None: all), the end of an
         # epoch, or a sampler's exception

@@ -25,13 +25,13 @@ class Parts:
     """The parts of an engine."""
 
     links: WorkerChannels
-    lanes: Mapping[str, Lane]  # by name, the CPU's first
+    lanes: Mapping[str, Lane]  # lanes by name, the CPU's first
     assembly: Assembly
     make_scheduler: Callable[[], Scheduler]
     settings: Settings = field(default_factory=Settings)
     estimates: Estimator | None = None
-    recorder: EventLog | None = None  # of the scheduler's events
-    reads: ReadAhead | None = None  # of samples' bytes
+    recorder: EventLog | None = None  # log of the scheduler's events
+    reads: ReadAhead | None = None  # reads samples' bytes ahead
     deaths: Deaths = field(default_factory=Deaths)
     facts: Facts = NO_SUBSCRIBERS
     worker_count: WorkerCount | None = None  # decides how many workers are at work, if that may change

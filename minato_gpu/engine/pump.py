@@ -32,13 +32,15 @@ class Pump:
         self.run = Run(0, parts)
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
-        self.faults: deque[tuple[Lane, c.Exit]] = deque()  # which others deal with, see ``lost``
-        self.at_work: dict[str, tuple[c.AtWork, ...]] = {}  # by lane, as reported since it was last asked for
+        # workers that ended, each with its lane; ``lost`` deals with them
+        self.faults: deque[tuple[Lane, c.Exit]] = deque()
+        # tasks of workers by lane, as reported since that was last asked for
+        self.at_work: dict[str, tuple[c.AtWork, ...]] = {}
         self.reads = parts.reads
         self._parts, self._settings = parts, parts.settings
-        self._slots = dict.fromkeys(self.lanes, 0)  # that lanes have opened, and are not lost
+        self._slots = dict.fromkeys(self.lanes, 0)  # open slots by lane, without lost ones
         self._known: dict[str, m.LaneCosts] = {}  # what samples took in runs before
-        self.loading = set(self.lanes)  # those that have yet to tell whether they can begin
+        self.loading = set(self.lanes)  # names of lanes that have not yet reported whether they can begin
         self._broken: dict[str, c.Broken] = {}
         self._awaited: m.Awaited | None = None
         self._abandoned = AbandonedRuns(parts.links.completions)
@@ -57,7 +59,7 @@ class Pump:
         if self.reads is not None:
             self.reads.new_run()
         self.run = Run(ended.number + 1, self._parts)
-        self.run.stream_starts = ended.stream_starts  # of workers that have not been asked for a batch: they stay
+        self.run.stream_starts = ended.stream_starts  # starts of workers that were not asked for a batch: they stay
         for lane in self.lanes.values():  # no mark of that run is to be taken for one of the next
             lane.look()
             for message in lane.receive():

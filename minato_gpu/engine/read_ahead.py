@@ -57,15 +57,15 @@ class ReadAhead:
         self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins
         self._facts = facts
         self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, with subscribers
-        self._counts = reader.counts  # of these workers
+        self._counts = reader.counts  # counts of the present workers
         self._lost = self._closed = False
-        self._shares = reader.prepared is not None  # prepared samples, too
-        self._seeds: dict[int, int] = {}  # of epochs, then
+        self._shares = reader.prepared is not None  # prepared samples are shared, too
+        self._seeds: dict[int, int] = {}  # base seeds by epoch, if samples are shared
         self._waits: set[TicketId] = set()  # serials whose bytes have been asked for
         self._here: dict[TicketId, tuple[Place, ...]] = {}
         self._outbox = Outbox()
-        self._admitted = 0  # serials below this one have been admitted,
-        self._missing = 0  # and so many of these are waited for
+        self._admitted = 0  # serials below this one have been admitted
+        self._missing = 0  # admitted serials whose bytes have not arrived
         self._is_wrong = False  # what ``source`` returned was of no use, which was logged
 
     def new_run(self) -> None:

@@ -36,12 +36,12 @@ class Run:
     def __init__(self, number: int, parts: Parts) -> None:
         self.number = number  # 0: none, only there until the first begins
         self.scheduler = parts.make_scheduler()
-        self.seeds: dict[int, int] = {}  # by epoch that has tickets here, prefetched ones among them
+        self.seeds: dict[int, int] = {}  # base seeds by epoch, for all epochs that have tickets here
         self.logs: dict[int, Telemetry] = {}  # likewise
-        self.streams: WorkerStreams | None = None  # where workers' own streams stand, in the epoch that runs
-        self.stream_starts: dict[int, StreamState] = {}  # by worker: where its stream is to begin
+        self.streams: WorkerStreams | None = None  # positions of workers' own streams, in the epoch that is delivered
+        self.stream_starts: dict[int, StreamState] = {}  # start of the worker's stream, by worker
         self.typical_s = 0.0  # what one of the samples that were reported last took on a core; 0.0 if next to nothing
-        self.arrivals: deque[Arrival] | None = None  # of samples while the consumer waits, if it does
+        self.arrivals: deque[Arrival] | None = None  # arrivals of samples, recorded while the consumer waits; else None
         self.awaits_answer = False  # something was revoked
         # by lane and worker: its last chunk that has ended, where chunks have a credit
         self._ended: defaultdict[str, dict[int, int]] = defaultdict(dict)

@@ -26,7 +26,7 @@ class Settings:
 
     batch: int = 1  # samples of a batch
     window: int = 1  # batches that are admitted and not delivered
-    workers: int = 0  # that are started; ``num_workers`` of them are at work at first
+    workers: int = 0  # worker processes or threads that are started; ``num_workers`` of them are at work at first
     micro_batch: int = MICRO_BATCH  # most samples of one dispatch to a device
     items: int = 0  # samples, delivered one by one in order, that are admitted and handed over together; 0: batches
     streams: bool = False  # every worker iterates the data set itself, and the epoch ends when all streams do

@@ -70,7 +70,7 @@ class WorkerSupervisor:
                 self.check_workers(log)
             self.look_for_hangs(log)
             if self._replaces:
-                self.check_workers(log)  # those that were reported meanwhile: nothing will report them again
+                self.check_workers(log)  # also deaths that were reported meanwhile: nothing will report them again
         except (WorkerDied, WorkerHung) as error:
             self.keep(error)
 

@@ -64,7 +64,7 @@ class EngineIterator(EpochIterator):
 
     def __init__(self, loader: Arguments, session: Session, number: int, resumption: Resumption | None) -> None:
         self._number, self._session = number, session
-        self._raised = DeferredError()  # by the sampler for the next epoch, while a batch was ready
+        self._raised = DeferredError()  # an error of the sampler for the next epoch, raised while a batch was ready
         keeps = session.may_keep(loader, resumption)
         engine = session.engine if keeps and session.engine is not None and not session.engine.closed else None
         goes_on = engine is not None

@@ -52,13 +52,13 @@ class Session:
     def __init__(self, loader: Arguments, options: Options) -> None:
         self.options = options
         self.kind = type(loader.dataset).__name__  # a word for what is loaded
-        self.engine: Engine | None = None  # that is kept: persistent workers, or a declared number of epochs
-        self.base_seed = 0  # of the engine's workers
+        self.engine: Engine | None = None  # engine that is kept, for persistent workers or a declared number of epochs
+        self.base_seed = 0  # base seed of the engine's workers
         self.first_epoch = 0  # in which these workers started
         self.ahead: _Ahead | None = None  # the next epoch, if its order is drawn already
         self.speculates = loader.epochs is not None and Sampling(loader).is_torch_permutation  # whether it may be
         self.prepared = self.discarded = 0  # epochs that were drawn ahead
-        self.cursor: Cursor | None = None  # where the last epoch stands
+        self.cursor: Cursor | None = None  # position of the last epoch
         self._next_epoch = 0  # number of the one that begins next, if no state says otherwise
         self._pending: Resumption | None = None  # what load_state_dict was given, until the next epoch begins
         self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
@@ -66,8 +66,8 @@ class Session:
         self._shown: ReportedEpoch | None = None
         self._events: Path | None = None
         self._event_logs = 0
-        self.readers = ReaderOwner()  # which stay when workers end with an epoch
-        self.facts = Facts()  # of all epochs
+        self.readers = ReaderOwner()  # reader processes, which stay when workers end with an epoch
+        self.facts = Facts()  # facts of all epochs
         self._is_observed = False
         self._process = os.getpid()
 

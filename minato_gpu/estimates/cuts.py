@@ -64,7 +64,8 @@ class CutEstimator(Estimator):
     ) -> None:
         super().__init__(model, lanes, micro_batches)
         self._begins = (pipeline.host_prefix, *pipeline.cuts)
-        self._devices = dict.fromkeys(devices, Offers(frozenset()))  # but for those that have retired
+        # device lanes that have not retired, with what they offer
+        self._devices = dict.fromkeys(devices, Offers(frozenset()))
         self._nbytes = {cut: _Mean(float(pipeline.bytes_at(cut) or 0)) for cut in pipeline.cuts}
         self._unsendable = dict.fromkeys(pipeline.cuts, 0)  # samples that could not be sent from there
         self._asked = 0

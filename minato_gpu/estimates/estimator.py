@@ -29,9 +29,9 @@ class Observed(NamedTuple):
 
     keys: list[Key]
     serials: list[TicketId]
-    seconds: list[float]  # of each, in a slot that has its core to itself
+    seconds: list[float]  # seconds of each sample, in a slot that has its core to itself
     took: float  # seconds that were spent on all of them
-    parts: list[Part | None] | None = None  # of samples with split points, where they are known (see ``Report``)
+    parts: list[Part | None] | None = None  # parts of samples with split points, where they are known (see ``Report``)
     handed: list[int] | None = None  # bytes of those that go on elsewhere, -1 for the others
 
 

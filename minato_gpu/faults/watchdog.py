@@ -46,7 +46,8 @@ class Watchdog:
         self._lanes = lanes
         self._limit = float(limit)  # a sum of times with NumPy's float32 would be coarse
         self._pause = self._limit / _LOOKS
-        self._suspects: dict[tuple[str, int], float] = {}  # since when they have been at what they are at
+        # since when workers over the limit have been at their samples
+        self._suspects: dict[tuple[str, int], float] = {}
         self._due: float | None = None  # when to look
         self._resumed = 0.0  # when this process was last found to have been stopped
 

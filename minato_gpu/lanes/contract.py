@@ -78,7 +78,7 @@ class KeptSamples:
     run: int
     chunk: int
     keep: int
-    nbytes: int = 0  # of ready samples before it that are in no rows, where the task has a credit
+    nbytes: int = 0  # bytes of ready samples before it that are in no rows, where the task has a credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Exit:
     code: int | None  # its exit code; negative: a signal; children.UNKNOWN: another part of the program collected it
     start_error: str = ""  # why it could not even be started
     error: str = ""  # the name of the exception that ended it
-    raised: str = ""  # that exception's traceback
+    raised: str = ""  # traceback of that exception
     hung: str = ""  # it was killed, because it had hung: what it was at
     claim: Claim = NO_CLAIM  # what it had taken last
 

@@ -66,7 +66,7 @@ class Lease:
         self.watched = task.credit > 0 or task.layout == b""
         self.cut = False  # some were taken back: the board says where the worker has stopped
         self.reported = 0
-        self.worker = -1  # who has it, once that is known
+        self.worker = -1  # worker that has the task; -1: not known yet
         self.begin: float | None = None  # when the first sample was begun, once it is reported
 
     def between(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
@@ -178,7 +178,7 @@ class Leases:
 
     def _take(self, lease: Lease, done: int) -> Report:
         first, worker, times, ends, seconds = lease.reported, lease.worker, list[float](), list[float](), 0.0
-        others: dict[int, TicketOutcome] = {}  # by offset, of what is no plain row
+        others: dict[int, TicketOutcome] = {}  # outcomes of samples that are no plain rows, by offset
         for begin, stop in lease.between(first, done):
             took, elapsed, ended, worker, locations = self._completions.take(begin, stop)
             for at, (kind, offset, nbytes) in enumerate(locations or ()):

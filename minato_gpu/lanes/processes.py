@@ -179,11 +179,11 @@ class Workers:
     ) -> None:
         self.pids: list[int] = []
         self._context, self._links, self._job, self._forks = context, links, job, forks
-        self._running: dict[int, Process] = {}  # by number
+        self._running: dict[int, Process] = {}  # processes by worker number
         self._watch = select.epoll()
-        self._watched: dict[int, int] = {}  # by number: what becomes readable when it ends
-        self._blocks: dict[int, Blocks] = {}  # by number of a worker that is being replaced
-        self._hung: dict[int, str] = {}  # by number of a worker that is being killed: what it was at
+        self._watched: dict[int, int] = {}  # descriptor that becomes readable when the worker ends, by worker number
+        self._blocks: dict[int, Blocks] = {}  # blocks in use of a worker that is being replaced, by worker number
+        self._hung: dict[int, str] = {}  # what a worker was at that is being killed, by worker number
         self._spawner: Spawner | None = None
         self._starting: dict[int, threading.Thread] = {}
         self._started: deque[tuple[int, Process | Exception]] = deque()  # appended to by threads

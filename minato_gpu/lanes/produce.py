@@ -46,9 +46,9 @@ class Job:
     retries: bool = False  # a sample that raised is tried once more, with the same draws
     cuts: tuple[int, ...] = ()  # the stages before which a sample may be handed over to another lane
     repeats: bool = False  # a worker that dies is replaced: others do again what it had begun
-    lane: str = CPU  # where it is done, for errors
+    lane: str = CPU  # name of the lane, for errors
     in_order: bool = False  # a batch waits for all of its samples: none is of use before the others
-    epochs_before: int = 0  # that streams of workers with this base seed, which were not kept, have gone through
+    epochs_before: int = 0  # epochs that streams of workers with this base seed, which were not kept, have gone through
 
     @classmethod
     def of(
@@ -99,14 +99,14 @@ class Producer:
         self._store = store
         # whether the current sample is to go to another lane before this stage
         self.handing_over: Callable[[int], bool] = lambda cut: False
-        self.keeping: FieldKeeper | None = None  # where fields may be kept
-        self.sharing: Sharing | None = None  # where samples are shared with other loaders
+        self.keeping: FieldKeeper | None = None  # keeps fields, where that is possible
+        self.sharing: Sharing | None = None  # shares samples with other loaders, where that is possible
         self._on_stage = on_stage
         self.seeder = Seeder(job.base_seed, number, job.epochs_before) if job.seeds_samples else None
         self._init_error: ExceptionWrapper | None = None
         many = getattr(job.dataset, "__getitems__", None)
         pipeline = job.pipeline
-        self._wanted: dict[int, frozenset[str]] = {}  # by stage, the fields that it and those after it need
+        self._wanted: dict[int, frozenset[str]] = {}  # fields that a stage and those after it need, by stage
         if pipeline is not None:
             self._wanted = {cut: pipeline.live(cut) | {"path"} for cut in (pipeline.host_prefix, *job.cuts)}
         self._part: Part | None = None

@@ -28,10 +28,10 @@ class LeaseProgress:
         self.reported = 0
         self.items: list[Item] = []
         self.times: list[float] = []  # an item counts once its time is there
-        self.parts: list[Part | None] | None = None  # of pipelines with split points
+        self.parts: list[Part | None] | None = None  # times of samples' parts, for pipelines with split points
         self.layout: bytes | None = None
         self.has_described = False  # the layout, which is reported once
-        self.nbytes = 0  # of what is not in its row, counted where the task has a credit
+        self.nbytes = 0  # bytes of samples that are not in their rows, counted where the task has a credit
         self.returned = False  # what is not begun, as the credit is used up
         self.prepared = 0  # samples of a batch that is composed
         self.begin = self.now = perf_counter()

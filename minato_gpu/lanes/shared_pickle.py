@@ -44,7 +44,7 @@ class SharedPickle:
     def __init__(self, value: Job) -> None:
         self.value = value
         self._memory = -1
-        self._fds: list[int] = []  # that the value's own locks, queues and shared tensors need
+        self._fds: list[int] = []  # descriptors that the value's own locks, queues and shared tensors need
         self._starts, self._turns = 0, usable_cores()
 
     def __reduce__(self) -> tuple[object, ...]:

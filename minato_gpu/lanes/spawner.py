@@ -252,7 +252,7 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
     forking.begin()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     links.late_ends.append(end)  # what is forked from here closes it
-    workers: dict[int, BaseProcess] = {}  # by descriptor
+    workers: dict[int, BaseProcess] = {}  # workers by descriptor
     _tell(end, ("runs", -1, os.getpid()), os.pidfd_open(os.getpid()))
     while True:
         for fd in _ready([end.fileno(), parent, *workers]):

@@ -184,7 +184,7 @@ class Stream:
         self._job, self._dataset = job, job.dataset
         self._collate = no_end(job.collate_fn, "collate_fn")
         self._since: int | None = None  # batches since a large state was reported, the last one
-        self._raised = False  # by the last batch
+        self._raised = False  # the last batch raised
         stood = _global_states() if start is not None and start.state is None and start.batches else {}
         before = None
         if start is not None and not start.within_itself:

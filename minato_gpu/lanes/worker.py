@@ -80,9 +80,9 @@ class Worker:
         if links.prepared is not None:
             self._producer.sharing = Sharing(*links.prepared)
         self._placement = Placement(job, store, self._producer.who, self._producer.seeder)
-        self._stream: Stream | None = None  # of an iterable data set, opened anew with each run and epoch
+        self._stream: Stream | None = None  # stream of an iterable data set, opened anew with each run and epoch
         self._stream_of: tuple[int, int] | None = None
-        self._base = NO_LIMIT  # of the task, see ``status_board``
+        self._base = NO_LIMIT  # the task's base of LIMIT, see ``status_board.base_of``
         self._overdrawn = (0, -1, 0)  # run and chunk, and the bytes that it came to beyond its credit
 
     def run(self) -> None:

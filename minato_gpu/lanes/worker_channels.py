@@ -54,7 +54,7 @@ class WorkerChannels:
         if not all. ``fields``: where workers send the reader process what is to be kept; ``prepared``: where samples
         for other loaders, and the memory for them. All of these stay the reader's."""
         self.workers = workers
-        self.loans = Loans()  # of all arenas
+        self.loans = Loans()  # loans of all arenas
         self.fetched = fetched
         self.fields, self.prepared = fields, prepared
         active = workers if active is None else active
@@ -86,7 +86,8 @@ class WorkerChannels:
         self.wake = bell()
         self.consumer_wake = bell(os.EFD_NONBLOCK)
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
-        self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}  # where the last ones wait then
+        # bells at which the last workers wait while they rest, by worker
+        self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}
 
     def _connect(self, addressed: bool, arenas: bool, undo: contextlib.ExitStack) -> None:
         """Makes sockets; ``undo`` closes them."""

@@ -40,7 +40,7 @@ class WorkerLane(Lane):
         self.leases = Leases(links)
         self._answers: list[Message] = [Opened(self.slots)]
         self._faults: list[Exit | Opened] = []
-        self.pids = [os.getpid()] * links.workers  # by worker
+        self.pids = [os.getpid()] * links.workers  # process id by worker
         self._looks = False  # somebody wants to know how far it all is
         self._gone: set[int] = set()  # workers that have ended, or are being killed
 

@@ -61,7 +61,7 @@ class Arena:
         self._ends = [self.capacity]
         self._used = [0]
         self._kept = 0  # the sum of the last
-        self._peak = 0.0  # of the bytes in use, lately
+        self._peak = 0.0  # recent peak of the bytes in use
         self._held = 0  # pages below this offset are never given back
         self._lock = threading.Lock()
 

@@ -198,8 +198,8 @@ class Dump(NamedTuple):
 
     data: bytes  # the pickle
     views: list[memoryview]  # buffers to be stored with it
-    lengths: list[int]  # of all buffers; negative for a part, which is stored elsewhere
-    nbytes: int  # of the blob, without the parts
+    lengths: list[int]  # lengths of all buffers; negative for a part, which is stored elsewhere
+    nbytes: int  # bytes of the blob, without the parts
 
 
 def dump(value: Value, is_part: Callable[[memoryview], bool] = lambda view: False) -> Dump:

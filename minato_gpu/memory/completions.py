@@ -104,10 +104,10 @@ class Completions:
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
         self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
-        self.status = self._status.toreadonly()  # by mark; READY where a ticket is finished and not taken
-        self.local: dict[int, Any] = {}  # by mark, from worker threads
+        self.status = self._status.toreadonly()  # status by mark; READY where a ticket is finished and not taken
+        self.local: dict[int, Any] = {}  # outcomes from this very process (worker threads, other machines), by mark
         self._used = 0  # marks that have been in a block at some time: none is ready beyond
-        self._free: defaultdict[int, list[int]] = defaultdict(list)  # by size
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # free blocks of marks, by size
         self._sizes: dict[int, int] = {}
 
     # --- parent -------------------------------------------------------------------------------------------

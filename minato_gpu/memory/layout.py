@@ -42,7 +42,7 @@ _COLLATED_BY: dict[Any, Any] = {
     str: torch_collate.collate_str_fn,
     bytes: torch_collate.collate_str_fn,
 }
-_INTEGERS = {1: torch.uint8, 2: torch.int16}  # by bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16}  # torch's integers by bytes
 
 
 class Mismatch(Exception):
@@ -56,8 +56,8 @@ class Leaf:
     kind: str  # tensor, array, scalar (Python or NumPy), or object (strings, bytes)
     type: type
     shape: tuple[int, ...]
-    raw: np.dtype[np.generic]  # of the stored bytes
-    dtype: torch.dtype | None  # that the consumer sees
+    raw: np.dtype[np.generic]  # dtype of the stored bytes
+    dtype: torch.dtype | None  # dtype that the consumer sees
     in_sequence: bool = False
 
     @cached_property

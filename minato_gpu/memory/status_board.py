@@ -63,7 +63,7 @@ class Claim(NamedTuple):
     run: int
     chunk: int
     started: int  # samples of the chunk that had been begun
-    stage: int  # that the last of them was at
+    stage: int  # stage that the last of them was at
 
 
 class WorkerStatusBoard:

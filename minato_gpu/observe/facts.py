@@ -22,7 +22,7 @@ class EpochBegan(NamedTuple):
 
     epoch: int
     at: float
-    samples: int | None  # that it will have; None where nobody knows
+    samples: int | None  # samples that it will have; None where nobody knows
     lanes: dict[str, int]  # slots of each lane
 
 
@@ -79,7 +79,7 @@ class BatchDelivered(NamedTuple):
 
     epoch: int
     at: float
-    number: int  # of the batch in the epoch
+    number: int  # number of the batch in the epoch
     samples: int
     padded: int  # repeated samples in it
     wait_s: float
@@ -91,8 +91,8 @@ class Failed(NamedTuple):
 
     epoch: int
     at: float
-    samples: int  # that failed
-    skipped: int  # others of the batch, which are lost with them
+    samples: int  # samples that failed
+    skipped: int  # other samples of the batch, which are lost with them
 
 
 class Died(NamedTuple):

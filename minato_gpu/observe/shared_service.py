@@ -23,7 +23,7 @@ class LoaderSnapshot(NamedTuple):
     """The report on a loader at one moment."""
 
     epoch: int  # number of the current or last epoch
-    stats: dict[str, JSON]  # of that epoch
+    stats: dict[str, JSON]  # counts of that epoch
     ended: Counts  # counted in the epochs before it, if Prometheus needs it
 
 

@@ -27,7 +27,7 @@ class LaneLog:
         self.slots = 0
         self.samples = 0  # prepared
         self.handed = 0  # begun here and finished on another lane
-        self.busy_s = 0.0  # of all slots, while the epoch ran
+        self.busy_s = 0.0  # seconds of all slots at work, while the epoch ran
         self.queue_s: deque[float] = deque(maxlen=_RING)
         self.service_s: deque[float] = deque(maxlen=_RING)
 

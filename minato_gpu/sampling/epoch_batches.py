@@ -39,7 +39,7 @@ class BatchStart(NamedTuple):
     """The beginning of a drawn batch in the sampler's order, with the sampler's state before it was drawn, if kept."""
 
     place: int  # its number in the order
-    position: int  # of its first key
+    position: int  # position of its first key
     snapshot: SamplerSnapshot | None
     keys: list[Key]
 
@@ -85,7 +85,7 @@ class EpochBatches:
         self.checksums = deque([(0, 0)] if sampling.draws_gradually else [])
         self.expected: tuple[int, int] | None = None  # position and checksum from an earlier run, to be compared
         self.witness: int | None = None  # hash of the epoch's first keys
-        self.streams: WorkerStreams | None = None  # of an iterable data set
+        self.streams: WorkerStreams | None = None  # streams of an iterable data set
         self.length = sampling.expected  # samples, as the sampler says
         self._before = DeliveredPositions(self.delivered.batches, self.delivered.low, self.delivered.above)
         self._sampling = sampling
@@ -93,7 +93,7 @@ class EpochBatches:
         self._sampler_epoch = sampling.sampler_epoch
         self._gone = place  # batches drawn that an earlier run has delivered whole
         self._counted: tuple[int, Occurrences] | None = None  # before an earlier place, as the last save needed it
-        self._sparse = place - _SPARSE  # of the last snapshot that is kept for longer
+        self._sparse = place - _SPARSE  # place of the last snapshot that is kept for longer
 
     @property
     def sampler_epoch(self) -> int | None:

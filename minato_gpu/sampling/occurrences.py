@@ -23,7 +23,7 @@ class Occurrences:
     """How often each key has come in the epoch so far. Integers below ``length`` take one byte each."""
 
     def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
-        self.used = used  # by samples' draws; else counted only for states, as far as they can hold it
+        self.used = used  # samples' draws use the counts; else they are for states only, as far as these can hold them
         self.unique = unique  # no key comes twice
         self._seen = None if unique or length is None or length > _MOST else bytearray(length)
         self._others: Counter[Key] = Counter()

@@ -37,8 +37,8 @@ ENOUGH = 16
 class SamplerSnapshot(NamedTuple):
     """The states of a sampler and of the generators at one moment."""
 
-    own: Snapshot  # of the sampler, its iterator, and a sampler nested in it, of those that have a state
-    generators: Mapping[str, torch.Tensor]  # by role
+    own: Snapshot  # states of the sampler, its iterator, and a sampler nested in it, of those that have one
+    generators: Mapping[str, torch.Tensor]  # states of generators by role
     error: str | None = None  # why the states could not be taken
 
 
@@ -196,7 +196,7 @@ class NextKeys(NamedTuple):
     """A check of the keys that came after a snapshot."""
 
     items: int  # batches (or keys) that are compared
-    witness: int  # of their keys
+    witness: int  # hash of these keys
 
 
 def order_from_state(sampling: Sampling, own: Snapshot, following: NextKeys) -> Order:

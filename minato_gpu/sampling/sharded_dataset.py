@@ -162,7 +162,8 @@ class _Left:
     def __init__(self, shards: list[int] | None, begun: list[list[int]], numbers: list[range]) -> None:
         self.shards = shards  # how many the data set has, and a checksum of their names; None: no epoch has begun
         self.begun = begun  # pairs of a shard's number, and how many samples of it were delivered
-        self.numbers = [part for part in numbers if part]  # of the shards that are not begun, in their order
+        # ranges of the numbers of the shards that are not begun, in their order
+        self.numbers = [part for part in numbers if part]
 
     @classmethod
     def of(cls, state: Mapping[str, JSON]) -> _Left:

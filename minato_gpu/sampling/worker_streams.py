@@ -28,14 +28,15 @@ class WorkerStreams:
         self.told: dict[int, StreamState] = {}  # the state that came with a ticket's batch, if any did
         self.ended: set[int] = set()  # the workers whose streams are known to be at their end
         self.shared_seed: int | None = None  # the seed of a data pipe's order
-        self.starts: Sequence[StreamState] = ()  # where each is to begin, if not at its beginning
-        self.left: list[StreamState] = []  # of streams that had ended when they were saved: where the next epoch begins
+        self.starts: Sequence[StreamState] = ()  # start of each stream, if not at its beginning
+        # states of streams that had ended when they were saved: the next epoch begins there
+        self.left: list[StreamState] = []
         self.turn = turn  # whose turn it is, or of workers whose streams have ended the next one's
         # called with whether states are asked for every few batches
         self.on_saves: Callable[[bool], None] = lambda come: None
         self._saved = batches  # when one was last asked for, or might have been
         self._at = [_NOTHING] * workers  # by worker, as of what was delivered
-        self._ends: dict[int, StreamState] = {}  # by worker, the state reported at the end of its stream
+        self._ends: dict[int, StreamState] = {}  # state reported at the end of a worker's stream, by worker
         self._recent: deque[tuple[int, StreamState]] = deque()  # worker, and where its stream stood before
         self._kept = 0  # bytes of states in there
 

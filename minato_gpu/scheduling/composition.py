@@ -59,7 +59,7 @@ class FixedComposition(Composition):
 
     def __init__(self, places: Places, lateness: int) -> None:
         super().__init__(places, lateness)
-        self._epochs: deque[int] = deque()  # of the places from the next order on
+        self._epochs: deque[int] = deque()  # epochs of the places from the next order on
         self._complete: list[tuple[SourceBatch, Place]] = []
 
     def admit(self, place: Place, batch: int) -> None:

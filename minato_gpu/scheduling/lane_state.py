@@ -40,7 +40,8 @@ class LaneState:
         self.helps = on_host and not self.is_device  # it inspects for other lanes and collates batches
         self.learns = not on_host  # its speed is learned
         self.home = name if self.is_device and policy.pins else kind  # the side meant for it, see ``waiting``
-        self.side = self.home if policy.threshold else CPU  # where its tickets wait; CPU where nothing is routed
+        # side on which its tickets wait; CPU where nothing is routed
+        self.side = self.home if policy.threshold else CPU
         self.seconds = 0.0  # predicted, of the chunks that it holds
         self._policy = policy
         self._least_ahead = policy.device_ahead if self.is_device else 1

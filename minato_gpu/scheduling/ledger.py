@@ -43,7 +43,7 @@ class Ledger:
         self.sample_bytes = 0.0  # mean of a ready sample; 0.0: unknown
         self.handed_bytes = 0.0  # mean of a sample that was handed over
         self.running = 0  # samples dispatched and not ready
-        self.handing = 0  # of those, samples that will be handed over
+        self.handing = 0  # running samples that will be handed over
         self.promised = 0  # unused bytes of credits
         self._ready_bytes = 0
         self.ready_samples = 0  # samples that are ready and in no batch

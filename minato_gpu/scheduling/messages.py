@@ -68,7 +68,7 @@ class LaneCosts(NamedTuple):
     samples: int
     mean: float  # seconds per sample
     variance: float  # seconds squared
-    speed: float = 1.0  # of its slots; this host's have 1
+    speed: float = 1.0  # speed of its slots, as a multiple of this host's
     lease_s: float = 0.0  # seconds of a lease beside its samples
 
 
@@ -119,7 +119,7 @@ class Resumed:
 
     time: float
     order: OutputBatch
-    turn: int = 0  # of workers' own streams: the worker that delivers next
+    turn: int = 0  # the worker that delivers next, of workers with streams of their own
     ended: tuple[int, ...] = ()  # workers whose streams have nothing left
 
 
@@ -160,7 +160,7 @@ class Finished:
     failed: tuple[int, ...] = ()  # offsets in the chunk that raised an error
     handed: tuple[tuple[int, int], ...] = ()  # offsets that were handed over, each with the stage it has reached
     handed_bytes: int = 0  # held by those until they are ready
-    ended: int = 0  # so many of the last found their worker's stream at its end, and hold nothing
+    ended: int = 0  # tickets, the last ones, that found their worker's stream at its end, and hold nothing
     own_s: float | None = None  # ``seconds`` without waits for a core; None: the same
 
 
@@ -286,7 +286,7 @@ class Compose:
 
     order: OutputBatch
     spans: tuple[TicketSpan, ...]
-    failed: tuple[TicketId, ...] = ()  # those that raised
+    failed: tuple[TicketId, ...] = ()  # samples that raised
 
 
 Instruction = Dispatch | Revoke | HandOver | Compose

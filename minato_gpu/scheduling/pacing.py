@@ -43,9 +43,9 @@ class Pace:
         self._cuttable: deque[tuple[int, Sequence[Step]]] = deque(
             maxlen=_MEMORY
         )  # with their numbers among the samples seen
-        self.slots = 0  # of all lanes
+        self.slots = 0  # slots of all lanes
         self.cpu_slots = 0
-        self.cpu_capacity = 0.0  # of the CPU lanes, in slots of this host
+        self.cpu_capacity = 0.0  # capacity of the CPU lanes, in slots of this host
         self.batch = 1  # samples of a place
         self.window = policy.window  # in tickets
         self.ending = False  # the sampler's last batch has been admitted

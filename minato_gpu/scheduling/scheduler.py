@@ -55,7 +55,7 @@ class Scheduler:
         self.interference = DeviceInterference(policy.spares_device, policy.devices)
         self._sizes: dict[OutputBatch, int] = {}  # order -> samples, composed and not delivered
         self._undelivered = 0  # tickets in the window
-        self._next_order = OutputBatch(0)  # of the batch to deliver next
+        self._next_order = OutputBatch(0)  # order of the batch to deliver next
         self._asked = False  # the consumer waits and got no composed batch yet
         self._waits = False  # the consumer waits
         self._composed = 0  # samples composed and not delivered

@@ -26,7 +26,7 @@ class WindowLength:
         self.extra = 0  # batches beyond the loader's own window
         self.longest = 0  # largest ``extra`` so far
         self.most, self.limit = most, limit
-        self.grown = False  # and no batch has been admitted since
+        self.grown = False  # the window has grown, and no batch has been admitted since
         self.saves = False  # costs vary and the order is strict: batches prepared ahead are a reserve
         self.idled = False  # a lane was idle with a full window since the last delivery
         self._calm = 0  # batches delivered since lanes were last idle

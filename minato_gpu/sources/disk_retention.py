@@ -26,8 +26,8 @@ class DiskRetention:
         self.why = "minio: the first epoch has not begun"
         self._samples, self._memory = samples, memory_bytes
         self._parts = 1  # sources of a sample
-        self._sizes = 0  # of sources that have been read
-        self._nbytes = 0  # of disk that these take
+        self._sizes = 0  # sources that have been read
+        self._nbytes = 0  # bytes of disk that these take
         self._soon = Soon(samples)
         self._begun: Begun | None = None
         self._alone = False

@@ -42,7 +42,7 @@ class FieldPolicy:
     def __init__(self, memory: MemoryTier, samples: int, workers: int, rate: Callable[[], float]) -> None:
         self.shares: Shares | None = None  # once they are chosen
         self.refused = 0  # samples of which nothing can be kept,
-        self.why_refused = ""  # and why, of the last one
+        self.why_refused = ""  # reason why a field was refused, the last one
         self._means: Means | None = None
         self._memory, self._samples, self._workers, self._rate = memory, samples, workers, rate
         self._asked = 0

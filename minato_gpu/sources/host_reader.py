@@ -47,7 +47,7 @@ MAGIC = b"minato-share"
 LARGEST = 1 << 16  # bytes of a loader's first message
 _PAUSE_S = 1.0  # until connections are accepted again after this process has run out of descriptors
 _LOCK_S = 0.1  # until the folder's lock is tried again
-_GUEST_S = 5.0  # how long the process waits for the first message of a connection before it may end
+_FIRST_MESSAGE_S = 5.0  # how long the process waits for the first message of a connection before it may end
 
 
 def name_of(share: str) -> str:
@@ -240,7 +240,7 @@ class HostReader:
         if is_ours(connection):
             connection.setblocking(False)
             self._loop.add_reader(connection.fileno(), self._welcome, connection)
-            self._linger(_GUEST_S)
+            self._linger(_FIRST_MESSAGE_S)
         else:
             connection.close()
 
@@ -308,7 +308,7 @@ class HostReader:
         try:
             with self._folder.locked(0.0):
                 if select.select([self._listening], [], [], 0.0)[0]:
-                    self._linger(_GUEST_S)
+                    self._linger(_FIRST_MESSAGE_S)
                 else:
                     self._end()
         except TimeoutError:

@@ -33,8 +33,8 @@ class Copy(NamedTuple):
     block: int
     nbytes: int
     stamp: int
-    cost: float  # of having them again, see ``ReadCosts.compared``
-    version: bytes | None = None  # of what a copy on disk would be; None if there is one, or may be none
+    cost: float  # cost of reading them again, see ``ReadCosts.compared``
+    version: bytes | None = None  # version that a copy on disk would be of; None if there is one, or may be none
     sample: int = -1  # for which they were read
 
 
@@ -45,7 +45,7 @@ class Begun(NamedTuple):
     orders: Orders | None  # what is known of epochs to come, in samples
     shards: float  # it reads one sample in so many, as where ranks share it out
     once: bool = True  # none of them twice
-    skipped: int = 0  # of its samples, those that an earlier run has read
+    skipped: int = 0  # samples of the epoch that an earlier run has read
 
 
 class MemoryTier:
@@ -61,12 +61,12 @@ class MemoryTier:
         self.off_for_files = ""  # why, if so
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
         self._samples = samples
-        self._parts = 0  # of each sample; known from the first one
+        self._parts = 0  # sources of each sample; known from the first one
         self._copies: dict[int, Copy] = {}
-        self._items: dict[Key, int] = {}  # of the copies: samples may have a source in common
-        self._fields = 0  # of the copies, those of fields
+        self._items: dict[Key, int] = {}  # item of each copy; samples may have a source in common
+        self._fields = 0  # number of copies that are fields
         self._policy: CachePolicy = Minio(budget)
-        self._begun: Begun | None = None  # and not announced to the policy
+        self._begun: Begun | None = None  # an epoch that has begun and is not announced to the policy
         self._at = 0  # position of the next access
         self._since = 0  # the policy counts from this one on
         self._sizes: dict[int, tuple[int, float]] = {}  # memory and costs of some items, to tell whether all are alike

@@ -21,7 +21,7 @@ from typing import Any
 from minato_gpu.sources.disk.filesystem import read_into
 
 LARGEST = 64 << 10  # bytes of a message that goes as it is
-SOCKET_BYTES = 2 << 20  # of a socket's buffer, if the kernel allows so many
+SOCKET_BYTES = 2 << 20  # bytes of a socket's buffer, if the kernel allows so many
 _ELSEWHERE = b"\0"  # a message of this alone says that it is in a file
 _AT_ONCE = 512  # buffers of one system call
 

@@ -41,7 +41,7 @@ BEAT_S = 1.0
 READING_S = 60.0  # that a peer may be reading: hosts with unlike lists of addresses could wait for each other for ever
 AGAIN_S = 10.0
 _LOOK_S = 0.1
-STARTS_S = 60.0  # that hosts wait for each other before they are one cache
+STARTS_S = 60.0  # seconds that hosts wait for each other before they are one cache
 CONNECTIONS = 32  # to each peer
 MAGIC = b"minato peers 2\n\0"
 REQUEST = struct.Struct("<I")  # bytes of the request that follows
@@ -70,7 +70,8 @@ class PeerPool:
         self._partition: Partition | None = None  # known later than the first reads, where peers are found
         self._address = ""
         self._peers: dict[str, _Peer] = {}
-        self._left_out: dict[str, asyncio.Task[None]] = {}  # who tries to reach them, by address
+        # tasks that try to reach the hosts that are left out, by address
+        self._left_out: dict[str, asyncio.Task[None]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
         self.why = "other hosts are not known yet"
         self._is_looking = True  # for them

@@ -95,7 +95,7 @@ class ReaderPool:
         """
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
-        self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # of files, of URLs
+        self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # reads of files, and of URLs
         self._file_reads: Files = (files or partial(FileReads, blocks, placement=placement))(self._local_ended)
         self._urls = UrlReads(remote or RemoteReads(), self._remote_ended)
         self._queued: set[int] = set()  # not begun

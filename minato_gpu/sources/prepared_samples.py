@@ -28,7 +28,7 @@ from minato_gpu.sources.sent_samples import SentSample, ask, ask_checksum, place
 from minato_gpu.sources.service import Ready
 
 UNFINISHED = 8  # samples granted and not prepared, for each worker of a loader
-_TOGETHER = 4  # of these times, what preparing a sample takes, but no more than
+_TOGETHER = 4  # samples are announced together within this many times what preparing one takes, TOGETHER_S at most
 TOGETHER_S = 50e-3
 COMPARED = 10  # samples of a loader that must be the same before it is believed
 LATE_S = 1.0  # beyond what preparing usually takes
@@ -46,14 +46,14 @@ class SharedSample:
 
     group: SampleGroup
     number: int
-    wanted: dict[Sharer, list[int]] = field(default_factory=dict)  # by these tickets of each
-    owner: Sharer | None = None  # whose workers prepare it for all
+    wanted: dict[Sharer, list[int]] = field(default_factory=dict)  # tickets of each loader that wants it
+    owner: Sharer | None = None  # loader whose workers prepare it for all
     since: float = 0.0  # when it was granted
     begun: bool = False  # somebody has prepared it, or is about to
-    block: int = NOWHERE  # where it is staged
+    block: int = NOWHERE  # block in which it is staged
     nbytes: int = 0
-    checksum: int | None = None  # of what a loader that is believed has sent,
-    claims: dict[Sharer, int] = field(default_factory=dict)  # and until then what others have
+    checksum: int | None = None  # checksum from a loader that is believed; None until there is one
+    claims: dict[Sharer, int] = field(default_factory=dict)  # checksums from other loaders until then
     had: int = 0  # tickets that have been released
 
     @property
@@ -217,16 +217,18 @@ class Sharer:
     ) -> None:
         self.group = group
         self.believed = not group.members  # others take what it prepares
-        self.granted: dict[SharedSample, tuple[int, int]] = {}  # and not prepared: the blocks lent, and their sizes
-        self.is_late = False  # with one of these
+        # samples granted and not prepared: the blocks lent, and their sizes
+        self.granted: dict[SharedSample, tuple[int, int]] = {}
+        self.is_late = False  # it is late with a sample that was granted
         self.there: set[int] = set()  # tickets that were passed on, and are not released
         self._shared, self._workers, self._pass_on = shared, workers, pass_on
         self._wants: dict[int, SharedSample] = {}
-        self._ready: dict[int, Ready] = {}  # whose bytes are there, not passed on
-        self._ahead: list[int] = []  # of these a heap of those that were not in the window,
-        self._waiting: dict[int, SharedSample] = {}  # and the others
-        self.comparing: set[SharedSample] = set()  # that it prepares although others may, to be compared
-        self._equal = 0  # samples that were the same
+        self._ready: dict[int, Ready] = {}  # tickets whose bytes have arrived, and that are not passed on
+        self._ahead: list[int] = []  # heap of those of shared samples that were not in the window yet
+        # those of shared samples that are in the window, with their samples
+        self._waiting: dict[int, SharedSample] = {}
+        self.comparing: set[SharedSample] = set()  # samples that it prepares although others may, to be compared
+        self._equal = 0  # samples that were equal to those of a loader that is believed
         self._admitted = 0
         self.count_anew()
 

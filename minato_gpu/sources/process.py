@@ -42,16 +42,16 @@ _SHARE = 4  # what is not announced is a part of what is known, so that a fast l
 class ReaderSettings:
     """The settings of a reader process."""
 
-    ahead_bytes: int = 256 << 20  # read and not used yet, at most (but for what the next batch misses)
+    ahead_bytes: int = 256 << 20  # most bytes that are read and not used yet (but for what the next batch misses)
     memory_bytes: int = 0  # budgets of the tiers in which copies stay; 0: there is none
     disk_bytes: int = 0
-    directory: str = ""  # of the tier on disk
-    samples: int = 0  # of the data set
-    workers: int = 1  # that prepare them
-    keeps_fields: bool = False  # of samples, in memory
+    directory: str = ""  # directory of the tier on disk
+    samples: int = 0  # samples of the data set
+    workers: int = 1  # workers that prepare them
+    keeps_fields: bool = False  # fields of samples are kept in memory
     peers: tuple[str, ...] = ()  # caches of other hosts (peer_discovery.checked_peers)
-    share_bytes: int = 0  # of prepared samples that stay for other loaders; 0: none do
-    fingerprint: str = ""  # of what prepares them
+    share_bytes: int = 0  # budget of prepared samples that stay for other loaders; 0: none do
+    fingerprint: str = ""  # fingerprint of what prepares the samples
 
 
 def main(

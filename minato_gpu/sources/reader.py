@@ -90,8 +90,9 @@ class Reader:
     Raises OSError where there is no address space for what it is to keep in memory.
     """
 
-    fields: socket.socket | None = None  # where workers send fields that are to be kept,
-    prepared: tuple[socket.socket, Arena] | None = None  # and samples for other loaders; and the memory for these
+    fields: socket.socket | None = None  # socket on which workers send fields that are to be kept
+    # socket on which workers send samples for other loaders, and the memory for these
+    prepared: tuple[socket.socket, Arena] | None = None
     process: Any = None
     _owner: int
 
@@ -121,7 +122,7 @@ class Reader:
         """Keeps this side's socket, and the memory that holds the bytes."""
         self.end, self.arena, self.settings, self._stays = end, arena, settings, stays
         self.counts: dict[str, Any] = {}  # its work for these workers, as it was reported last
-        self.run = 0  # of the tickets: reports of an earlier one are of no use
+        self.run = 0  # run of the tickets: reports of an earlier one are of no use
         self.lent = True
         self._owner = os.getpid()
         self._messages = MessageSocket(end)
@@ -243,7 +244,7 @@ class ReaderOwner:
 
     def __init__(self) -> None:
         self._reader: Reader | None = None
-        self._pipeline: object = None  # whose fields it keeps
+        self._pipeline: object = None  # pipeline whose fields the process keeps
 
     def borrow(self, pipeline: object, settings: ReaderSettings, make: Callable[..., Reader]) -> Reader:
         """Returns a reader process with these settings, to be given back."""

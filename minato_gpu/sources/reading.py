@@ -32,7 +32,7 @@ the block's stamp; and the source's key. A plain tuple, flat: quick to pickle.""
 class AtHand(threading.local):
     """What has been read ahead for the sample that this thread prepares."""
 
-    arena: Arena | None = None  # that holds it; None where no loader reads ahead
+    arena: Arena | None = None  # arena that holds it; None where no loader reads ahead
     keeps_fields = False  # whether there may be any
     shares = False  # whether there may be samples that other loaders have prepared
     direct = 0  # reads from storage while a loader reads ahead

@@ -161,13 +161,13 @@ class _UrlRead:
 
     number: int
     source: Source
-    begin: float  # of the first attempt
+    begin: float  # beginning of the first attempt
     attempt_begin: float
-    failures: int = 0  # of attempts
+    failures: int = 0  # failed attempts
     renewed: bool = False  # with a new session
     # that are not answered; whether it was asked a second time
     requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
-    pause: asyncio.TimerHandle | None = None  # until the next attempt
+    pause: asyncio.TimerHandle | None = None  # timer until the next attempt
 
 
 class UrlReads:

@@ -36,7 +36,7 @@ class SentSample(NamedTuple):
 
     number: int
     prepare_s: float = 0.0
-    block: int = NOWHERE  # that holds it, if one was lent
+    block: int = NOWHERE  # block that holds it, if one was lent
     nbytes: int = _GONE  # there was no copy where one should have been
     checksum: int = 0
     why_not: str = ""  # no sample is to be shared any more, in words

@@ -51,7 +51,7 @@ class SourceBytes:
     stamp: int = 0
     started: bool = False
     done: bool = False
-    kept: bool = False  # by the tier in memory, whose the block is
+    kept: bool = False  # the tier in memory keeps them, and owns the block
     waiting: list[PendingTicket] = field(default_factory=list)
 
     def take(self, copy: Copy) -> bool:
@@ -100,7 +100,7 @@ class Service:
         self._tickets: dict[int, PendingTicket] = {}
         self._bytes: dict[Key, SourceBytes] = {}
         self._queue: deque[SourceBytes] = deque()  # not started
-        self._started: dict[int, SourceBytes] = {}  # by number, not done
+        self._started: dict[int, SourceBytes] = {}  # reads that have been started and are not done, by number
         self._ahead = 0  # bytes that have arrived and are not released, and the expected bytes of reads under way
         self._typical = 0  # expected bytes of a source whose length is not declared: a mean
         self._known = 0  # sources that this is the mean of, 100 at most

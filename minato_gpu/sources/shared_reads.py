@@ -74,7 +74,8 @@ class _Read:
     number: int
     block: int = NOWHERE
     nbytes: int = 0
-    clients: list[tuple[ClientPool, int]] = field(default_factory=list)  # that wait, with their own numbers
+    # loaders' pools that wait, with their own numbers
+    clients: list[tuple[ClientPool, int]] = field(default_factory=list)
 
 
 class SharedBlocks(Blocks):
@@ -107,10 +108,10 @@ class SharedReads:
     def __init__(self, arena: Arena, soon: Callable[..., object]) -> None:
         self.blocks, self.soon = SharedBlocks(arena, self._freed), soon
         self._clients: list[ClientPool] = []
-        self._reads: dict[int, _Read] = {}  # under way, by the pool's numbers
-        self._there: dict[int, _Read] = {}  # by block
-        self._by_source: dict[Source, _Read] = {}  # of both, those that more may have a part in
-        self._turn = 0  # of what was read last
+        self._reads: dict[int, _Read] = {}  # reads under way, by the pool's numbers
+        self._there: dict[int, _Read] = {}  # reads whose bytes are in memory, by block
+        self._by_source: dict[Source, _Read] = {}  # all reads, under way or done, that further loaders may share
+        self._turn = 0  # turn of the last read that ended
         self._count = 0
 
     def client(self, service: Service, pool: ReaderPool, more: Callable[[], dict[str, Any]] = dict) -> ClientPool:

@@ -29,11 +29,11 @@ class Record:
     slab: int = -1  # where its rows begin, in ``memory``
     memory: NDArray[np.uint8] | None = None  # free when nobody refers to it
     marks: int = -1  # see memory/completions.py
-    items: dict[TicketId, Item] = field(default_factory=dict)  # of each sample that is not a plain row
+    items: dict[TicketId, Item] = field(default_factory=dict)  # item of each sample that is not a plain row
     sources: dict[TicketId, HostRead] = field(default_factory=dict)  # their stored inputs
     end: TicketId = field(init=False)
-    rows: int = field(init=False)  # of the slab
-    place_rows: int = field(init=False)  # of the whole place, where this is a piece of one
+    rows: int = field(init=False)  # rows of the slab
+    place_rows: int = field(init=False)  # rows of the whole place, where this is a piece of one
     left: int = field(init=False)  # samples that no batch has taken yet
 
     def __post_init__(self) -> None:
@@ -96,11 +96,11 @@ class Window(BySerial[Record]):
 class Batch:
     """A composed batch: its parts until it is ready, then the way to its value."""
 
-    spans: tuple[TicketSpan, ...]  # of its samples
+    spans: tuple[TicketSpan, ...]  # tickets of its samples
     order: OutputBatch  # its number among all batches of the run
     number: int  # in its epoch
     bad: list[Failure] = field(default_factory=list)  # samples that were left out
-    good: Ticket | None = None  # where samples may be left out: the last one that was not
+    good: Ticket | None = None  # the last sample that was not left out, where samples may be
     nbytes: int = 0
     failed: int = 0
     ready: bool = False
@@ -109,7 +109,7 @@ class Batch:
     items: list[Callable[[], Value]] = field(default_factory=list)  # the same for each of a run of samples
     load: Load | None = None  # on its way to a device
     orders: int = 1  # batches that a run of samples counts as
-    dealt: tuple[TicketSpan, ...] = field(init=False)  # of its samples and those that were left out
+    dealt: tuple[TicketSpan, ...] = field(init=False)  # tickets of its samples, and of those that were left out
     size: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -45,9 +45,9 @@ from minato_gpu.window.records import Batch, Record, Window
 class Arrived(NamedTuple):
     """The outcome of samples that lanes have reported."""
 
-    nbytes: int  # of those that are ready
+    nbytes: int  # bytes of the samples that are ready
     failed: list[int]
-    handed: list[tuple[int, int]]  # that another lane goes on with, and the stage
+    handed: list[tuple[int, int]]  # samples that another lane continues, each with the stage
     held: int  # bytes of what those have come to
 
 

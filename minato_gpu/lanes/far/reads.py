@@ -24,9 +24,10 @@ class TaskReads:
         self.reader = Reader(partial(forking.start_reader, _FORK), ReaderSettings(workers=workers), stays=False)
         self._declared = declared
         self._outbox = Outbox()
-        self._tickets: dict[Number, range] = {}  # of tasks, numbered as they come
+        self._tickets: dict[Number, range] = {}  # tickets of each task, numbered as tasks come
         self._next = 0
-        self._here: dict[int, tuple[Place, ...] | None] = {}  # by ticket, once its bytes have arrived
+        # places of a ticket's bytes, once they have arrived; else None
+        self._here: dict[int, tuple[Place, ...] | None] = {}
 
     def want(self, task: Task) -> None:
         """Asks for the bytes of a task's samples."""

@@ -71,9 +71,10 @@ class AgentSession:
         links.late_ends.append(wire.end)  # no worker is to keep the connection open
         self._lane = ProcessLane(links, job, _FORK, replaceable=job.repeats)
         self._store = Store(-1, links)
-        self._waiting: dict[Number, tuple[Task, Sequence[bool]]] = {}  # beyond the budget, or for their sources
-        self._tasks: dict[Number, tuple[Task, int]] = {}  # that workers have, and the bytes of their rows
-        self._nbytes = 0  # of all of these
+        # tasks that wait for the budget, or for their sources
+        self._waiting: dict[Number, tuple[Task, Sequence[bool]]] = {}
+        self._tasks: dict[Number, tuple[Task, int]] = {}  # tasks that workers have, each with the bytes of its rows
+        self._nbytes = 0  # bytes of the rows of all these tasks
         self._beaten = 0.0
         self._dead: set[int] = set()  # workers that have not been replaced
 
