@@ -104,7 +104,7 @@ class CocoDetection:
         }
 
     def source(self, index: int) -> Source:
-        """Where the picture lies, to be read ahead."""
+        """Returns the source of the picture, to be read ahead."""
         return Source(self._path(range(len(self))[index]))
 
     def _path(self, number: int) -> str:
@@ -155,5 +155,5 @@ class CocoDetection:
 
 
 def _starts(counts: Any) -> Any:
-    """Where each of the parts with these lengths begins, and where the last one ends."""
+    """Returns where each of the parts with these lengths begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

@@ -62,7 +62,8 @@ def _check_size(height: int, width: int, declared: Any) -> None:
 
 
 def cost_features(fields: Fields) -> tuple[float, ...]:
-    """What decides how long the picture takes: coded bytes, pixels before and after, and the bytes if progressive."""
+    """Returns the numbers that the cost depends on: coded bytes, pixels before and after, and the bytes if
+    progressive."""
     encoded = float(fields["encoded"].size)
     pixels, target = (float(shape[0]) * float(shape[1]) for shape in (fields["size"], fields["shape"]))
     return encoded, pixels, target, encoded if fields["progressive"] else 0.0

@@ -27,7 +27,7 @@ _LEFT = frozenset(
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name holds no samples: ".ipynb_checkpoints", "._1.jpg", "__MACOSX"."""
+    """Returns whether a file or folder of this name holds no samples: ".ipynb_checkpoints", "._1.jpg", "__MACOSX"."""
     return name.startswith(".") or name in _LEFT
 
 

@@ -78,7 +78,7 @@ class ImageFolder:
         return {"path": self.paths[index], "label": self.labels[index]}
 
     def source(self, index: int) -> Source:
-        """Where the photograph lies, to be read ahead."""
+        """Returns the source of the photograph, to be read ahead."""
         return Source(self.paths[index])
 
 

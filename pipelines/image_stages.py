@@ -82,7 +82,7 @@ def middle_box(fields: Fields, params: Params, *, share: float, ratio: float) ->
 
 
 def cost_features(fields: Fields) -> tuple[float, ...]:
-    """What decides how long decoding takes: coded bytes, pixels of the picture and of the box, the bytes before
+    """Returns what decides how long decoding takes: coded bytes, pixels of the picture and of the box, the bytes before
     the box's last row (a baseline JPEG need be decoded no further), and the bytes if coded progressively. (For a
     photograph on its side the last row is not quite the upright one's; the cost model lives with that.)"""
     size, box, encoded = fields["size"], fields["box"], float(fields["encoded"].size)

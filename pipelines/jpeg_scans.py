@@ -14,7 +14,10 @@ _COEFFICIENTS = 64  # of a block, in zigzag order
 
 
 def has_all_scans(data: bytes) -> bool:
-    """Whether every coefficient of the progressive JPEG ``data`` comes to its last bit; True for other JPEG files."""
+    """Returns whether every coefficient of the progressive JPEG ``data`` comes to its last bit.
+
+    True for other JPEG files.
+    """
     missing: dict[int, list[int]] = {}  # bits, by component and coefficient
     at = 2
     try:

@@ -82,7 +82,7 @@ class LibriSpeech:
         }
 
     def source(self, index: int) -> Source:
-        """Where the recording lies, to be read ahead."""
+        """Returns the source of the recording, to be read ahead."""
         return Source(self._path(range(len(self))[index]))
 
     def _path(self, index: int) -> str:

@@ -106,7 +106,7 @@ def random_resized_crop(scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[f
 
 
 def whole_tolerance(fancy_upsampling: bool) -> dict[str, Tolerance]:
-    """How far a whole pipeline's device implementations may be from the CPU's, by kind of device."""
+    """Returns how far a whole pipeline's device implementations may be from the CPU's, by kind of device."""
     return {"cpu": GEOMETRIC if fancy_upsampling else _OTHER_UPSAMPLING, "cuda": NVJPEG}
 
 

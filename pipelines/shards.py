@@ -62,7 +62,7 @@ class TarShards:
         return {"path": self.source(index), "label": int(self.labels[index])}
 
     def source(self, index: int) -> Source:
-        """Where the photograph lies, to be read ahead."""
+        """Returns the source of the photograph, to be read ahead."""
         shard = self.shards[self._shard[index]]
         return Source(shard, int(self._offset[index]), int(self._length[index]), self._names[index])
 

@@ -42,7 +42,7 @@ class Steps:
             raise ValueError(f"rounds must be at least 0 and every at least 1, got {self}")
 
     def heavy(self, index: int) -> bool:
-        """Whether the heavy step applies to this item of the data set: the fifth, the tenth ..."""
+        """Returns whether the heavy step applies to this item of the data set: the fifth, the tenth ..."""
         return index % self.every == self.every - 1
 
 
@@ -106,7 +106,9 @@ def cost_features(fields: Fields, *, steps: Steps) -> tuple[float, ...]:
 
 
 def rounds_for(seconds: float, mels: int = 80, *, trials: int = 5, probe: int = 20_000) -> int:
-    """How many rounds one core of this machine does in so many seconds: by the median of ``trials`` of ``probe`` each.
+    """Returns the rounds that one core of this machine does in so many seconds.
+
+    They are found by the median of ``trials`` of ``probe`` rounds each.
 
     At least 1. For benchmarks: measure once, and let every loader do the same rounds.
     """

@@ -175,11 +175,11 @@ def class_name(transform: Any) -> str:
 
 
 def on_cpu_only(transform: Any) -> bool:
-    """Whether it is called on the CPU as it is."""
+    """Returns whether the transform is called on the CPU as it is."""
     return _interpolation(transform) in ("lanczos", "1") or class_name(transform) not in BOTH_LANES
 
 
 def _interpolation(transform: Any) -> str:
-    """Its name, or Pillow's number for it."""
+    """Returns the name of the transform's interpolation, or Pillow's number for it."""
     given = getattr(transform, "interpolation", "")
     return str(getattr(given, "value", given))

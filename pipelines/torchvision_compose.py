@@ -130,7 +130,7 @@ def _plan(transforms: Sequence[Any], targets: tuple[str, ...]) -> _Plan:
 
 
 def _field_after(transform: Any, before: Field) -> Field:
-    """What a picture is behind ``transform``; of dtype object where nobody knows."""
+    """Returns the field of a picture behind ``transform``; of dtype object where nobody knows."""
     name, dtype = class_name(transform), np.dtype(before.dtype)
     if dtype == np.dtype(object) or name not in {*BOTH_LANES, *KEEPING}:
         return Field(object)
@@ -311,7 +311,7 @@ def _plain(value: Value) -> Value:
 
 
 def _draw_all(fields: Fields, params: Params, *, plan: _Plan, recorders: Sequence[Any]) -> Fields:
-    """What ``first`` draws, the targets behind it, and the box of the picture that is needed."""
+    """Returns what ``first`` draws, the targets behind it, and the box of the picture that is needed."""
     shape = (3, *map(int, fields["size"])) if "size" in fields else v2.functional.get_dimensions(fields["image"])
     generator = torch.Generator().manual_seed(int(params["seed"]))
     with OwnDraws(generator):

@@ -40,7 +40,7 @@ class Files:
         return {"path": path, "target": target if self.target_transform is None else self.target_transform(target)}
 
     def source(self, index: int) -> Source:
-        """Where the photograph lies, to be read ahead."""
+        """Returns the source of the photograph, to be read ahead."""
         return Source(self.samples[index][0])
 
 
@@ -113,7 +113,7 @@ def to_check(found: Any, folder: str | Path | None = None) -> tuple[Pipeline, An
 
 
 def _is_of_files(dataset: Any) -> bool:
-    """Whether nothing is lost if the files are decoded here."""
+    """Returns whether nothing is lost if the files are decoded here."""
     if not isinstance(dataset, DatasetFolder) or dataset.loader not in (default_loader, pil_loader):
         return False
     if type(dataset).__getitem__ is not DatasetFolder.__getitem__:
@@ -140,7 +140,7 @@ def _untouched(*sample: Value) -> Value:
 
 
 def _first(pictures: Pictures) -> tuple[Field, tuple[str, ...]]:
-    """What the first picture is as a tensor, and the names of what comes with it."""
+    """Returns what the first picture is as a tensor, and the names of what comes with it."""
     try:
         fields = pictures[0]
         image = v2.functional.to_image(fields["image"]).numpy()

@@ -67,7 +67,10 @@ def recorders_of(transforms: Sequence[Any], targets: Sequence[str]) -> tuple[Any
 def recorded(
     recorders: Sequence[Any], shape: Sequence[int], targets: Sequence[Value]
 ) -> tuple[tuple[Value, ...], list[Value]]:
-    """What each transform draws for a picture of this shape, None where it leaves it as it is; the finished targets."""
+    """Returns what each transform draws for a picture of this shape, and the finished targets.
+
+    None stands for a transform that leaves the picture as it is.
+    """
     sample: tuple[Any, ...] = (_stand_in(shape), *targets)
     drawn: list[Value] = []
     for recorder in recorders:
@@ -121,6 +124,6 @@ def size_behind(transform: Any, params: Mapping[str, Any], height: int, width: i
 
 
 def called(transform: Callable[..., Any], sample: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the transform makes of a picture and its targets."""
+    """Returns what the transform makes of a picture and its targets."""
     made = transform(*sample)
     return tuple(made) if len(sample) > 1 else (made,)

@@ -100,7 +100,7 @@ def _check_kind(volume: Any, path: str) -> None:
 
 
 def _corner(label: Any, params: Params, patch: tuple[int, int, int]) -> list[int] | None:
-    """Where the patch begins that shows a structure of a random class; None where nothing is labelled."""
+    """Returns where the patch begins that shows a structure of a random class; None where nothing is labelled."""
     present = np.flatnonzero(np.bincount(label.reshape(-1), minlength=2)[1:]) + 1
     if not len(present):
         return None

@@ -116,7 +116,7 @@ def open_pair(path: str, label_path: str) -> tuple[Any, Any]:
 
 
 def _distance(place: Any, other: Any, shape: tuple[int, ...]) -> float:
-    """How many of the smallest sides of its voxels a volume's corners lie apart by two affines at most."""
+    """Returns how many of the smallest sides of its voxels a volume's corners lie apart by two affines at most."""
     corners = np.array([*product(*((0, size - 1) for size in shape))], np.float64)
     apart = (place - other)[:3] @ np.column_stack([corners, np.ones(len(corners))]).T
     side = np.linalg.norm(place[:3, :3], axis=0).min()
