@@ -36,10 +36,10 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Key = Any
-"""What a user's sampler yields and a user's data set takes: an integer mostly, a list of them for a whole batch, or
-anything else that has a pickle."""
+"""A key, which a user's sampler yields and a user's data set takes: an integer mostly, a list of them for a whole
+batch, or anything else that has a pickle."""
 Value = Any
-"""What a user's code returns: a sample, one of its fields, a batch. The border: nothing is known of it."""
+"""A value that a user's code returns: a sample, one of its fields, a batch. Nothing is known of its type."""
 JSON = Any
 """Plain data as JSON has it: states, statistics, tables. Who reads such data from outside checks it there."""
 
@@ -177,7 +177,7 @@ def shown(key: Key) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a failure happened, as far as it is known (promise P6)."""
+    """The place of a failure, as far as it is known (promise P6)."""
 
     epoch: int | None = None
     position: Position | None = None

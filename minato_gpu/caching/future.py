@@ -40,7 +40,7 @@ class Future:
 
     @property
     def epochs(self) -> int:
-        """How many epochs are known."""
+        """The number of epochs that are known."""
         return len(self.starts) - 1
 
     def epoch(self, position: int) -> int:

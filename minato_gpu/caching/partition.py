@@ -1,4 +1,4 @@
-"""Which of several hosts keeps what, where their caches are one: each copy on one host, and none twice.
+"""The partition of one cache among hosts: each copy on one host, and none twice.
 
 Method: rendezvous hashing (Thaler and Ravishankar 1998). Every host finds the same owner without asking, each owns an
 equal share, and where a host leaves only what it owned has new owners. CoorDL (VLDB 2021) partitions caches likewise.

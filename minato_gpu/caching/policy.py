@@ -81,7 +81,7 @@ class CachePolicy:
         return key in self._bytes
 
     def __len__(self) -> int:
-        """How many items are kept."""
+        """Returns the number of items that are kept."""
         return len(self._bytes)
 
     def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:

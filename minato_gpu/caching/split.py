@@ -1,4 +1,4 @@
-"""How a cache is shared out between raw bytes, which were read, and kept fields, which were made of them.
+"""The division of a cache between raw bytes, which were read, and kept fields, which were made of them.
 
 Raw bytes of a sample save its read. Kept fields (what its preparation makes before random draws) save that and a
 part of its preparation, and are larger. Reading and preparing overlap, so an epoch takes as long as the longer of both:

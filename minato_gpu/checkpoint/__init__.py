@@ -1,1 +1,1 @@
-"""Where an epoch stands, as plain data, and back: what ``DataLoader.state_dict`` is made of. Ranks merged and split."""
+"""Epochs' positions as plain data, and back (``DataLoader.state_dict``); states of ranks, merged and split."""

@@ -77,7 +77,8 @@ class Cursor:
 
     @property
     def batches(self) -> int:
-        """How many batches of the epoch the consumer has, or had in an earlier run, with those that were left out."""
+        """The number of batches of the epoch that the consumer has, or had in an earlier run, with those that were
+        left out."""
         return self.epoch.delivered.batches if self.epoch.streams is None else self.epoch.streams.batches
 
     @property

@@ -35,7 +35,7 @@ _NUMPYS: dict[str, type[np.generic]] = {
         *(np.float16, np.float32, np.float64),
     )
 }
-"""Of NumPy's scalars those whose values are plain data, by the name of their dtype."""
+"""NumPy's scalars whose values are plain data, by the name of their dtype."""
 _NAMES: dict[type, str] = {each: np.dtype(each).name for each in (*_NUMPYS.values(), np.longlong, np.ulonglong)}
 
 State = dict[str, JSON]

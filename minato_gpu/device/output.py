@@ -30,7 +30,7 @@ from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import StageError, Value
 
 Container = Value
-"""Where a value is stored on the host: a sample's fields by name, or an array by row."""
+"""The place of a value on the host: a sample's fields by name, or an array by row."""
 
 
 class Issued(NamedTuple):

@@ -24,7 +24,7 @@ from minato_gpu.window.loading import Loading
 
 @dataclass
 class Site:
-    """Where lanes are opened, and what they need for it."""
+    """The loader, memory and devices that lanes are opened with."""
 
     loader: Arguments
     options: Options
@@ -88,4 +88,4 @@ LANES: tuple[Callable[[Site, contextlib.ExitStack], Iterator[Lane]], ...] = (
     _devices,
     _others,
 )
-"""What opens the lanes of each kind."""
+"""The functions that open the lanes of each kind."""

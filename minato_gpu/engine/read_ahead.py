@@ -1,4 +1,4 @@
-"""Which samples' bytes have arrived: between the sampler's order, the reader process and the scheduler.
+"""Keeps account of samples whose bytes have arrived: between the sampler's order, the reader process and the scheduler.
 
 A place is wanted as soon as it is drawn, which is before it enters the window. What is fetched by then is
 announced to the scheduler as the place is admitted; the rest, whenever it comes. A sample's bytes are released once it

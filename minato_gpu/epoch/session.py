@@ -1,5 +1,5 @@
-"""What outlives one epoch of a loader: workers that stay, seeds, the epoch that is prepared early, and the resume
-point.
+"""The parts of a loader that outlive an epoch: workers that stay, seeds, the epoch that is prepared early, and the
+resume point.
 
 The loader is passed to every call and never kept: dropping the loader drops its workers.
 """
@@ -33,7 +33,7 @@ from minato_gpu.sampling.speculation import Speculation
 from minato_gpu.sources.reader import ReaderOwner
 
 _OWN = ("engine", "ahead", "cursor", "_pending", "_user", "_shown")
-"""What no copy of a session has: a pickled loader takes its arguments along, not its workers."""
+"""The attributes that no copy of a session has: a pickled loader takes its arguments along, not its workers."""
 
 _Ahead = tuple[EpochBatches, Speculation]
 

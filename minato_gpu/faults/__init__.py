@@ -1,1 +1,1 @@
-"""What happens to samples that fail, and to workers that die or hang."""
+"""Handling of samples that fail, and of workers that hang."""

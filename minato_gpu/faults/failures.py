@@ -1,4 +1,4 @@
-"""What happens to a sample that cannot be prepared: raise, try again, leave out, or ask the user's function.
+"""Handling of samples that cannot be prepared: raise, try again, leave out, or ask the user's function.
 
 A batch of which samples are left out is delivered with the others. The decision is taken when the batch is about to be
 delivered, on the consumer's thread: a sample that nobody asked for raises nothing. A failure is counted once, and

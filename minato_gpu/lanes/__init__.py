@@ -1,1 +1,1 @@
-"""Where work happens: CPU workers (processes or threads) and device executors."""
+"""The places where work happens: CPU workers (processes or threads) and device executors."""

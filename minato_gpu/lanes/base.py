@@ -286,19 +286,19 @@ class Failure:
 
 
 Stored = Blob | Local
-"""Where an object is stored."""
+"""The place where an object is stored."""
 Draws = Mapping[int, Mapping[str, Value]]
-"""What was drawn for a sample, by number of the stage and by name."""
+"""The drawn parameters of a sample, by number of the stage and by name."""
 Begun = tuple[dict[str, Value], Draws | None]
-"""What is stored of a sample that another lane continues: its fields, checked, and what was drawn for all stages that
+"""The stored part of a sample that another lane continues: its fields, checked, and what was drawn for all stages that
 follow; None where nothing was (that lane draws, and meets the error that there may be)."""
 Item = Extra | Blob | Local | Yielded | Features | Handed | Failure | None
-"""Where a prepared sample or batch is stored, or what came of it. None: in its row, with nothing beside it.
+"""The place of a prepared sample or batch, or its failure. None: in its row, with nothing beside it.
 
 Where there are no rows, None is nowhere: the sample is in its batch already, or it cannot be sent, and the worker that
 joins the batch prepares it."""
 StoredSample = Row | Blob | Local | None
-"""Where a prepared sample is stored, for the worker that joins it with others; None: nowhere."""
+"""The place of a prepared sample, for the worker that joins it with others; None: it is not stored."""
 HostRead = Stored | Handed | Failure
 """A sample's stored input from an earlier step: its host read, or the fields that another lane has made of that."""
 

@@ -1,4 +1,4 @@
-"""What a lane is to the rest of the loader: commands in, messages out, and nothing else.
+"""The interface of a lane to the rest of the loader: commands in, messages out, and nothing else.
 
 No command waits for an answer. What follows from it comes as a message from ``receive``, at once or later, whichever
 the lane can: threads and processes of this host answer at once, through shared words; a lane on another machine need

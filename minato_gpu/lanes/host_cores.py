@@ -11,7 +11,7 @@ from minato_gpu.util.threads import usable_cores
 
 @dataclass(frozen=True)
 class HostCores:
-    """What a rank knows of its host.
+    """A rank's knowledge of its host.
 
     ``job``: tells the job's page from those of others.
     """

@@ -1,4 +1,4 @@
-"""Where a worker puts what it prepared: samples in their rows or as blobs, batches that are whole joined at once."""
+"""Placement of a worker's results: samples in their rows or as blobs, batches that are whole joined at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker obtains one sample: from the data set, with the sample's seeds, through the pipeline's stages."""
+"""Preparation of one sample by a worker: from the data set, with the sample's seeds, through the pipeline's stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minato_gpu.scheduling.messages import CPU
 from minato_gpu.sources.reading import AT_HAND, Place
 
 Produce = Callable[[int], Value]
-"""From an offset in the piece to the prepared sample."""
+"""A function from an offset in the piece to the prepared sample."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""How far a worker has come with its task, and what of it is not reported yet."""
+"""A worker's progress with its task, and the finished samples that are not reported yet."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _locked(fd: int, byte: int) -> bool:
 
 
 class _Starting:
-    """What multiprocessing starts a process with, which notes the descriptors that go along."""
+    """The object that multiprocessing starts a process with; it notes the descriptors that go along."""
 
     def __init__(self, popen: Value) -> None:
         self.popen = popen

@@ -1,4 +1,4 @@
-"""How a worker prepares samples that other loaders want, too: it sends those that it is asked for, and takes copies of
+"""Samples of a worker that other loaders want, too: it sends those that it is asked for, and takes copies of
 those that others have prepared (see sources/prepared_samples.py). What is not there any more it prepares itself."""
 
 from __future__ import annotations

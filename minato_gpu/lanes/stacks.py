@@ -1,4 +1,4 @@
-"""What a worker is at, as a Python stack: asked for when the loader has waited for longer than it should.
+"""Workers' Python stacks: asked for when the loader has waited for longer than it should.
 
 A worker process answers a signal: ``faulthandler`` writes the stacks of its threads to a socket, from within the
 signal's handler, so that even a worker stuck in compiled code answers. Of thread workers the interpreter knows the

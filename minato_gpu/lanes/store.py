@@ -1,4 +1,4 @@
-"""Where a worker puts what it prepared: rows of the engine's slabs, or blobs in its own arena.
+"""The memory for a worker's results: rows of the engine's slabs, or blobs in its own arena.
 
 Thread workers share the process, so their objects are handed over as they are; rows are written all the same.
 """

@@ -32,7 +32,7 @@ from minato_gpu.lanes.snapshots import dumps
 from minato_gpu.samples import Value, no_end
 
 ITSELF = "itself"
-"""The kind of a state that is of a data set and of the iterator that it is; the others are "iterator" and "dataset"."""
+"""The kind of a state of a data set that is its own iterator; the others are "iterator" and "dataset"."""
 
 
 _RAISED = (
@@ -82,7 +82,7 @@ class StreamState(NamedTuple):
 
     @property
     def again(self) -> int:
-        """How many batches are read again and dropped."""
+        """The number of batches that are read again and dropped."""
         return self.batches if self.state is None else self.since
 
     @property

@@ -1,4 +1,4 @@
-"""What a CPU worker does with a task: prepare samples, put each where it belongs, mark it as finished.
+"""A CPU worker: takes tasks, prepares samples, puts each where it belongs, marks it as finished.
 
 The same code runs in a process and in a thread. One sample's failure is that sample's alone. A worker shows on the
 board which sample it is at, so that a slow one is noticed while it runs and what waits behind it can be given to

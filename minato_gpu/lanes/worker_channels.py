@@ -1,4 +1,4 @@
-"""What connects the engine and its CPU workers: arenas, the board, completions, a socket for tasks and two bells.
+"""The shared memory, socket for tasks and bells that connect the engine and its CPU workers.
 
 Tasks go through one socket that all workers read: the kernel hands each message to exactly one of them, whole, so
 a free worker takes the next lease without asking, and a killed one takes at most its own lease along. A data set
@@ -30,7 +30,7 @@ _SEND_BUFFER = 1 << 20
 _Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
-"""Those of every loader alive here: a forked process must not keep their parent ends open."""
+"""The channels of every loader alive in this process: a forked process must not keep their parent ends open."""
 
 
 class WorkerChannels:

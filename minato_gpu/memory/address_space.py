@@ -1,4 +1,4 @@
-"""How much address space may be reserved."""
+"""The address space that may be reserved."""
 
 from __future__ import annotations
 

@@ -62,18 +62,18 @@ _SINGLE = struct.Struct("=dqqffii")
 _MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
 
 ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED, READS, READ = range(8)
-"""What has become of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
+"""The outcome of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
 anything else, whose ``TicketOutcome`` is pickled there; the same in this very process, in ``Completions.local``; or
 nothing: the worker returns this ticket and those of its lease that follow. Of host reads that are reported together
 the first is ``READS``, which has those of all of them; each other is ``READ``."""
 
 Location = tuple[int, int, int]
-"""What a ticket has become, and where that is stored in the worker's arena: offset and bytes."""
+"""The outcome of a ticket, and its place in the worker's arena: offset and bytes."""
 
 IN_ROW: Location = ROW, 0, 0
 
 End = float | Sequence[float]
-"""When tickets that are reported together were finished: a time for all, or one for each."""
+"""The times at which tickets that are reported together were finished: one for all, or one for each."""
 
 
 class Taken(NamedTuple):

@@ -125,7 +125,7 @@ class Layout:
 
     @cached_property
     def objects(self) -> int:
-        """How many leaves travel beside the slab (strings and bytes)."""
+        """The number of leaves that are kept beside the slab (strings and bytes)."""
         return sum(leaf.kind == "object" for leaf in self.leaves)
 
     def write(self, views: Views, row: int, sample: Value, skip: Collection[int] = ()) -> list[Value] | None:

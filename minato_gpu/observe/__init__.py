@@ -1,1 +1,1 @@
-"""What happens in a run: counters, and facts for subscribers."""
+"""Records of a run: counters, and facts for subscribers."""

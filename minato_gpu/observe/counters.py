@@ -20,7 +20,7 @@ Counts = Mapping[Key, float]
 
 
 class Kind(Enum):
-    """How a metric counts: per epoch, per set of workers, or as a level."""
+    """The way in which a metric counts: per epoch, per set of workers, or as a level."""
 
     OF_EPOCH = "counter of an epoch"
     OF_WORKERS = "counter of a set of workers"
@@ -28,7 +28,7 @@ class Kind(Enum):
 
 
 class Metric(NamedTuple):
-    """Where a metric is found in ``stats()``, and how it is described to Prometheus."""
+    """A metric: its path in ``stats()``, and its description for Prometheus."""
 
     kind: Kind
     path: str  # in stats(), with a star for each label, and a bar between alternatives; "" where it is derived
@@ -81,7 +81,7 @@ METRICS = {
 COUNTERS = {name: metric for name, metric in METRICS.items() if metric.kind is not _GAUGE}
 GAUGES = {name: metric for name, metric in METRICS.items() if metric.kind is _GAUGE}
 OTHER = "other"
-"""What the training loop waited for beside the stalls that have a cause: without workers, its own work."""
+"""The cause of waits beside those that are counted by cause: without workers, the training loop's own work."""
 
 
 def counters(stats: Mapping[str, JSON]) -> dict[Key, float]:

@@ -1,4 +1,4 @@
-"""What happens in a loader's epochs, as small records (facts), and the stream on which they are published.
+"""The events of a loader's epochs as small records (facts), and the stream on which they are published.
 
 Rooms report to the log of an epoch (telemetry.py). It counts, and publishes facts to subscribers: a trace, ranges for a
 profiler. Without a subscriber no fact is made. Times are seconds of the monotonic clock (``time.perf_counter``).

@@ -20,7 +20,7 @@ from minato_gpu.samples import JSON, plain
 from minato_gpu.util.messages import say_once
 
 PROTOCOL = "minato_gpu.stats.1"
-"""The first thing that is said on a socket: what follows."""
+"""The name of the protocol, and its version: the first message on a connection."""
 
 _TIMEOUT_S = 1.0  # of somebody who connects and does not read
 

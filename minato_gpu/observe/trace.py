@@ -1,4 +1,4 @@
-"""What becomes of every sample, as a trace that Perfetto's viewer shows (ui.perfetto.dev).
+"""A trace of every sample's way, for Perfetto's viewer (ui.perfetto.dev).
 
 Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
 with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready

@@ -1,4 +1,4 @@
-"""Which fields of a pipeline depend on no draw, and runs that make these fields or begin with them.
+"""The fields of a pipeline that depend on no draw, and runs that make these fields or begin with them.
 
 Found by dataflow, field by field. A stage is *fixed* if it draws nothing and reads nothing that depends on a draw; what
 it writes is the same in every epoch. Of a stage that is not, a part may be (``Keepable``). Kept are those of these

@@ -132,7 +132,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a device implementation may be from the CPU's, in levels (see ``Field.level``).
+    """Limits of a device implementation's deviation from the CPU's, in levels (see ``Field.level``).
 
     ``maximum`` bounds any single value, ``mean`` the mean absolute deviation of a sample.
     """

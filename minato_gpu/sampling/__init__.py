@@ -1,1 +1,1 @@
-"""From the sampler to tickets: what comes next, how far it has been delivered, and the way back to any such place."""
+"""The sampler's keys as tickets: the next ones, those delivered, and snapshots to go on from."""

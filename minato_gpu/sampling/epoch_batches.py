@@ -21,7 +21,7 @@ from minato_gpu.sampling.worker_streams import WorkerStreams
 from minato_gpu.scheduling.spans import Span
 
 _DENSE = 8
-"""Of so many of the last delivered batches every snapshot is kept, of those before one in ``_SPARSE``."""
+"""The number of last delivered batches of which every snapshot is kept; of those before, one in ``_SPARSE``."""
 _SPARSE = 16
 
 

@@ -20,7 +20,7 @@ _MOST = 1 << 32  # bytes; keys of larger data sets are counted one by one
 
 
 class Occurrences:
-    """How often each key has come in the epoch so far. Integers below ``length`` take one byte each."""
+    """Counts of how often each key has come in the epoch so far. Integers below ``length`` take one byte each."""
 
     def __init__(self, length: int | None, *, unique: bool, used: bool = True) -> None:
         self.used = used  # samples' draws use the counts; else they are for states only, as far as these can hold them

@@ -1,4 +1,4 @@
-"""What yields a loader's keys, and how keys become batches."""
+"""A loader's sampler, and the rules by which its keys become batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the streams of an iterable data set stand: one for each worker, which owns it.
+"""The positions of an iterable data set's streams: one for each worker, which owns it.
 
 A worker says after every batch where its stream stands, if the data set or its iterator can tell (lanes/streams.py).
 What counts is what it said with the last *delivered* batch.
@@ -16,11 +16,11 @@ from minato_gpu.sampling.delivered_positions import HISTORY
 
 _NOTHING = StreamState(None)
 MOST_BYTES = 1 << 27
-"""Of states that are kept for consumers that read ahead; of larger ones fewer batches can be taken back."""
+"""Bytes of states that are kept for consumers that read ahead; of larger ones fewer batches can be taken back."""
 
 
 class WorkerStreams:
-    """How far each worker's stream has been delivered, as the training process knows it."""
+    """The position up to which each worker's stream has been delivered, as the training process knows it."""
 
     def __init__(self, workers: int, batches: int = 0, turn: int = 0) -> None:
         self.batches = batches  # delivered

@@ -12,7 +12,7 @@ much was begun.)
 from __future__ import annotations
 
 Held = tuple[int, int]
-"""How many samples hold the result of a host read, and how many that of a hand-over."""
+"""The numbers of samples that hold the result of a host read, and of those that hold that of a hand-over."""
 
 NONE: Held = (0, 0)
 

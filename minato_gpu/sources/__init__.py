@@ -1,1 +1,1 @@
-"""Where samples' bytes come from: what data sets declare, reading ahead, and what is kept."""
+"""Sources of samples' bytes: their declaration by data sets, reading ahead, and caches."""

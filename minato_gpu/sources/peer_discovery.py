@@ -1,4 +1,4 @@
-"""Where the caches of other hosts are (``cache_peers``): a list of addresses, or found by way of torchrun's store."""
+"""The addresses of other hosts' caches (``cache_peers``): a list of addresses, or found by way of torchrun's store."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Want = tuple[int, Sequence[Wanted]]
 """A place, or some of it (see ``Service.want``)."""
 
 _readers: WeakSet[Reader] = WeakSet()
-"""Those of every loader alive here."""
+"""The readers of every loader alive in this process."""
 
 
 class Outbox:

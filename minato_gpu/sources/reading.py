@@ -1,4 +1,4 @@
-"""How a data set reads a sample's bytes: from what has been read ahead for it, or from storage itself.
+"""Reading of a sample's bytes by its data set: from what has been read ahead for it, or from storage itself.
 
 The loader's reader process stores bytes in shared memory (blocks.py) before it lets a worker have the sample, and
 the worker puts at hand where they are stored. ``read_bytes`` copies them from there, about 10 microseconds for 100 KB:
@@ -25,12 +25,12 @@ from minato_gpu.sources.remote import check_length, read_here
 from minato_gpu.sources.source import FIELDS, PREPARED, Key, Source
 
 Place = tuple[int, int, int, str, int, int | None] | tuple[int, int, int, str, int, int | None, str]
-"""Where the bytes of a source are stored: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are;
+"""The place of a source's bytes: a block of the arena (see blocks.py), or IN_PAGE_CACHE; how many they are;
 the block's stamp; and the source's key. A plain tuple, flat: quick to pickle."""
 
 
 class AtHand(threading.local):
-    """What has been read ahead for the sample that this thread prepares."""
+    """The bytes read ahead for the sample that this thread prepares."""
 
     arena: Arena | None = None  # arena that holds it; None where no loader reads ahead
     keeps_fields = False  # whether there may be any

@@ -1,4 +1,4 @@
-"""How prepared samples go from worker to worker: by memory that the workers of all loaders map.
+"""The transfer of prepared samples from worker to worker: by memory that the workers of all loaders map.
 
 The reader process decides who prepares a sample (prepared_samples.py), and lends its worker a block of that memory. The
 worker writes the sample there as a blob, and sends where it is, how large it is and its checksum. Others copy it, and

@@ -1,5 +1,4 @@
-"""What the reader process does, but for its sockets: bytes that are wanted come in, in order of need, and stay until
-they are released.
+"""The reader process without its sockets: wanted bytes are read in order of need, and stay until they are released.
 
 A *ticket* stands for a sample; each has one source or several. Those of a *place* belong to one batch of the sampler's.
 Reads are started in the order of tickets while what is ready or under way stays below a limit in bytes;

@@ -112,7 +112,7 @@ class Source:
 
 
 SourceOf = Callable[[Any], Any]
-"""From a key to a ``Source``, or several."""
+"""A function from a key to a ``Source``, or several."""
 
 
 def source_of(dataset: Any) -> SourceOf | None:

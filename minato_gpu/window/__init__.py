@@ -1,1 +1,1 @@
-"""From ready samples to batches."""
+"""Makes batches of ready samples."""

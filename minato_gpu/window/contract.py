@@ -1,4 +1,4 @@
-"""What an epoch's iterator may expect of what makes its batches: an engine, or the consumer's own thread."""
+"""The interface through which an epoch's iterator gets batches: of an engine, or of the consumer's own thread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Judge = Callable[[Sequence[Failure], int], None]
 """Called with the samples that a batch is to come without, and how many others it has; raises if it must not come."""
 
 NOTHING = object()
-"""What comes in place of a batch of which every sample was left out."""
+"""Stands for a batch of which every sample was left out."""
 
 
 class EndOfEpoch(Exception):
-    """The epoch has no further batch. It is no StopIteration, which a data set may raise itself."""
+    """Raised where the epoch has no further batch. It is no StopIteration, which a data set may raise itself."""
 
 
 class Batches(Protocol):

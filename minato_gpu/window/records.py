@@ -1,4 +1,4 @@
-"""What the assembly keeps of the places of the sampler's order, and of batches on their way to the consumer."""
+"""The assembly's records: places of the sampler's order, and batches on their way to the consumer."""
 
 from __future__ import annotations
 

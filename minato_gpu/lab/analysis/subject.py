@@ -33,7 +33,7 @@ _NOT_COPIED = {
 
 
 class Subject:
-    """The loader that is analyzed."""
+    """The loader that is analysed."""
 
     def __init__(self, loader: DataLoader[Value], folder: str) -> None:
         """Draws an epoch from the sampler."""

@@ -1,4 +1,7 @@
-"""What a loader's ``cluster`` names: agents by their addresses. Checked as the loader is made, opened as it starts."""
+"""The argument ``cluster`` of a loader: agents by their addresses.
+
+It is checked as the loader is made; connections are opened as the workers start.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _MOST_HEAD, _MOST_BODY = 1 << 34, 1 << 40
 _TOGETHER = 1 << 16  # bytes of a frame that is sent by one call
 
 Place = Callable[[tuple[Any, ...]], Sequence[memoryview] | None]
-"""From a frame's head to where its body is to go; None: nowhere."""
+"""A function from a frame's head to the memory for its body; None: the body is dropped."""
 
 
 class FrameSocket:

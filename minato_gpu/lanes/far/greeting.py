@@ -1,4 +1,4 @@
-"""How a loader and an agent meet: both prove that they know the token, then say what they are.
+"""The first exchange of a loader and an agent: both prove that they know the token, then say what they are.
 
 The agent says a nonce; the loader answers with one of its own and its code; the agent with its code (cluster_token.py).
 Nothing that comes before is more than these bytes, and nothing is unpickled. Then each says its version and its Python.

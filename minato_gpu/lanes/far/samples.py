@@ -1,4 +1,4 @@
-"""What both ends make of a task's samples: the memory that a report's rows are in, and blobs."""
+"""A task's samples as both ends send and store them: the memory that a report's rows are in, and blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the standard library does not reach: kinds of file systems, reads and writes around the page cache."""
+"""Calls that the standard library lacks: kinds of file systems, reads and writes around the page cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has a directory open, and so which copies nobody uses.
+"""The runs that have a directory open, and so the copies that none of them uses.
 
 A *run* is a tier with a budget, open in a process. It has a directory of its own, which holds its lock (flock) as long
 as the process lives, its record, and the files that it writes. Where the lock is free the process has died: what it was
@@ -36,7 +36,7 @@ class RunRecord(NamedTuple):
 
 
 class CacheRun:
-    """This process's run. To be made while the account's lock is held. Raises OSError."""
+    """The run of this process in a directory. To be made while the account's lock is held. Raises OSError."""
 
     def __init__(self, root: int) -> None:
         self.name = uuid4().hex
