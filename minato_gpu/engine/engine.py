@@ -184,7 +184,7 @@ class Engine(Batches):
         return self.assembly.value(batch)
 
     def _next_item(self, started: float) -> Value:
-        """Returns the next sample of the run that was taken last; nothing else has to be done for it."""
+        """Returns the next sample of the batch that was taken last, whose samples are delivered one by one."""
         try:
             self.delivered = self._items.span
             return self._items.next(self.log, started)

@@ -132,7 +132,7 @@ class Run:
             self.streams.turns.update(dict.fromkeys(serials(lo, hi), chunk.worker))
 
     def _begun(self, task: Task, worker: int) -> Task:
-        """Returns the task with where the worker's stream begins, if it is its first one."""
+        """Returns the task; the worker's first one with the start of its stream."""
         shared = self.streams.shared_seed if self.streams is not None and self.number > _FIRST else None
         start = self.stream_starts.pop(worker, None)
         return task._replace(samples=self._settings.batch, start=start, shared_seed=shared)

@@ -109,7 +109,7 @@ class Session:
     # --- epochs --------------------------------------------------------------------------------------------
 
     def _waiting(self, loader: Arguments) -> Resumption | None:
-        """Returns the loaded state that the next epoch is to go on from, if any."""
+        """Returns the loaded state that the next epoch is to go on from, if any; resolves it for this loader."""
         if self._pending is not None and not self._pending.fits(loader):
             self._given = self._pending.given
         if self._given is not None:
@@ -136,8 +136,8 @@ class Session:
     def may_keep(self, loader: Arguments, resumption: Resumption | None) -> bool:
         """Returns whether the epoch that begins may use workers that stay.
 
-        It may not while another iterator uses them; an epoch that resumes from a state leaves those to that iterator
-        and gets others.
+        It may not while another iterator uses them. An epoch that resumes from a state then leaves them to that
+        iterator, with which they end, and may keep others.
         """
         user = None if self._user is None else self._user()
         if resumption is not None and user is not None and not user.ended and self.engine is not None:

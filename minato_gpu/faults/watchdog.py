@@ -58,7 +58,7 @@ class Watchdog:
         return self._due
 
     def look(self, now: float, told: Mapping[str, Sequence[AtWork]]) -> list[Hung]:
-        """Returns the workers that hang.
+        """Returns the workers that hang, and sets ``next_look``.
 
         ``told``: what the workers of each lane are at, as the lanes have just reported.
 

@@ -207,7 +207,7 @@ class Leases:
         return Report(*lease.number, worker, first, done, seconds, lease.begin, end, done == lease.size, **known)
 
     def _found(self, mark: int, worker: int, kind: int, offset: int, nbytes: int) -> TicketOutcome:
-        """Returns what ``store_outcome`` has stored."""
+        """Returns what ``store_outcome`` has stored, and frees it where it is read here."""
         if kind in (BLOB, BATCH):
             return TicketOutcome(Blob(worker, ((offset, nbytes),), kind == BATCH))
         if kind == LOCAL:

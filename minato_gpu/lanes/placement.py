@@ -92,8 +92,9 @@ class Placement:
         return failure(error, f"{self._who} ({origin})", origin=origin)
 
     def unsent(self, task: Task, number: int, outcome: TicketOutcome, error: Exception) -> TicketOutcome:
-        """Returns what is said in place of an outcome that could not be sent: of sample ``number`` of the task, or of a
-        batch.
+        """Discards an outcome that could not be sent, of sample ``number`` of the task, or of a batch.
+
+        Returns an outcome with the failure.
 
         Text and bytes of a sample may be more than the worker has memory for.
         """

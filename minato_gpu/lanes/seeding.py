@@ -77,8 +77,8 @@ class Seeder:
         return True
 
     def moved(self) -> bool:
-        """Returns whether anything was drawn or seeded since ``begin_unseeded``; if so later samples are always
-        seeded."""
+        """Compares the generators with ``begin_unseeded``. Returns True, and has all later samples seeded, if
+        anything was drawn or seeded."""
         same = not self._in_step or (
             random.getrandbits(64) == self._random.getrandbits(64)
             and np.random.random_sample() == self._numpy.random_sample()

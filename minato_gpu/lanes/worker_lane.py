@@ -103,7 +103,7 @@ class WorkerLane(Lane):
     # --- what it tells ---
 
     def receive(self, only: Sequence[Number] = ()) -> Sequence[Message]:
-        """Returns what marks, the board and ended workers say."""
+        """Returns the messages of marks, of the board and of workers that ended."""
         if only:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
         self._hear()  # before marks are read: those of the dead are all there by then

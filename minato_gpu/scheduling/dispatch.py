@@ -283,8 +283,9 @@ class Dispatcher:
         return following if following.side == m.CPU and not following.slow else None
 
     def _within_budget(self, entry: Entry, count: int, taken: int, *, handing: bool) -> int:
-        """Returns how many of ``count`` tickets memory allows (P4); ``handing``: they will be handed over to another
-        lane.
+        """Returns how many of ``count`` tickets memory allows (P4), and sets ``short_of_memory``.
+
+        ``handing``: they will be handed over to another lane.
 
         Memory for the rest of the oldest place is reserved. While no batch is ready for the consumer, its oldest sample
         may always proceed, because only a delivery frees memory.

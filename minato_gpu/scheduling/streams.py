@@ -55,7 +55,7 @@ class Streams(Composition):
     # --- asking workers ---------------------------------------------------------------------------------------
 
     def _next_lease(self, undelivered: int, allowed: int) -> tuple[int, TicketSpan] | None:
-        """Returns the next worker and its tickets, or None.
+        """Takes the next lease: returns its worker and tickets, or None.
 
         There is one if the window, which holds ``undelivered`` tickets, and memory (``allowed`` more) have room, or if
         the next batch comes from a worker that has not been asked for it.
@@ -133,8 +133,8 @@ class Streams(Composition):
         return oldest.first - bisect(self._past_end, oldest.first) <= self.next - self._lateness
 
     def compose(self, eager: bool) -> Compose | None:
-        """Returns the next batch, or None. In strict order it holds as many tickets as are ready if these are delivered
-        one by one."""
+        """Takes the next batch; None if it is not ready. In strict order it holds as many tickets as are ready if
+        these are delivered one by one."""
         tickets = self._first_ready(eager) if self._lateness else self._ready_in_turn()
         if not tickets:
             return None
@@ -153,7 +153,7 @@ class Streams(Composition):
         return [ready.popleft()]
 
     def _ready_in_turn(self) -> list[TicketId]:
-        """Returns the tickets that are ready in turn; a failed one by itself."""
+        """Takes the tickets that are ready in turn; a failed one by itself."""
         tickets: list[TicketId] = []
         most = self.lease * self._workers if self._runs else 1
         while len(tickets) < most and (worker := self._worker_in_turn()) is not None and (ready := self._ready[worker]):

@@ -74,7 +74,7 @@ class WorkerCount:
             self._hold_until = now + _HOLD_S
 
     def _paid_off(self, now: float, rate: float) -> bool:
-        """Returns whether the last step up has brought enough; reverts it otherwise."""
+        """Reverts the last step up unless it has brought enough. Returns whether it has."""
         assert self._tried_from is not None
         workers, before = self._tried_from
         self._tried_from = None

@@ -69,7 +69,10 @@ class FieldPolicy:
         return keys, found, True
 
     def wants(self, sample: int) -> bool:
-        """Returns whether to keep this sample's fields, rather than its raw bytes."""
+        """Decides whether to keep this sample's fields rather than its raw bytes.
+
+        Before the first choice the first ``_ASKED`` fields are kept.
+        """
         if self.shares is None:
             self._asked += 1
             return self._asked <= _ASKED

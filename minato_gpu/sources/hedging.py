@@ -50,7 +50,7 @@ class Hedging:
         self._quiet_until = now + _QUIET_S
 
     def take(self, now: float) -> bool:
-        """Returns whether a slow request may be sent once more now, and counts it."""
+        """Counts a slow request that is sent once more now. Returns False if none may be."""
         if now < self._quiet_until or self._allowed < 1.0:
             return False
         self._allowed -= 1.0
