@@ -69,6 +69,13 @@ class _Dynamic:
         self._capture = loader.capture
 
     def __iter__(self) -> Iterator[Any]:
+        """The reader fills an epoch's last batch with samples of the next: they are cut off."""
+        left = len(self._labels)
+        for batch in self._batches():
+            yield batch if len(batch[INDEX]) <= left else {name: value[:left] for name, value in batch.items()}
+            left -= len(batch[INDEX])
+
+    def _batches(self) -> Iterator[Any]:
         ready = None
         for encoded, index in self._reader.next_epoch(batch_size=int(self._told["batch_size"]), capture=self._capture):
             called = self._called(encoded), index
