@@ -31,7 +31,6 @@ _HASH = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 _SLACK = 1.05  # times what is chosen of a kind may be kept before some of it goes: choices move a little each epoch
 _HEAD = struct.Struct("<qdd")
-_TEXT = 500  # bytes of a reason
 _ROOM = 1 << 12  # bytes of the socket's buffer: some ten messages
 
 
@@ -164,7 +163,7 @@ def send(
     head = _HEAD.pack(sample, saved_s, prepare_s)
     try:
         if buffers is None:
-            end.send(head + why_not.encode("utf-8", "replace")[:_TEXT])
+            end.send(head + messages.reason(why_not))
         else:
             messages.send_file(end, "fields", head, buffers)
     except OSError:  # descriptors or memory are short, the socket is full, or the reader has ended
@@ -174,14 +173,8 @@ def send(
 
 def receive(end: socket.socket) -> Received | None:
     """Returns the next fields; None if none have come. Raises ConnectionError once all workers' ends are closed."""
-    try:
-        data, file = messages.receive(end, _HEAD.size + _TEXT)
-    except BlockingIOError:
+    if (record := messages.receive_record(end, _HEAD)) is None:
         return None
-    if len(data) < _HEAD.size:
-        if file >= 0:
-            os.close(file)
-        raise ConnectionError("that is noise")
+    (sample, saved_s, prepare_s), why_not, file = record
     nbytes = os.fstat(file).st_size if file >= 0 else 0
-    sample, saved_s, prepare_s = _HEAD.unpack_from(data)
-    return Received(sample, saved_s, prepare_s, file, nbytes, data[_HEAD.size :].decode("utf-8", "replace"))
+    return Received(sample, saved_s, prepare_s, file, nbytes, why_not)

@@ -27,7 +27,6 @@ from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import PREPARED
 
 _HEAD = struct.Struct("<qdqqQ")
-_TEXT = 500  # bytes of a reason
 _GONE = -1  # in place of a number of bytes
 
 
@@ -86,7 +85,7 @@ def send(end: socket.socket, arena: Arena, asked: Place, prepare_s: float, piece
 
 def send_why_not(end: socket.socket, number: int, why_not: str = "") -> None:
     """Sends that no sample is to be shared, and why; without a reason, that this one's copy was gone."""
-    end.send(_HEAD.pack(number, 0.0, NOWHERE, _GONE, 0) + why_not.encode("utf-8", "replace")[:_TEXT])
+    end.send(_HEAD.pack(number, 0.0, NOWHERE, _GONE, 0) + messages.reason(why_not))
 
 
 def receive(end: socket.socket) -> SentSample | None:
@@ -94,18 +93,12 @@ def receive(end: socket.socket) -> SentSample | None:
 
     Raises OSError for an invalid message, and after all workers' end.
     """
-    try:
-        data, file = messages.receive(end, _HEAD.size + _TEXT)
-    except BlockingIOError:
+    if (record := messages.receive_record(end, _HEAD)) is None:
         return None
-    if len(data) < _HEAD.size:
-        if file >= 0:
-            os.close(file)
-        raise ConnectionError("that is noise")
-    number, prepare_s, block, nbytes, checksum = _HEAD.unpack_from(data)
+    (number, prepare_s, block, nbytes, checksum), why_not, file = record
     if file >= 0:
         nbytes = os.fstat(file).st_size
-    return SentSample(number, prepare_s, block, nbytes, checksum, data[_HEAD.size :].decode("utf-8", "replace"), file)
+    return SentSample(number, prepare_s, block, nbytes, checksum, why_not, file)
 
 
 def copy(arena: Arena, place: Place) -> NDArray[np.uint8] | None:

@@ -70,10 +70,8 @@ class AgentConnection:
         self._open = 0  # worker slots announced by ``Opened``
         self._end: socket.socket | None = None
         self._last_error = ""
-        self._clock_s, self._clock_at = (
-            float("inf"),
-            perf_counter(),
-        )  # seconds to add to the agent's times; when that was updated
+        self._clock_s = float("inf")  # seconds to add to the agent's times
+        self._clock_at = perf_counter()  # when that was updated
         self._thread = OwnThread(target=self._run, name="minato-far", daemon=True)
         self._thread.start()
 
