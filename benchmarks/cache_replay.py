@@ -8,10 +8,8 @@ draw with replacement, by weights or evenly.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,70 +161,3 @@ def most_hits(orders: Sequence[Integers], capacity: int) -> list[int]:
             now += 1
         counts.append(found)
     return counts
-
-
-class PageCacheModel:
-    """Linux's page cache with room for ``room`` files of equal size, whose size in gigabytes is ``gigabytes``: an
-    inactive and an active list, and the refault distance (mm/workingset.c, as of Linux 6).
-
-    A file that is read for the first time enters the inactive list; a second read there makes it active. Evicted is the
-    oldest inactive one. One that comes back is active at once if no more files were evicted or made active since it
-    went than the active list has. Whenever that has happened, or the inactive list is short, active files become
-    inactive as both lists are scanned, the oldest first. A whole file is read at once, without being mapped.
-    """
-
-    def __init__(self, room: int, gigabytes: float) -> None:
-        self._room = room
-        self._most_active = max(1, isqrt(int(10 * gigabytes)))  # times the inactive list
-        self._inactive: OrderedDict[int, bool] = OrderedDict()  # whether it was used since it entered; oldest first
-        self._active: OrderedDict[int, bool] = OrderedDict()
-        self._age = 0  # evictions and activations
-        self._evicted: dict[int, int] = {}  # at which age
-        self._refaulted = False  # to the active list, since the last eviction
-        self._to_scan = 0.0  # active files
-
-    def read(self, key: int) -> bool:
-        """Reads a file; returns whether it was there."""
-        if key in self._active:
-            self._active[key] = True
-            return True
-        if key in self._inactive:
-            if self._inactive[key]:
-                del self._inactive[key]
-                self._active[key] = False
-                self._age += 1
-            else:
-                self._inactive[key] = True
-            return True
-        if len(self._inactive) + len(self._active) >= self._room:
-            self._evict()
-        evicted = self._evicted.pop(key, None)
-        if evicted is not None and self._age - evicted <= len(self._active):
-            self._active[key] = self._refaulted = True
-            self._age += 1
-        else:
-            self._inactive[key] = True
-        return False
-
-    def _evict(self) -> None:
-        if self._refaulted or len(self._inactive) * self._most_active < len(self._active):
-            self._to_scan += len(self._active) / max(1, len(self._inactive))
-        while self._active and (self._to_scan >= 1 or not self._inactive):
-            key, used = self._active.popitem(last=False)
-            self._inactive[key] = used
-            self._to_scan = max(0.0, self._to_scan - 1)
-        self._refaulted = False
-        key, _ = self._inactive.popitem(last=False)
-        self._evicted[key] = self._age
-        self._age += 1
-
-
-def page_cache_hits(orders: Orders, keys: int, cache_share: float, epochs: int, gigabytes: float) -> list[float]:
-    """Hit rate of each epoch of the page cache that one reader has."""
-    cache = PageCacheModel(int(cache_share * keys), gigabytes)
-    found = []
-    for epoch in range(epochs):
-        order = orders.order(epoch)
-        assert order is not None
-        found.append(sum(map(cache.read, order.tolist())) / len(order))
-    return found

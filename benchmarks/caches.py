@@ -22,8 +22,6 @@ Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage
 
     of_hits               of the hits that the policy has in these epochs, simulated
     epoch_s, model_s      seconds of an epoch; what its misses take at the storage's rate, or preparation if more
-
-Tables of papers: ``--part coordl`` (``benchmarks.coordl``) and ``--part seneca`` (``benchmarks.seneca``).
 """
 
 from __future__ import annotations
@@ -47,8 +45,6 @@ from benchmarks.cache_replay import (
     replay,
 )
 from benchmarks.cached_epochs import epoch_rows
-from benchmarks.coordl import coordl_rows
-from benchmarks.seneca import seneca_rows
 from minato_gpu.caching.choice import bound, look_ahead, reach
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
@@ -56,11 +52,10 @@ _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
 _EPOCHS = 48
-_PARTS = ("equal", "drawn", "unlike", "measured", "coordl", "seneca")
+_PARTS = ("equal", "drawn", "unlike", "measured")
 _SHOWN = (
     *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "saved_share", "belady", "of_belady", "bound"),
-    *("of_hits", "epoch_s", "model_s", "of_model", "what", "by", "found", "paper"),
-    *("machine", "set", "paper_split", "mean_split", "time_split", "paper_s", "mean_s", "time_s", "of_mean"),
+    *("of_hits", "epoch_s", "model_s", "of_model"),
 )
 
 
@@ -74,8 +69,6 @@ def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> It
         "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
         "unlike": lambda: unlike_rows(keys, _EPOCHS, repetitions),
         "measured": lambda: epoch_rows(quick=quick, repetitions=repetitions),
-        "coordl": lambda: coordl_rows(quick=quick, repetitions=repetitions),
-        "seneca": lambda: seneca_rows(quick=quick),
     }
     for part in _PARTS:
         if part in (parts or _PARTS):

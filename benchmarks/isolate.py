@@ -92,11 +92,6 @@ def tree_pss_bytes() -> int:
     return _tree_bytes("smaps_rollup", "Pss")
 
 
-def reserved_bytes() -> int:
-    """Private address space of this process, touched or not. Linux only."""
-    return _bytes(os.getpid(), "status", "VmData")
-
-
 def tree_cpu_s() -> float:
     """CPU seconds of this process and all its descendants so far, those that have ended included."""
     return time.process_time() + descendants_cpu_s()

@@ -1,9 +1,9 @@
-"""Several loaders on one host: ranks of one job that share its cores (``max_workers="host"``), measured and simulated;
-and jobs that share a reader process (``node_share.py``), or samples (``node_prepared.py``).
+"""Several loaders on one host: ranks of one job that share its cores (``max_workers="host"``); and jobs that
+share a reader process (``node_share.py``), or samples (``node_prepared.py``).
 
-Measured: ranks that wait for each other at every step, samples that compute for a random time (one in twenty is forty
-times slower), steps that sleep, 95 % of the cores busy. ``of_bound``: the time that the steps alone take, as a share of
-the time that the run takes. Simulated: more ranks and cores than this machine has.
+Ranks wait for each other at every step; samples compute for a random time (one in twenty is forty
+times slower), steps sleep, 95 % of the cores are busy. ``of_bound``: the time that the steps alone take, as a share of
+the time that the run takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -25,13 +25,13 @@ from benchmarks import report
 from benchmarks.isolate import isolated
 from benchmarks.node_prepared import prepared
 from benchmarks.node_share import shared
-from benchmarks.node_simulation import BATCH, BUSY, MEAN_S, Host, Policy, costs
 from benchmarks.turns import in_turns
 from minato_gpu import DataLoader
 
 RANKS = CORES = 2
 AHEAD = 4  # batches, for every loader
-SIMULATED = ((2, 2, (4, 8)), (4, 8, (4, 8)), (8, 64, (8, 16)))  # ranks, cores, batches ahead
+BATCH, SLOW_SHARE, SLOW_FACTOR, BUSY = 16, 0.05, 40.0, 0.95
+MEAN_S = 30e-3 / 8  # of a sample
 SKEWS = (1.0, 1.5)
 
 
@@ -67,10 +67,16 @@ LOADERS = (
 )
 
 
+def costs(count: int, mean_s: float, rng: random.Random) -> list[float]:
+    """Seconds of ``count`` samples: one in twenty is forty times slower."""
+    usual = mean_s / (1 + SLOW_SHARE * (SLOW_FACTOR - 1))
+    return [usual * (SLOW_FACTOR if rng.random() < SLOW_SHARE else 1.0) for _ in range(count)]
+
+
 def run(ranks: Ranks, skew: float, steps: int, seed: int) -> float:
     """Train ``steps`` steps; returns the share of the bound."""
     rng = random.Random(seed)
-    seconds = [costs(BATCH * steps, MEAN_S / 8 * (skew if rank == 0 else 1.0), rng) for rank in range(RANKS)]
+    seconds = [costs(BATCH * steps, MEAN_S * (skew if rank == 0 else 1.0), rng) for rank in range(RANKS)]
     step_s = sum(map(sum, seconds)) / CORES / BUSY / steps
     context = multiprocessing.get_context("fork")
     barrier, found = context.Barrier(RANKS), context.Queue()
@@ -124,21 +130,6 @@ def measured(skew: float, repetitions: int, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def simulated(seeds: int, steps: int) -> list[dict[str, Any]]:
-    """A row for each number of ranks, skew, window and policy."""
-    rows = []
-    for ranks, cores, windows in SIMULATED:
-        for skew in SKEWS:
-            for ahead in windows:
-                for policy in get_args(Policy):
-                    found = [Host(policy, ranks, cores, skew, ahead, steps, seed).of_bound() for seed in range(seeds)]
-                    case = f"simulated: {ranks} ranks, {cores} cores, skew {skew}, {ahead} batches ahead"
-                    rows.append(
-                        {"case": case, "loader": policy, "clients": ranks} | report.summarise("of_bound", found)
-                    )
-    return rows
-
-
 @click.command(help=__doc__)
 @report.command
 @click.option("--steps", type=click.IntRange(min=4), default=100, show_default=True, help="Of each run.")
@@ -152,7 +143,6 @@ def main(json_path: str | None, quick: bool, repetitions: int | None, steps: int
     rows = []
     if part in (None, "ranks"):
         rows += [row for skew in SKEWS for row in measured(skew, repetitions, steps)]
-        rows += simulated(seeds=1 if quick else 4, steps=steps)
     if part in (None, "share"):
         rows += shared(quick=quick, repetitions=repetitions)
     if part in (None, "prepared"):

@@ -30,10 +30,10 @@ SCALING = ("scaling_named", "scaling_close", "scaling_kinds")
 PAGES: Mapping[str, Sequence[str]] = {
     "README.md": ("swap", "pairs"),
     "benchmarks/MEASUREMENTS.md": (
-        *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails", "large"),
-        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs", "coordl", "seneca"),
-        *("kept_fields", "hits", "cold_files", "peer_hits", "peer_epochs", "cluster", "worker_count"),
-        *("node", "node_share", "node_prepared", "trace_cost"),
+        *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails"),
+        *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs"),
+        *("kept_fields", "hits", "peer_hits", "cluster"),
+        *("node", "node_share", "node_prepared"),
     ),
 }
 """Which page shows which tables."""

@@ -3,8 +3,8 @@
 Each request waits a latency, drawn anew: the median times what a log-normal of sigma 0.1 gives, and ``tail_times`` as
 long for a share ``tail`` of them; then its bytes wait for their turn at ``rate`` bytes a second (a token bucket; None:
 at once). ``GET /set?latency_ms=...`` changes that while it runs. The object ``/N.bin`` is ``nbytes`` bytes that depend
-on N alone (``content``), so that whoever reads can check them; ``/served`` tells the bytes of all answers. Of a folder,
-``/files/PATH`` is the file there. It listens on the loopback interface only.
+on N alone (``content``), so that whoever reads can check them; ``/served`` tells the bytes of all answers. It
+listens on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,11 +56,11 @@ def content(number: int, nbytes: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def server(throttle: Throttle, nbytes: int, seed: int = 0, folder: Path | None = None) -> Iterator[str]:
+def server(throttle: Throttle, nbytes: int, seed: int = 0) -> Iterator[str]:
     """The address of a server that runs in here, such as ``"http://127.0.0.1:4711"``."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, throttle, nbytes, seed, folder), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, throttle, nbytes, seed), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -75,21 +73,16 @@ def server(throttle: Throttle, nbytes: int, seed: int = 0, folder: Path | None =
             process.join()
 
 
-def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
-    asyncio.run(_main(end, throttle, nbytes, seed, folder))
+def _serve(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
+    asyncio.run(_main(end, throttle, nbytes, seed))
     os._exit(0)
 
 
-async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, folder: Path | None) -> None:
+async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int) -> None:
     from aiohttp import web
 
     rng, turn, served = random.Random(seed), _Turn(), 0
     ended = asyncio.Event()
-
-    @lru_cache(None)
-    def read(path: str) -> bytes:
-        assert folder is not None
-        return (folder / path).read_bytes()
 
     async def answer(request: web.Request, whole: bytes) -> web.Response:
         nonlocal served
@@ -106,9 +99,6 @@ async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, fol
     async def get(request: web.Request) -> web.Response:
         return await answer(request, content(int(request.match_info["number"]), nbytes).tobytes())
 
-    async def get_file(request: web.Request) -> web.Response:
-        return await answer(request, read(request.match_info["path"]))
-
     async def change(request: web.Request) -> web.Response:
         for name, value in request.query.items():
             setattr(throttle, name, None if value == "None" else float(value))
@@ -123,7 +113,6 @@ async def _main(end: Connection, throttle: Throttle, nbytes: int, seed: int, fol
             web.get("/set", change),
             web.get("/served", count),
             web.get("/{number}.bin", get),
-            web.get("/files/{path:.+}", get_file),
         ]
     )
     runner = web.AppRunner(application, access_log=None)

@@ -136,7 +136,6 @@ def test_an_absent_package_is_told_of_with_its_extra() -> None:
         "cv2:minato_gpu.lab.demo.run",
         "PIL:minato_gpu.lab.demo.run",
         "cv2:benchmarks.compare.__main__",
-        "cv2:benchmarks.cold_files",
     ]
     lines = programs.run("tests.support.source", _WITHOUT, *asked).splitlines()
     for said, (absent, _) in zip(lines, (each.split(":") for each in asked), strict=True):

@@ -1,4 +1,4 @@
-"""Arithmetic of the benchmarks: bounds, ratios and their intervals, published costs, what is asked."""
+"""Arithmetic of the benchmarks: bounds, ratios and their intervals, published costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cold_files import Run as ColdRun
-from benchmarks.cold_files import against_best
 from benchmarks.compare.ratios import against_peers
 from benchmarks.compare.run import CANDIDATES, Case, Run
 from benchmarks.compare.workloads import Begun
@@ -18,10 +16,7 @@ from benchmarks.data.published import SPREADS, Curve, measured, sizes_of_mixture
 from benchmarks.peers import COSTLY, Job, choose
 from benchmarks.tails import CASES, Plan
 from benchmarks.turns import paired
-from benchmarks.whatif import POLICIES, QUESTIONS, Around, points, summary
-from benchmarks.whatif_run import Way, budget
 from minato_gpu.samples import sample_seed
-from minato_gpu.sources.blocks import space_of
 from minato_gpu.util.threads import usable_cores
 
 # --- tails ------------------------------------------------------------------------------------------------------------
@@ -106,18 +101,6 @@ def test_work_for_later_epochs_is_known() -> None:
     assert begun.work_s(2, np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(2010.0)
 
 
-def test_cold_files_are_compared_with_the_fastest_peer() -> None:
-    runs = {
-        "spdl": [ColdRun(100.0, 10.0, 0.1), ColdRun(110.0, 10.0, 0.1)],
-        "pytorch": [ColdRun(200.0, 40.0, 0.1), ColdRun(220.0, 40.0, 0.1)],
-        "minato_gpu": [ColdRun(300.0, 60.0, 0.1), ColdRun(330.0, 60.0, 0.1)],
-    }
-    row = against_best("minato_gpu", runs)
-    assert row["best_peer"] == "pytorch" and row["ratio_to_best"] == pytest.approx(1.5)
-    assert row["cpu_ratio"] == row["cpu_ratio_low"] == row["cpu_ratio_high"] == pytest.approx(1.5)
-    assert against_best("pytorch", runs) == {}
-
-
 # --- data with the published spread of cost ---------------------------------------------------------------------------
 
 
@@ -169,38 +152,3 @@ def test_a_small_set_of_each_kind_can_be_read_and_prepared(name: str, tmp_path: 
     for index in (0, 15):
         sample = pipeline.run(dataset[index], sample_seed(0, 0, index, 0))
         assert set(sample) == set(pipeline.outputs)
-
-
-# --- what is asked of predictions -------------------------------------------------------------------------------------
-
-
-AROUND = Around(16, 0.005, 1e5, Way(2, slept=(0.005,) * 32), quick=False)
-
-
-def test_settings_are_asked_as_they_are_run() -> None:
-    asked = {question: list(points(question, AROUND)) for question in QUESTIONS}
-    for point in [point for some in asked.values() for point in some]:
-        way, setting = point.way, point.setting
-        assert setting.workers in (None, way.workers) and setting.policy == way.policy
-        assert setting.cache == way.cache and setting.bytes_per_s in (None, way.rate)
-        assert setting.step_s in (None, way.step_s) and setting.latency_s in (None, way.latency_ms / 1e3)
-    shares = {(point.setting.policy, point.setting.cache) for point in asked["cache"]}
-    assert shares == {("", None)} | {(policy, share) for policy in POLICIES for share in (0.25, 0.5, 0.75, 1.0)}
-    assert [point.setting.workers for point in asked["workers"]] == [1, 2, 4, 8, 16]
-    assert {point.way.latency_ms for point in asked["latency"]} == {0, 5, 20, 50, 100}
-    steps = [point.way.step_s / (16 * 0.005 / 2) for point in asked["step"]]
-    assert min(steps) == pytest.approx(0.25) and max(steps) == pytest.approx(2.0)
-
-
-def test_a_budget_counts_whole_blocks() -> None:
-    assert budget([1000, 3000], 1, 0.5) == round(0.5 * (space_of(1000) + space_of(3000)))
-    assert budget([1000], 2, 1.0) == 2 * space_of(500)
-
-
-def test_the_summary_leaves_out_what_failed() -> None:
-    row = {"question": "step", "measured_s": 1.0}
-    rows = [{**row, "error": error, "within": within} for error, within in ((0.02, True), (-0.08, False), (0.03, True))]
-    found = list(summary([*rows, {"question": "step", "failed": "died"}]))
-    assert [each["question"] for each in found] == ["step", "all"]
-    assert found[0]["points"] == 3 and found[0]["median_error"] == 0.03
-    assert found[0]["within_share"] == pytest.approx(2 / 3)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import seneca
 from benchmarks.cache_replay import (
     BLIND,
     MISLED,
@@ -18,12 +17,9 @@ from benchmarks.cache_replay import (
     Items,
     middle,
     most_hits,
-    page_cache_hits,
     replay,
 )
 from minato_gpu.caching import choice
-from minato_gpu.caching.future import Integers
-from minato_gpu.caching.split import Shares
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from tests.caching.model import best_hits, epochs_of_keys
 
@@ -82,49 +78,3 @@ def test_unlike_items_save_most_seconds_by_what_a_byte_earns(shards: int) -> Non
         for policy in (*POLICIES, BLIND)
     }
     assert saved["next-use"] >= saved[BLIND] > 1.2 * max(saved["minio"], saved["lru"])
-
-
-@pytest.mark.parametrize(("cache_share", "hit_rate"), [(0.35, 0.124), (0.65, 0.355)])
-def test_a_page_cache_hits_what_it_did_on_a_kernel_and_more_than_lru(cache_share: float, hit_rate: float) -> None:
-    """Of Linux 6.18, under a cgroup's limit of 24 and 45 MB: files of 50 KB, six epochs after the second."""
-    orders = Shuffles(1290, 1, 1)
-    found = page_cache_hits(orders, 1290, cache_share, 20, 0.05)
-    assert found[0] == 0 and np.mean(found[2:]) == pytest.approx(hit_rate, abs=0.02)
-    lru = counted("lru", orders, cache_share, 20)
-    assert np.mean(found[2:]) > 1.2 * np.mean(lru[2:]) / 1290
-    assert sum(page_cache_hits(InSequence(), 200, cache_share, 4, 500.0)) == 0
-
-
-class InSequence:
-    """Each epoch has the keys in their order."""
-
-    def order(self, epoch: int) -> Integers:
-        return np.arange(200)
-
-
-# --- a cache that is split --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("machine", seneca.MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize("cached", [0.1, 0.5, 2.0])
-def test_added_times_are_never_longer_than_with_the_split_by_the_mean_of_rates(
-    machine: seneca.Machine, cached: float
-) -> None:
-    def longest_s(shares: Shares) -> float:
-        read_s = (1 - shares.raw - shares.fields) * 114_000 / machine.storage
-        return max(read_s, shares.fields / machine.augment + (1 - shares.fields) / machine.prepare)
-
-    budget = 114_000 * cached
-    mean, times = seneca.mean_of_rates(machine, budget), seneca.added_times(machine, budget)
-    assert longest_s(times) <= longest_s(mean) + 1e-12
-    for shares in (mean, times):
-        assert shares.raw + shares.fields <= 1 + 1e-9
-        assert 114_000 * (shares.raw + 5.12 * shares.fields) <= budget * (1 + 1e-9)
-
-
-def test_a_simulated_epoch_takes_what_its_bottleneck_takes() -> None:
-    machine = seneca.Machine("", 1e6, 2000.0, 4000.0, 1e9, ("", ""))
-    assert seneca.epoch_s(machine, Shares(0.0, 1.0), 2000) == pytest.approx(1.0, rel=0.1)
-    assert seneca.epoch_s(machine, Shares(1.0, 0.0), 2000) == pytest.approx(0.5, rel=0.1)
-    slow = machine._replace(storage=57e6)
-    assert seneca.epoch_s(slow, Shares(0.0, 0.0), 2000) == pytest.approx(4.0, rel=0.1)

@@ -33,12 +33,9 @@ class Toy(NamedTuple):
 
 
 TOYS = (
-    Toy("arguments", "samples_per_s cpu_us at_work ratio", 15),
-    Toy("caches", "hit_rate belady of_belady saved_share epoch_s", 176),
+    Toy("caches", "hit_rate belady of_belady saved_share epoch_s", 100),
     Toy("cluster --case '12 KB, 4' --case killed", "samples_per_s of_bound main_us recovery_s", 3),
-    Toy("cold_files --case bytes --loader 'gpu bounded'", "samples_per_s cpu_us first_batch_s"),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
-    Toy("large", "indices start_s", 2, ("sampler", {"sequential", "random"})),
     Toy("paired --class arrays", "samples_per_s cpu_us batch_ms penalty", 4),
     Toy("saves", "save_p50_us save_cpu_p99_us own_bytes batch_us saved_batch_us", 16, ("window", {256, 4096})),
     Toy("swap", "epoch_s wait_p99_ms first_epoch_s", 4),
@@ -46,8 +43,7 @@ TOYS = (
     Toy("tails --case 'rare' --loader 'in order'", "efficiency elapsed_s first_batch_s peak_rss_bytes bound_s", 2),
     Toy("tails --case 'scattered, 81' --loader bounded", "efficiency elapsed_s first_batch_s peak_bytes_in_flight", 1),
     Toy("tails --case 'short epochs, 105' --loader 'pytorch in order'", "efficiency elapsed_s", 1),
-    Toy("whatif --question latency", "predicted_s measured_s", 2, ("question", {"latency", "all"})),
-    Toy("node", "of_bound", 40, ("loader", {"pytorch", "minato, host", "fixed", "host"})),
+    Toy("node", "of_bound", 8, ("loader", {"pytorch", "minato, host"})),
 )
 
 

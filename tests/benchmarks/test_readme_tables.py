@@ -67,7 +67,7 @@ def test_a_check_without_an_answer_says_why() -> None:
 
 def test_every_document_has_a_table() -> None:
     """But those of which the page tells in words."""
-    told = {"busy", "busy_step", "chaos", "whatif_segmentation_3d"}
+    told = {"busy", "busy_step", "chaos"}
     shown = {name for names in PAGES.values() for name in names} - {"pairs", "compare"}
     assert {path.stem for path in RESULTS.glob("*.json")} | {"paired"} == shown | told
 

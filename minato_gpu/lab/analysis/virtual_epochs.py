@@ -250,7 +250,7 @@ def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
     return times * request_s, times * _BYTE_S
 
 
-# benchmarks.whatif, on a machine half as fast: 0.66 ms for a photograph of 270 KB, 1.27 ms for 940 KB, the mean file of
+# Measured on a machine half as fast: 0.66 ms for a photograph of 270 KB, 1.27 ms for 940 KB, the mean file of
 # volumes and their labels
 _URL_S, _FILE_S = 2e-4, 5e-5
 _BYTE_S = 5e-10
