@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``analyze``, ``whatif``, ``cache`` ...
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``analyze``, ``cache`` ...
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -20,7 +20,6 @@ from minato_gpu.lab.commands.cache import cache
 from minato_gpu.lab.commands.common import CommandOutput, need_object, need_pipeline, shows, writable
 from minato_gpu.lab.commands.lane import lane
 from minato_gpu.lab.commands.top import top
-from minato_gpu.lab.commands.whatif import whatif
 from minato_gpu.lab.console import show
 from minato_gpu.samples import JSON
 from minato_gpu.util.messages import from_extra
@@ -43,7 +42,6 @@ main.add_command(analyze)
 main.add_command(cache)
 main.add_command(lane)
 main.add_command(top)
-main.add_command(whatif)
 
 
 def _writable_folder(context: click.Context, parameter: click.Parameter, folder: Path) -> Path:

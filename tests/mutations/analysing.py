@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         "what this machine cannot run is said to be verifiable",
         "lab/analysis/questions.py",
-        "HERE if value == own or runs_here else ELSEWHERE",
-        "HERE",
+        "value == own or runs_here)",
+        "True)",
         ("lab/analysis/test_whatif.py",),
     ),
     Fault(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from minato_gpu.caching.orders import Orders
 from minato_gpu.lab.analysis.preparation import Law, fit
 from minato_gpu.lab.analysis.profile import Profile, Setting
-from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, EpochTimes, SimulatedRank
+from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank
 from minato_gpu.lab.analysis.virtual_storage import Tier, order_of
 from minato_gpu.util.cached_property import cached_property
 
@@ -59,9 +59,9 @@ class Predictor:
         if tier is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
         epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
-        run = self._beside_reading(SimulatedRank(profile, tier, self.start_s, orders=self._orders), epochs, setting)
+        run = self._beside_reading(SimulatedRank(profile, tier, self.start_s, orders=self._orders), epochs)
         slot_s = self._slot_s(run)
-        found = [self._ranks(run, slot_s, epochs, seed, setting) for seed in range(draws)]
+        found = [run.simulated(self._draw(run, slot_s, epochs, seed), seed) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
         epoch_s = float(np.median(steady))
@@ -107,26 +107,18 @@ class Predictor:
         """Seconds of a slot for a mean sample, its core being its own."""
         return self.law.slot_s(run.cores.at_once(max(1, run.profile.workers)))
 
-    def _beside_reading(self, run: SimulatedRank, epochs: int, setting: Setting) -> SimulatedRank:
+    def _beside_reading(self, run: SimulatedRank, epochs: int) -> SimulatedRank:
         """Returns the rank with the cores that reading takes, which follows from the rate, and the rate from that."""
         storage = run.profile.storage
         if storage is None or not storage.cpu_s:
             return run
         for _ in range(_ROUNDS):
-            found = self._ranks(run, self._slot_s(run), epochs, 0, setting)
+            found = run.simulated(self._draw(run, self._slot_s(run), epochs, 0), 0)
             other = storage.cpu_s * float(found.reads[-_STEADY:].mean() / found.seconds[-_STEADY:].mean())
             if abs(other - run.other) < 0.01 * run.profile.cores:
                 break
             run = replace(run, other=other)
         return run
-
-    def _ranks(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int, setting: Setting) -> EpochTimes:
-        """One rank, or the ranks that wait for each other after every step."""
-        drawn = self._draw(run, slot_s, epochs, seed)
-        if run.profile.ranks > 1 and setting.ranks is not None:
-            others = [self._draw(run, slot_s, epochs, seed + 1000 * rank).steps for rank in range(1, setting.ranks)]
-            drawn = drawn._replace(steps=np.maximum.reduce([drawn.steps, *others]))
-        return run.simulated(drawn, seed)
 
     def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)

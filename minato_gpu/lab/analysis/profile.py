@@ -143,75 +143,33 @@ class CannotTry(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """The changes to a measured rank; None, or 1 of a factor, leaves it as it was measured.
+    """The changes to a measured rank; None leaves it as it was measured.
 
     ``cache``: share of the set's bytes that a cache in memory may keep; ``policy``: of that cache (empty: as the loader
-    chooses). ``step_times``: the step takes so many times as long. ``ranks``: that share out the data set, each with
-    the workers that were measured, and the storage and the cores between them.
+    chooses).
     """
 
     loader: LoaderKind | None = None
     workers: int | None = None
-    cores: int | None = None
-    batch_size: int | None = None
     cache: float | None = None
     policy: str = ""
     bytes_per_s: float | None = None
     latency_s: float | None = None
-    step_times: float = 1.0
-    step_s: float | None = None
-    ranks: int | None = None
 
     def applied(self, profile: Profile) -> Profile:
-        """Returns the profile of the measured rank in this setting.
-
-        A step that has a batch of another size takes as much longer as the batch is larger: so does its transfer.
-        Raises ValueError where the profile knows nothing of what is to change.
-        """
-        values = {
-            name: value
-            for name in ("loader", "workers", "cores", "batch_size")
-            if (value := getattr(self, name)) is not None
-        }
-        larger = (self.batch_size or profile.batch_size) / profile.batch_size
-        steps = profile.step_s if self.step_s is None else (self.step_s,)
-        values |= {
-            "step_s": tuple(each * self.step_times * larger for each in steps),
-            "transfer_s": profile.transfer_s * larger,
-            "collate_s": profile.collate_s * larger,
-        }
+        """Returns the profile of the measured rank in this setting. Raises ValueError where the profile knows nothing
+        of what is to change."""
+        found = profile if self.workers is None else replace(profile, workers=self.workers)
         if self.loader is not None and self.loader != profile.loader:
-            values |= {"overlap": False}  # a script would have to say how many epochs there are
-        found = replace(profile, **values)
-        found = self._shared_out(found)
+            found = replace(found, loader=self.loader, overlap=False)  # a script would have to tell its epochs
+        storage = found.storage
         if self.bytes_per_s is None and self.latency_s is None:
             return found
-        if found.storage is None:
+        if storage is None:
             raise ValueError("no read was seen when this profile was measured: what storage gives cannot be changed")
-        storage = found.storage
         rate = storage.bytes_per_s if self.bytes_per_s is None else self.bytes_per_s
         latency = storage.latency_s if self.latency_s is None else self.latency_s
         return replace(found, storage=replace(storage, bytes_per_s=rate, latency_s=latency))
-
-    def _shared_out(self, profile: Profile) -> Profile:
-        if self.ranks is None or self.ranks == profile.ranks:
-            return profile
-        whole = profile.samples * profile.ranks
-        storage = profile.storage
-        if storage is not None:
-            storage = replace(storage, bytes_per_s=storage.bytes_per_s * profile.ranks / self.ranks)
-        cores = profile.cores
-        if self.cores is None:
-            cores = cores * profile.ranks / self.ranks  # ranks that have less than a core each take turns on it
-        return replace(
-            profile,
-            samples=-(-whole // self.ranks),
-            ranks=self.ranks,
-            shards=max(1, profile.shards * self.ranks // profile.ranks),
-            cores=cores,
-            storage=storage,
-            overlap=False,  # a sampler that shares out tells no epoch ahead
-        )
 
 
 @dataclass(frozen=True)

@@ -122,20 +122,15 @@ class Subject:
         dataset = self.loader.dataset if watch is None else watched(self.loader.dataset, watch)
         return self._made(self.kind, dataset, **self._cut(batches), **given)
 
-    def in_setting(self, setting: Setting, batches: Sequence[list[Key]]) -> DataLoader[Value]:
-        """A loader as it would be in this setting, over these keys (empty for a stream).
-
-        Raises CannotTry where the script's loader says more than another can be told.
-        """
+    def in_setting(self, setting: Setting) -> DataLoader[Value]:
+        """A loader as it would be in this setting. Raises CannotTry for PyTorch's loader in the place of a pipeline."""
         kind = setting.loader or self.kind
         if kind == "torch" and getattr(self.loader, "pipeline", None) is not None:
             raise CannotTry("torch's loader runs no pipeline")
-        if setting.batch_size is not None and type(self.loader.batch_sampler) not in (BatchSampler, type(None)):
-            raise CannotTry("batches are made by the script's own batch sampler")
         given = self._arguments(None, kind if kind == self.kind else "torch")
         if setting.workers is not None:
             given |= _with_workers(given, setting.workers)
-        return self._made(kind, self.loader.dataset, **self._cut(batches, setting.batch_size), **given)
+        return self._made(kind, self.loader.dataset, **self._cut(None), **given)
 
     def _made(self, kind: LoaderKind, dataset: Any, **given: Any) -> DataLoader[Value]:
         """A loader that is none of the script's."""
@@ -162,8 +157,8 @@ class Subject:
             given["collate_fn"] = watch.collating(given["collate_fn"])
         return given
 
-    def _cut(self, batches: Sequence[list[Key]] | None, size: int | None = None) -> dict[str, Any]:
-        size = size or self.loader.batch_size
+    def _cut(self, batches: Sequence[list[Key]] | None) -> dict[str, Any]:
+        size = self.loader.batch_size
         if self.is_stream:
             return {"batch_size": size, "drop_last": self.loader.drop_last}
         batches = self.keys if batches is None else batches

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
 from minato_gpu.lab.analysis.preparation import law_of
 from minato_gpu.lab.analysis.profile import Profile
-from minato_gpu.lab.analysis.questions import answer, compared
+from minato_gpu.lab.analysis.questions import answer
 from minato_gpu.lab.analysis.script import Result
 from minato_gpu.lab.analysis.verdict import verdict
 from minato_gpu.lab.console import show
@@ -89,7 +89,7 @@ def whatif(results: Sequence[Result]) -> list[dict[str, JSON]]:
     own = results[0]
     if own.profile is None or not own.profile.suffices:
         return []
-    return compared(own.profile, own.tried) if own.tried else answer(own.profile)
+    return answer(own.profile, own.tried)
 
 
 def show_answers(console: Console, answered: Sequence[Mapping[str, JSON]]) -> None:

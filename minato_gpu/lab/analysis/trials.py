@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.phases import LEAST, Meter, settling
 from minato_gpu.lab.analysis.profile import CannotTry, Setting, Trial
-from minato_gpu.lab.analysis.questions import to_verify
+from minato_gpu.lab.analysis.questions import points
 from minato_gpu.lab.analysis.script import in_one_line
 from minato_gpu.samples import Value
 
@@ -51,9 +51,8 @@ class Trials:
 
     def batches(self, step_s: Callable[[], float]) -> Iterator[Value]:
         """Yields batches for the script. ``step_s``: seconds of its step on the batch before."""
-        settings = dict.fromkeys(point.changes for point in to_verify(self._profile))
-        # a step may not take batches of another size: what goes before is known by then
-        ordered = sorted(settings, key=lambda setting: (setting.batch_size is not None, setting != Setting()))
+        settings = dict.fromkeys(point.setting for point in points(self._profile) if point.runs_here)
+        ordered = sorted(settings, key=lambda setting: setting != Setting())  # as it is first
         for at, setting in enumerate(ordered):
             begin = self._clock()
             if begin >= self._until:
@@ -71,17 +70,13 @@ class Trials:
     def _epoch(self, setting: Setting, until: float, step_s: Callable[[], float]) -> Generator[Value, None, float]:
         """Seconds of an epoch."""
         profile = setting.applied(self._profile)
-        subject, size = self._findings.subject, profile.batch_size
-        batches = list(subject.keys)  # empty for a stream
-        if setting.batch_size is not None:
-            keys = [key for batch in batches for key in batch]
-            batches = [keys[at : at + size] for at in range(0, len(keys), size)]
-        most = len(batches)
+        subject = self._findings.subject
+        most = len(subject.keys)  # 0 for a stream
         if profile.storage is not None or not most:
-            most = math.ceil(self._findings.batches_seen * subject.batch_size / size)
+            most = self._findings.batches_seen
         if profile.storage is not None:
             files.drop(self._findings.files)
-        loader = subject.in_setting(setting, batches)
+        loader = subject.in_setting(setting)
         settle, meter = settling(profile.workers, most), Meter()
         numbers = takewhile(lambda number: number < settle + LEAST or self._clock() < until, range(most))
         yield from meter.taken(numbers, lambda: loader, step_s, self._clock)

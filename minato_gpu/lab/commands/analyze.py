@@ -52,8 +52,8 @@ def analyze(out: CommandOutput, /, script: str, arguments: tuple[str, ...], **op
     SCRIPT is any training script with torch.utils.data.DataLoader or minato_gpu.DataLoader; it is not edited. Under
     torchrun every rank is measured: torchrun --nproc-per-node 2 -m minato_gpu analyze SCRIPT.
 
-    With --verify the loader is then swapped for others (workers, the other loader, batches of another size), and an
-    epoch's predicted seconds are shown beside the measured ones.
+    With --verify the loader is then swapped for others (other workers, the other loader), and an epoch's predicted
+    seconds are shown beside the measured ones.
     """
     from minato_gpu.lab.analysis.ranks import Ranks
     from minato_gpu.lab.analysis.script import ScriptOrder

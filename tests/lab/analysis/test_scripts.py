@@ -76,14 +76,14 @@ finally:
 
 
 @pytest.mark.parametrize("kind", ["DataLoader", "minato_gpu.DataLoader"])
-def test_other_settings_are_run_until_the_script_refuses_one(tmp_path: Path, kind: str) -> None:
+def test_other_settings_are_run(tmp_path: Path, kind: str) -> None:
     body = (
         SET_CLOCK
         + f"""
 loader = {kind}(Files(sys.argv[1]), 4, num_workers=1)
 while True:
     for batch in loader:
-        assert len(batch) < 16, "batches of sixteen"
+        pass
 """
     )
     ran = Ran(tmp_path, body, data(tmp_path / "data"), verify_s=20.0)
@@ -92,8 +92,7 @@ while True:
     for setting in (Setting(), Setting(workers=2), Setting(loader="torch"), Setting(loader="minato_gpu")):
         trial = tried.get(setting)  # one of the loaders is the script's own
         assert trial is None or ((trial.epoch_s or 0) > 0 and not trial.why_not), trial
-    assert tried[Setting()].epoch_s and tried[Setting(batch_size=8)].epoch_s
-    assert "AssertionError: batches of sixteen" in tried[Setting(batch_size=16)].why_not
+    assert tried[Setting()].epoch_s
     assert ran.errors.count("more workers") == ran.errors.count("worker processes in total") == 0
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minato_gpu.lab.analysis.phases import SHARES, TimeBox
-from minato_gpu.lab.analysis.profile import CannotTry, Profile, Setting
-from minato_gpu.lab.analysis.questions import compared, to_verify
+from minato_gpu.lab.analysis.profile import CannotTry, Profile, Setting, Trial
+from minato_gpu.lab.analysis.questions import answer, points
 from minato_gpu.lab.analysis.trials import Trials
 
 BATCHES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 14, 15, 16]]
@@ -29,7 +29,7 @@ class Subject:
         self.taken: list[int] = []
         self.refuses: Callable[[Setting], None] = lambda setting: None
 
-    def in_setting(self, setting: Setting, batches: list[list[int]]) -> Any:
+    def in_setting(self, setting: Setting) -> Any:
         self.refuses(setting)
         self.made.append(setting)
         subject = self
@@ -38,7 +38,7 @@ class Subject:
             def __iter__(self) -> Iterator[list[int]]:
                 subject.now += subject.first_s
                 subject.taken.append(0)
-                for batch in batches:
+                for batch in subject.keys:
                     subject.now += len(batch)
                     subject.taken[-1] += 1
                     yield batch
@@ -67,14 +67,12 @@ def small(profile: Profile) -> Profile:
     return replace(profile, samples=16, batch_size=4, workers=0, storage=None, persistent=False, cores=1)
 
 
-def test_the_run_as_it_is_comes_first_and_batches_of_other_sizes_last(small: Profile) -> None:
+def test_every_setting_is_tried_once_and_the_run_as_it_is_first(small: Profile) -> None:
     subject = Subject()
     tried, saved = _trials(subject, small, 1e6)
     _run(subject, tried)
     order = subject.made
-    assert set(order) == {point.changes for point in to_verify(small)} and order[0] == Setting()
-    sizes = [setting.batch_size for setting in order]
-    assert sizes[-3:].count(None) == 0 and set(sizes[:-3]) == {None}
+    assert set(order) == {point.setting for point in points(small) if point.runs_here} and order[0] == Setting()
     assert len(saved) == len(order) == len(set(order))
 
 
@@ -84,7 +82,6 @@ def test_an_epoch_goes_on_as_what_was_seen_of_it(small: Profile) -> None:
     _run(subject, tried)
     found = {trial.setting: trial for trial in tried.found}
     assert found[Setting()].epoch_s == 5 + 10 * (4 + STEP_S)  # four batches were run, six follow
-    assert found[Setting(batch_size=8)].epoch_s == 5 + 5 * (8 + STEP_S)
     subject = Subject(first_s=5.0)  # workers that outlive an epoch start once
     tried, _ = _trials(subject, replace(small, samples=40, persistent=True, workers=1), 1e6)
     _run(subject, tried)
@@ -96,8 +93,17 @@ def test_without_time_nothing_is_tried_and_that_is_said(small: Profile) -> None:
     tried, _ = _trials(subject, small, 0.0)
     _run(subject, tried)
     assert not subject.made and not tried.found
-    rows = [row for row in compared(small, tried.found, draws=1) if not row["verified"].startswith("not verifiable")]
-    assert rows and {row["verified"] for row in rows} == {"not tried: no time was left for it"}
+
+
+def test_what_was_predicted_is_shown_beside_what_was_measured(small: Profile) -> None:
+    predicted = {row["setting"]: row["epoch_s"] for row in answer(small, draws=1)}
+    trials = [Trial(Setting(), predicted[0]), Trial(Setting(workers=2), 2.0 * predicted[2])]
+    trials.append(Trial(Setting(workers=4), why_not="ValueError: too many"))
+    found = {row["setting"]: row for row in answer(small, trials, draws=1)}
+    assert found[0]["verified"] == "run here, in its interval" and found[0]["deviation"] == 0.0
+    assert found[2]["verified"] == "run here" and found[2]["deviation"] == pytest.approx(-0.5)
+    assert found[4]["verified"] == "not tried: ValueError: too many" and "measured_s" not in found[4]
+    assert found[8]["verified"] == "not tried: no time was left for it"
 
 
 def test_what_cannot_be_run_says_why_and_the_others_are_tried(small: Profile) -> None:
