@@ -9,22 +9,15 @@ import pytest
 
 from benchmarks.compare.ratios import against_peers
 from benchmarks.compare.run import CANDIDATES, Case, Run
-from benchmarks.compare.workloads import Begun
 from benchmarks.data import detection, volumes
 from benchmarks.data.__main__ import WORKLOADS
 from benchmarks.data.published import SPREADS, Curve, measured, sizes_of_mixture
-from benchmarks.peers import COSTLY, Job, choose
 from benchmarks.tails import CASES, Plan
 from benchmarks.turns import paired
 from minato_gpu.samples import sample_seed
 from minato_gpu.util.threads import usable_cores
 
 # --- tails ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_name_that_fits_no_loader_is_refused() -> None:
-    with pytest.raises(ValueError, match="no loader is called 'torhc'"):
-        choose(COSTLY, ["torhc"])
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 0.5, 100.0])
@@ -37,10 +30,6 @@ def test_work_done_ahead_lowers_the_bound(ahead_s: float) -> None:
 def test_the_step_asks_for_the_load_of_the_case() -> None:
     plan = _plan()
     assert plan.cpu_s / plan.cores / (plan.batches * plan.step_s) == pytest.approx(plan.case.load)
-
-
-def test_a_job_keeps_a_short_last_batch() -> None:
-    assert Job(range(5), 2, 1, 8).batches == [[0, 1], [2, 3], [4]]
 
 
 def _plan() -> Plan:
@@ -94,13 +83,6 @@ def test_the_bound_is_that_of_the_work_which_was_done() -> None:
     assert case.bound_s(1.0, 0.0, in_order=True) == pytest.approx(max(0, 0.5 - 1 / cores) + 19 / cores)
 
 
-def test_work_for_later_epochs_is_known() -> None:
-    begun = Begun(4)
-    begun.counts[:] = [2, 3, 1, 4]
-    assert begun.beyond(2).sum() == 3
-    assert begun.work_s(2, np.array([1.0, 10.0, 100.0, 1000.0])) == pytest.approx(2010.0)
-
-
 # --- data with the published spread of cost ---------------------------------------------------------------------------
 
 
@@ -110,14 +92,6 @@ def test_relative_costs_have_the_published_ratios(name: str) -> None:
     assert np.median(relative) == pytest.approx(1.0, rel=0.01)
     for ratio, value in measured(relative).items():
         assert value == pytest.approx(SPREADS[name].ratios[ratio], rel=0.03), ratio
-
-
-def test_a_curve_is_its_own_inverse_and_never_falls() -> None:
-    curve = Curve([1.0, 2.0, 4.0, 8.0], [1.0, 3.0, 2.5, 20.0])  # a noisy measurement in the middle
-    sizes = np.geomspace(1, 8, 50)
-    seconds = curve.seconds(sizes)
-    assert (np.diff(seconds) > 0).all()
-    assert curve.sizes(seconds) == pytest.approx(sizes, rel=1e-3)
 
 
 def test_sizes_give_a_mixture_the_wanted_spread() -> None:

@@ -13,16 +13,13 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from benchmarks import gpu_session
 from benchmarks.gpu_session import PARTS, Record
 from benchmarks.isolate import MeasurementError
 from benchmarks.session import gpu_tests, loaders, parts, price
-from benchmarks.session.dali import Dali
 from benchmarks.session.measure import Run
 from benchmarks.session.settings import NO_TIME, Request, Row, Settings
-from minato_gpu.lab import parity
 
 ABOUT = {"benchmark": "gpu_session", "settings": {"commit": "abc"}, "machine": {"gpus": ["H"]}, "rows": []}
 
@@ -63,19 +60,6 @@ def test_every_part_at_toy_size(tmp_path: Path) -> None:
     assert all(target["measured"] is not None for target in content["targets"])
 
 
-@pytest.mark.parametrize("commit", [None, "abc"])
-def test_on_a_gpu_it_must_be_said_what_is_measured(monkeypatch: pytest.MonkeyPatch, commit: str | None) -> None:
-    monkeypatch.setattr(gpu_session, "Record", _never)
-    monkeypatch.setattr(gpu_session, "isolated", lambda *_, **__: {})
-    command = ["--device", "cuda", *(["--commit", commit] if commit else [])]
-    done = CliRunner().invoke(gpu_session.main, command)
-    assert ("--commit must be given" in done.output) is (commit is None)
-
-
-def _never(*_: Any, **__: Any) -> Any:
-    raise AssertionError("it was run")
-
-
 # --- the GPU tests and parity ------------------------------------------------------------------------------------
 
 
@@ -102,23 +86,6 @@ def test_each_file_of_tests_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rows["b.py"]["error"].endswith("ended by SIGSEGV")
 
 
-def test_a_pipeline_that_cannot_be_checked_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where soundfile is not installed."""
-    report = parity.ParityReport([{"stage": "a", "passed": True}], [])
-
-    def checked(module: str, *rest: Any) -> Any:
-        if "speech" in module:
-            raise MeasurementError("no module named 'soundfile'")
-        return report
-
-    monkeypatch.setattr(parity, "run_check", checked)
-    monkeypatch.setattr("benchmarks.session.settings.isolated", lambda function, *rest, **options: function(*rest))
-    rows = {row["name"]: row for row in parts.check(request_of(replace(settings(tmp_path), quick=False)))}
-    assert list(rows) == list(parts.MODULES)
-    assert [name for name, row in rows.items() if not row.get("passed")] == ["speech_recognition"]
-    assert "soundfile" in rows["speech_recognition"]["error"]
-
-
 # --- loaders that take turns -------------------------------------------------------------------------------------
 
 
@@ -130,21 +97,6 @@ def ran(rate: float, **more: Any) -> Run:
 def turns_of(monkeypatch: pytest.MonkeyPatch, run: Callable[[str], Run]) -> None:
     """Runs are what the function makes of a contender's name."""
     monkeypatch.setattr("benchmarks.session.settings.isolated", lambda _, settings, each, step, **__: run(each.name))
-
-
-def test_claims_have_two_repetitions_before_others_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: list[str] = []
-
-    def run(name: str) -> Run:
-        names.append(name)
-        return ran(5.0)
-
-    turns_of(monkeypatch, run)
-    monkeypatch.setattr(parts, "peers", lambda settings: [Dali(name, 2) for name in ("a", "b")])
-    monkeypatch.setattr(loaders, "available", lambda contender: True)
-    assert [*parts.rates(request_of(replace(settings(tmp_path), repetitions=3)))]
-    first = ["hybrid", "a", "cpu", "device"]
-    assert names == [*first, *first, "b", *first, "b"]
 
 
 def test_no_run_begins_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,12 +119,6 @@ def test_no_run_begins_without_time_for_it(tmp_path: Path, monkeypatch: pytest.M
     ]
     late = parts.turns(request_of(settings(tmp_path), 0.0), [loaders.ours(1)], "empty")
     assert [row["missing"] for row in late] == [NO_TIME] * 3
-
-
-def test_a_peer_that_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Dali, "package", "nvidia.no_such_package")
-    (row,) = parts.turns(request_of(settings(tmp_path)), [[Dali("dali", 1)]], "empty")
-    assert row["name"] == "dali" and row["missing"] == "nvidia.no_such_package is not installed"
 
 
 # --- what is known is written at once, and a later command goes on with it; time is shared out ------------------------
@@ -234,28 +180,3 @@ def test_a_row_without_figures_takes_no_place_of_one_with(tmp_path: Path) -> Non
     assert record.rows == [{**passed, "error": "one"}, known]
     record.add({**known, "samples_per_s": 8.0, "error": "in the last run"})
     assert record.rows[1]["samples_per_s"] == 8.0
-
-
-@pytest.mark.parametrize(
-    ("row", "failed"),
-    [
-        ({"case": "rates", "name": "dali", "error": "no such engine"}, False),
-        ({"case": "probe", "name": "regions", "error": "SIGSEGV"}, False),
-        ({"case": "rates", "name": "rates", "error": "the part has died"}, True),
-        ({"case": "parity", "name": "speech_recognition", "passed": False}, True),
-        ({"case": "memory", "name": "memory", "error": "of an earlier command"}, False),
-    ],
-)
-def test_a_command_fails_for_its_own_parts_and_not_for_what_they_found(row: Row, failed: bool) -> None:
-    assert gpu_session.failed(row, ["probe", "rates", "parity"]) is failed
-
-
-def test_the_time_is_shared_out_over_what_is_left() -> None:
-    names, left = list(PARTS), 480.0
-    for number, name in enumerate(names):
-        share = gpu_session.share_of(names[number:], left)
-        assert share <= left and share >= min(left, PARTS[name][1])
-        left -= share
-    assert left == pytest.approx(0.0), "all of it is used"
-    plenty = gpu_session.share_of(["rates", "memory"], 10_000.0)
-    assert plenty == pytest.approx(10_000.0 * 150 / 210), "and more where there is more"

@@ -52,19 +52,6 @@ def test_sessions_fill_their_tables_alone(tmp_path: Path) -> None:
     assert filled.count("| decoded | ") == 1, "the others have not asked"
 
 
-def test_a_check_without_an_answer_says_why() -> None:
-    rows = [
-        {"case": "checks", "name": "a", "holds": True, "means": "nothing to do", "figure_s": 0.0123, "seen": False},
-        {"case": "checks", "name": "b", "error": "one\nended by SIGABRT"},
-        {"case": "checks", "name": "c", "missing": "no time left"},
-    ]
-    assert [(row["answer"], row["figures"]) for row in gpu_page.rows_of("gpu_checks", {"rows": rows})] == [
-        ("yes", "figure_s 0.012, seen no"),
-        ("not known: ended by SIGABRT", ""),
-        ("not known: no time left", ""),
-    ]
-
-
 def test_every_document_has_a_table() -> None:
     """But those of which the page tells in words."""
     told = {"busy", "busy_step", "chaos"}
@@ -82,9 +69,3 @@ def test_readme_shows_pairs_that_are_decided() -> None:
     said = block("pairs", {**head, "rows": [ours, *rows]})
     assert "| arrays, 2 workers | PyTorch | 1.20 (1.10 to 1.30) | 10% | 2% |" in said and "SPDL" not in said
     assert said.endswith("Of 3 comparisons 2 are not shown: their interval includes 1.")
-
-
-def test_a_page_without_the_place_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("nothing here\n")
-    result = CliRunner().invoke(main, [str(RESULTS), "--root", str(tmp_path)])
-    assert result.exit_code == 1 and "README.md has no place marked <!-- swap -->" in result.output

@@ -11,15 +11,11 @@ import pytest
 
 from benchmarks.compare.ratios import scaling_summary as summary
 from benchmarks.isolate import descendants_cpu_s
-from benchmarks.peers import Job
 from benchmarks.readme import markdown
 from benchmarks.scaling.cells import (
     BATCH_SIZE,
-    LOADERS,
-    NAMED,
     SPREADS,
     Cell,
-    worth_trying,
 )
 from benchmarks.scaling.measure import Bare, Plan, reach
 from tests.support import programs
@@ -42,11 +38,6 @@ def test_the_mean_of_a_cell_is_its_cost(spread: str) -> None:
         assert costs_s.max() == pytest.approx(40 * costs_s.min())
 
 
-def test_the_named_cells() -> None:
-    assert len(set(NAMED)) == 18
-    assert all(cell.samples % BATCH_SIZE == 0 for cell in NAMED)
-
-
 def test_the_bound_is_work_or_steps() -> None:
     plan = _plan(Cell(4, 3, "half"))
     assert plan.work_s == pytest.approx(20 * BATCH_SIZE * 3.1e-3 / 4)
@@ -62,17 +53,6 @@ def test_what_the_window_allows(in_order: bool) -> None:
     """No policy is ahead of it, but for what it prepares of the epochs beside the one that is looked at."""
     found = reach(_plan(Cell(4, 3, "tail", 0.9)), in_order=in_order)
     assert 0.8 < found.simulated <= 1.02 and 0.9 < found.window_allows <= 1.0
-
-
-def test_every_epoch_has_an_order_of_its_own() -> None:
-    job = Job(range(10), 4, 2, 8, shuffle_seed=3)
-    order = job.order(by_batch=True)
-    epochs = [list(order), list(order)]
-    assert [[len(batch) for batch in epoch] for epoch in epochs] == [[4, 4, 2]] * 2 and len(order) == 3
-    first, second = ([index for batch in epoch for index in batch] for epoch in epochs)
-    assert first != second and sorted(second) == list(range(10))
-    assert list(job.order(by_batch=False)) == first  # each loader's begins anew
-    assert list(Job(range(3), 2, 2, 8).order(by_batch=False)) == [0, 1, 2]
 
 
 _PARENT = """import subprocess, sys
@@ -111,11 +91,3 @@ def test_the_command_and_its_table() -> None:
     assert {row["best_peer"] for row in ours} == {"pytorch in order", "pytorch out of order"}
     text = markdown("scaling_named", rows)
     assert all(f"| {row['case']} |" in text for row in summary(rows)) and len(summary(rows)) == 2
-
-
-def test_loaders_that_take_samples_one_by_one_are_tried_where_costs_have_a_tail() -> None:
-    even, tailed = (worth_trying(Cell(8, 3, spread), LOADERS) for spread in ("half", "tail"))
-    assert tailed == list(LOADERS) and set(even) < set(tailed)
-    for order in ("in order", "completion"):
-        packages = {each.package.partition(".")[0] for each in even if each.order == order}
-        assert {"torch", "spdl", "torchdata"} <= packages

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from benchmarks.session import loaders, measure, steps, work
+from benchmarks.session import loaders, steps, work
 from benchmarks.session.loaders import Crops, finished
 from benchmarks.session.settings import Settings
 from benchmarks.work import ContentError
 from pipelines import image_classification
 from pipelines.photograph_stages import GEOMETRIC
-from tests.support.waiting import wait_until
 
 
 def settings(folder: Path) -> Settings:
@@ -74,18 +73,6 @@ def test_peers_prepare_the_samples_of_the_pipeline(photographs: Path) -> None:
 
 
 # --- the step ----------------------------------------------------------------------------------------------------
-
-
-def test_the_most_memory_in_use_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([(90, 100), (60, 100), (20, 100)])
-    last = (80, 100)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: next(answers, last))
-    monkeypatch.setattr(measure, "library", lambda: None)
-    with measure.watched("cuda") as readings:
-        wait_until(lambda: readings.peak == 70)
-    assert readings.row() == {"device_bytes_peak": 70}
-    readings.busy += [(0.5, 0.0), (0.7, 1.0)]
-    assert readings.row() == {"device_bytes_peak": 70, "gpu_busy": pytest.approx(0.6), "jpeg_engine_busy": 0.5}
 
 
 def test_a_step_trains(photographs: Path) -> None:
