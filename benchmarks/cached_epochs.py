@@ -4,10 +4,7 @@ A server gives its objects at so many bytes a second, all loaders together, afte
 sample takes a fixed time, most of which is slept. After a few epochs in which the cache fills:
 
     hit_rate, of_hits     share of the accesses that read nothing; and of the hits that the policy has, simulated
-    epoch_s, model_s      seconds of an epoch; of one under a virtual clock (minato_gpu/lab/analysis/virtual_epochs.py),
-                          where the loader's own decisions are at work, samples take what they took the workers, and
-                          all else takes no time
-    of_model              the one by the other
+    epoch_s               seconds of an epoch
     least_s               what the misses take at the server's rate, or preparation if that is more
 
 ``one rank``: memory, the whole set each epoch. ``4 ranks, one directory``: processes that share a cache on disk, and
@@ -38,10 +35,6 @@ from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.caching.choice import look_ahead, new_policy
 from minato_gpu.caching.orders import Orders
-from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank, simulated_together
-from minato_gpu.lab.analysis.virtual_storage import Tier
-from minato_gpu.lab.simulation.work import Array
 from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.disk.tier import DiskTier
@@ -53,7 +46,6 @@ LATENCY_MS = 5.0
 RATE = 4e6  # bytes a second: so little that 17 processes, which stand for four hosts, have cores enough
 PREPARE_S = 10e-3
 SHARES = (0.25, 0.5, 0.75, 1.0)
-_SEEDS = 8  # of which copies are on disk, in the model
 
 
 class Objects:
@@ -205,55 +197,6 @@ def expected_reads(case: Case, policy: str) -> list[int]:
     return found
 
 
-def model_s(case: Case, prepare_s: float) -> float:
-    """Seconds of an epoch, of those that count: until the last rank is done, for which the others wait."""
-    if case.on_disk:  # which copies there are is chance, and nothing else is left of the epochs before
-        one = replace(case, filling=0, epochs=1)
-        return float(np.mean([_together(one, prepare_s, seed) for seed in range(_SEEDS)]))
-    return float(np.mean(_together(case, prepare_s, 0)[case.filling :]))
-
-
-def _together(case: Case, prepare_s: float, seed: int) -> Array:
-    """Seconds of each epoch."""
-    runs = [_run(case, rank) for rank in range(case.ranks)]
-    found = simulated_together(runs, _drawn(case, runs[0], prepare_s), seed, meet=True)
-    ends = np.cumsum([each.seconds for each in found], axis=1).max(axis=0)
-    return np.diff(ends, prepend=0.0)
-
-
-def _drawn(case: Case, run: SimulatedRank, prepare_s: float) -> DrawnCosts:
-    steps = np.zeros((case.filling + case.epochs, run.profile.batches))
-    return DrawnCosts(np.full(run.set_size, prepare_s), steps, np.arange(run.set_size))
-
-
-def _run(case: Case, rank: int) -> SimulatedRank:
-    samples = -(-case.count // case.ranks)
-    there = case.share if case.on_disk else None  # what any rank reads of the directory is there
-    profile = Profile(
-        loader="minato_gpu",
-        samples=samples,
-        batch_size=BATCH,
-        workers=WORKERS,
-        prefetch=2,
-        in_order=True,
-        max_lateness=0,
-        rank=0,
-        ranks=1,
-        cores=WORKERS,
-        prepare_s=(),
-        prepare_cpu_share=0.0,
-        collate_s=0.0,
-        step_s=(0.0,),
-        transfer_s=0.0,
-        loader_s=0.0,
-        startup_s=0.0,
-        storage=Storage(case.rate, LATENCY_MS / 1e3, 1.0, NBYTES, 1.0, cached_share=there, remote=True),
-        persistent=True,
-        shards=case.ranks,
-    )
-    return SimulatedRank(profile, None if case.on_disk else Tier(case.share, case.policy), orders=case.orders(rank))
-
-
 def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
     """One measured, and one modelled."""
     accesses = case.ranks * -(-case.count // case.ranks)
@@ -270,13 +213,12 @@ def rows(case: Case, repetitions: int) -> Iterator[dict[str, Any]]:
         row["cache_share"] = float(np.mean([each.kept_share for each in found]))
         case = replace(case, share=row["cache_share"])
     expected = expected_reads(case, case.policy)
-    row |= {"model_s": model_s(case, prepare_s), "least_s": least_s(expected)}
+    row["least_s"] = least_s(expected)
     row |= report.summarise("hit_rate", [1 - float(np.mean(each.reads)) / accesses for each in found])
     hits = accesses - float(np.mean(expected))
     row["of_hits"] = (accesses - float(np.mean([each.reads for each in found]))) / hits
     seconds = [float(np.mean(each.seconds)) for each in found]
-    row |= report.summarise("epoch", seconds, "_s")
-    yield row | report.summarise("of_model", [each / row["model_s"] for each in seconds])
+    yield row | report.summarise("epoch", seconds, "_s")
     lru = expected_reads(case, "lru")
     yield _row(case, "lru") | {"hit_rate": 1 - float(np.mean(lru)) / accesses, "least_s": least_s(lru)}
 

@@ -21,7 +21,7 @@ each byte; ``next-use without orders`` then knows sizes and costs only.
 Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage that gives so many bytes a second.
 
     of_hits               of the hits that the policy has in these epochs, simulated
-    epoch_s, model_s      seconds of an epoch; what its misses take at the storage's rate, or preparation if more
+    epoch_s, least_s      seconds of an epoch; what its misses take at the storage's rate, or preparation if more
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _EPOCHS = 48
 _PARTS = ("equal", "drawn", "unlike", "measured")
 _SHOWN = (
     *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "saved_share", "belady", "of_belady", "bound"),
-    *("of_hits", "epoch_s", "model_s", "of_model"),
+    *("of_hits", "epoch_s", "least_s"),
 )
 
 

@@ -14,17 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.caching.orders import Orders
 from minato_gpu.lab.analysis.preparation import Law, fit
 from minato_gpu.lab.analysis.profile import Profile, Setting
 from minato_gpu.lab.analysis.virtual_epochs import DrawnCosts, SimulatedRank
-from minato_gpu.lab.analysis.virtual_storage import Tier, order_of
 from minato_gpu.util.cached_property import cached_property
 
 DRAWS = 8
 AS_MEASURED = Setting()
 _STEADY = 4  # epochs at the end, caches being full
-_ROUNDS = 3  # until what shares the cores and the rate that follows from it agree
 
 
 @dataclass(frozen=True)
@@ -35,39 +32,33 @@ class Prediction:
     low_s: float  # with ``high_s``: the interval that holds nine of ten draws
     high_s: float
     first_epoch_s: float
-    reads: float  # requests of an epoch
 
 
 class Predictor:
-    """Answers for one profile: what is found out of the measured setting is found out once. ``orders``: of the sampler,
-    in numbers of samples, where they are known. Raises ValueError for a profile that knows of no sample or no step,
-    or of fewer samples than the orders name."""
+    """Answers for one profile: what is found out of the measured setting is found out once. Raises ValueError for a
+    profile that knows of no sample or no step."""
 
-    def __init__(self, profile: Profile, orders: Orders | None = None) -> None:
+    def __init__(self, profile: Profile) -> None:
         if not profile.suffices:
             raise ValueError("the profile has no sample, or no step: there is nothing to predict from")
-        known = profile.samples * profile.shards
-        if orders is not None and (most := int(order_of(orders, 0).max())) >= known:
-            raise ValueError(f"the orders name sample {most}, and the profile knows of {known}")
-        self.profile, self._orders = profile, orders
+        self.profile = profile
 
     def predict(self, setting: Setting = AS_MEASURED, *, draws: int = DRAWS) -> Prediction:
         """Predicts the measured rank's epoch in this setting. Raises ValueError where the profile does not know what
         the setting asks for."""
         profile = setting.applied(self.profile)
-        tier = None if setting.cache is None else Tier(setting.cache, setting.policy)
-        if tier is not None and (profile.storage is None or profile.loader == "torch"):
+        cache = setting.cache
+        if cache is not None and (profile.storage is None or profile.loader == "torch"):
             raise ValueError("a cache in memory is this loader's, of bytes that were seen to be read")
-        epochs = _STEADY + (1 if tier is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
-        run = self._beside_reading(SimulatedRank(profile, tier, self.start_s, orders=self._orders), epochs)
+        epochs = _STEADY + (1 if cache is None and profile.shards == 1 else 1 + 2 * min(profile.shards, 4))
+        run = SimulatedRank(profile, cache, self.start_s)
         slot_s = self._slot_s(run)
         found = [run.simulated(self._draw(run, slot_s, epochs, seed), seed) for seed in range(draws)]
         steady = np.array([float(each.seconds[-_STEADY:].mean()) for each in found])
         low, high = np.quantile(steady, [0.05, 0.95]).tolist()
         epoch_s = float(np.median(steady))
         first = float(np.median([each.seconds[0] for each in found]))
-        reads = float(np.mean([each.reads[-_STEADY:].mean() for each in found]))
-        return Prediction(epoch_s, low, high, first, reads)
+        return Prediction(epoch_s, low, high, first)
 
     # --- what was measured -------------------------------------------------------------------------------------
 
@@ -106,19 +97,6 @@ class Predictor:
     def _slot_s(self, run: SimulatedRank) -> float:
         """Seconds of a slot for a mean sample, its core being its own."""
         return self.law.slot_s(run.cores.at_once(max(1, run.profile.workers)))
-
-    def _beside_reading(self, run: SimulatedRank, epochs: int) -> SimulatedRank:
-        """Returns the rank with the cores that reading takes, which follows from the rate, and the rate from that."""
-        storage = run.profile.storage
-        if storage is None or not storage.cpu_s:
-            return run
-        for _ in range(_ROUNDS):
-            found = run.simulated(self._draw(run, self._slot_s(run), epochs, 0), 0)
-            other = storage.cpu_s * float(found.reads[-_STEADY:].mean() / found.seconds[-_STEADY:].mean())
-            if abs(other - run.other) < 0.01 * run.profile.cores:
-                break
-            run = replace(run, other=other)
-        return run
 
     def _draw(self, run: SimulatedRank, slot_s: float, epochs: int, seed: int) -> DrawnCosts:
         rng, measured = np.random.default_rng(seed), np.array(self.profile.prepare_s)

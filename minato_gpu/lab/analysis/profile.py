@@ -27,10 +27,6 @@ class Storage:
     concurrency: float  # requests under way at once while it was measured
     cached_share: float | None = None  # of the set's bytes, in the page cache before the cold phase; None: not seen
     sizes: tuple[int, ...] = ()  # bytes of single samples, those of ``Profile.prepare_s`` in their order, if seen
-    cpu_s: float = 0.0  # computed on this machine for each request, beside the workers
-    spread: float = 0.1  # sigma of the latencies' logarithm
-    remote: bool = False  # read through fsspec, not as files
-    shares: tuple[float, ...] = ()  # of a sample's bytes, what each of its requests reads
 
     def seconds_per_sample(self) -> float:
         """The least time between two samples: max(bytes / rate, requests x latency / concurrency)."""
@@ -68,9 +64,8 @@ class Profile:
     ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold`` (T3), ``prepare`` (no step). ``storage``: None where
     no read was seen. ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several
     threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends.
-    ``shards``: an epoch reads one sample of the set in so many, as where ranks share it out. ``between_s``: of the
-    consumer's thread from one epoch to the next, loader and all. ``slowest``: (seconds, key and file) of the slowest
-    samples, slowest first. ``notes``: what could not be measured, in sentences.
+    ``shards``: an epoch reads one sample of the set in so many, as where ranks share it out. ``slowest``: (seconds, key
+    and file) of the slowest samples, slowest first. ``notes``: what could not be measured, in sentences.
     """
 
     loader: LoaderKind
@@ -98,7 +93,6 @@ class Profile:
     persistent: bool = False
     overlap: bool = False
     shards: int = 1
-    between_s: float = 0.0
     worker_kind: Literal["process", "thread"] = "process"
     pin_memory: bool = False
     slowest: tuple[tuple[float, str], ...] = ()
@@ -143,16 +137,11 @@ class CannotTry(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """The changes to a measured rank; None leaves it as it was measured.
-
-    ``cache``: share of the set's bytes that a cache in memory may keep; ``policy``: of that cache (empty: as the loader
-    chooses).
-    """
+    """The changes to a measured rank; None leaves it as it was measured."""
 
     loader: LoaderKind | None = None
     workers: int | None = None
-    cache: float | None = None
-    policy: str = ""
+    cache: float | None = None  # share of the set's bytes that a cache in memory may keep
     bytes_per_s: float | None = None
     latency_s: float | None = None
 

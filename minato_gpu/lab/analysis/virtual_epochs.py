@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,15 +11,16 @@ from numpy.typing import NDArray
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders, share
 from minato_gpu.lab.analysis.profile import Profile, Storage
-from minato_gpu.lab.analysis.virtual_storage import SharedBandwidth, SimulatedStorage, Tier, VirtualStorage, order_of
+from minato_gpu.lab.analysis.virtual_storage import SimulatedStorage, VirtualStorage, order_of
 from minato_gpu.lab.simulation.cores import ALONE, Cores
 from minato_gpu.lab.simulation.peers import BATCH_IN_ORDER, simulate_peer
-from minato_gpu.lab.simulation.virtual_loader import VirtualLoader, run_together
+from minato_gpu.lab.simulation.virtual_loader import VirtualLoader
 from minato_gpu.lab.simulation.work import Array, Outcome, Work
 from minato_gpu.scheduling.policy import Policy
 
 TRIP_S = 1e-4  # from a worker's last byte to the scheduler's answer: two wake-ups of a process
 MOST = 3000  # samples of an epoch that are simulated; what is longer goes on as it went
+_MOST_PARTS = 4  # reads of a sample; more are simulated as one that waits as long
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class EpochTimes(NamedTuple):
     """What simulated epochs took."""
 
     seconds: Array  # of each epoch
-    reads: Array  # of each epoch: requests that storage answered
     rate: float  # samples a second of the last epoch, or of all after the first if epochs overlap
     first_batch_s: float  # from the beginning, with workers ready
 
@@ -60,11 +59,9 @@ class SimulatedRank:
     """A rank to be simulated."""
 
     profile: Profile
-    tier: Tier | None = None  # of a cache
+    cache: float | None = None  # share of the set's bytes that memory keeps
     start_s: float = 0.0  # until workers are ready, if they are started anew
     steps: bool = True  # whether there are training steps
-    orders: Orders | None = None  # of the sampler, if they are known; else shuffles
-    other: float = 0.0  # CPU seconds a second beside workers and consumer
 
     @property
     def cores(self) -> Cores:
@@ -74,7 +71,7 @@ class SimulatedRank:
         step_s = float(np.mean(profile.step_s)) if self.steps else 0.0
         away = step_s + profile.loader_s + profile.transfer_s
         computed = (profile.step_cpu_share * step_s + profile.loader_s) / away if away else 0.0
-        return Cores(profile.cores, profile.prepare_cpu_share, computed, self.other)
+        return Cores(profile.cores, profile.prepare_cpu_share, computed)
 
     def _short(self, cores: Cores) -> Cores | None:
         """Returns the cores if there may be too few of them, else None."""
@@ -105,9 +102,14 @@ class SimulatedRank:
 
     def simulated(self, drawn: DrawnCosts, seed: int) -> EpochTimes:
         """Simulates as many epochs as there are rows of steps; if epochs overlap, one more follows the last of them."""
-        if self.profile.loader != "torch" and self.profile.workers:  # without workers, both do the same
-            return simulated_together([self], drawn, seed)[0]
-        return self._epochs(drawn, self._torch(drawn, seed), None)
+        if self.profile.loader == "torch" or not self.profile.workers:  # without workers, both do the same
+            return self._epochs(drawn, self._torch(drawn, seed))
+        reading = self._reading(drawn, seed)
+        try:
+            return self._epochs(drawn, self._ours(drawn, seed, reading))
+        finally:
+            if reading is not None:
+                reading.close()
 
     def _away(self, drawn: DrawnCosts) -> Array:
         """Returns how long the consumer is away after each batch, by epochs."""
@@ -115,15 +117,12 @@ class SimulatedRank:
         away = drawn.steps * self.steps + profile.loader_s + profile.transfer_s
         if profile.overlap:
             away = np.concatenate((away, away[-1:]))
-        away[:, -1] += profile.between_s  # while workers go on, if epochs overlap
         return away
 
     def _orders(self, seed: int) -> Orders:
-        if self.orders is not None and self.samples == self.profile.samples:
-            return self.orders
         return Shuffles(self.set_size, self.profile.shards, seed)
 
-    def _epochs(self, drawn: DrawnCosts, outcome: Outcome, reading: VirtualStorage | None) -> EpochTimes:
+    def _epochs(self, drawn: DrawnCosts, outcome: Outcome) -> EpochTimes:
         profile, away, count = self.profile, self._away(drawn), len(drawn.steps)
         times = outcome.times.reshape(away.shape)[:count]
         ends = times[:, -1] + away[:count, -1]
@@ -131,11 +130,10 @@ class SimulatedRank:
         longer = max(0.0, profile.samples / self.samples - 1)
         begun = np.concatenate(([0.0], ends[:-1]))
         since = begun if profile.overlap else np.maximum(times[:, 0], begun)
-        seconds += longer * (ends - profile.between_s - since)
+        seconds += longer * (ends - since)
         again = 0.0 if profile.persistent else self.start_s
         seconds += np.where(np.arange(count) == 0, self.start_s, again)
-        reads = np.zeros(count) if reading is None else np.array(reading.reads[:count], float)
-        return EpochTimes(seconds, reads * (1 + longer), self._rate(times), outcome.first_batch_s)
+        return EpochTimes(seconds, self._rate(times), outcome.first_batch_s)
 
     def _rate(self, times: Array) -> float:
         """Returns the samples a second between the first and the last batch of the last epoch.
@@ -157,23 +155,17 @@ class SimulatedRank:
         told[: self.samples] = cpu.mean()  # nothing is known of a sample before it has been prepared once
         return Work(cpu, told, profile.batch_size, lengths, profile.workers)
 
-    def _loader(
-        self, drawn: DrawnCosts, seed: int, link: SharedBandwidth | None
-    ) -> tuple[VirtualLoader, VirtualStorage | None]:
+    def _reading(self, drawn: DrawnCosts, seed: int) -> VirtualStorage | None:
+        profile = self.profile
+        if profile.storage is None:
+            return None
+        storage, orders = self._storage(profile.storage, drawn.which, seed), self._orders(seed)
+        return VirtualStorage(storage, orders, profile.batch_size, self.cache, shards=profile.shards, seed=seed)
+
+    def _ours(self, drawn: DrawnCosts, seed: int, reading: VirtualStorage | None) -> Outcome:
         profile = self.profile
         lateness = 0 if profile.in_order else profile.max_lateness
-        reading = None
-        if profile.storage is not None:
-            reading = VirtualStorage(
-                self.storage(profile.storage, drawn.which, seed),
-                self._orders(seed),
-                profile.batch_size,
-                self.tier,
-                shards=profile.shards,
-                seed=seed,
-                link=link,
-            )
-        loader = VirtualLoader(
+        return VirtualLoader(
             self._work(drawn, seed),
             Policy(self._window, fixed=profile.in_order, max_lateness=lateness),
             0.0,
@@ -183,10 +175,9 @@ class SimulatedRank:
             reading=reading,
             precise=True,
             cores=self._short(self.cores),
-        )
-        return loader, reading
+        ).run()
 
-    def storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> SimulatedStorage:
+    def _storage(self, storage: Storage, which: NDArray[np.int64], seed: int) -> SimulatedStorage:
         """Returns the storage for the samples of the set; their sizes are those of the samples that stand for them."""
         rng = np.random.default_rng((seed, 1))
         count = self.set_size
@@ -194,14 +185,11 @@ class SimulatedRank:
             sizes = np.array(storage.sizes)[which % len(storage.sizes)]
         else:
             sizes = np.full(count, max(1, round(storage.nbytes)))
-        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.tier is None else ()
-        parts, several = max(1, round(storage.requests)), 1.0
+        cached = rng.permutation(count)[: round((storage.cached_share or 0.0) * count)] if self.cache is None else ()
+        parts = max(1, round(storage.requests))
         if parts > _MOST_PARTS:
-            parts, several = 1, storage.requests
-        request_s, byte_s = _reader_s(storage, float(sizes.mean()) / parts)
-        measured = replace(storage, latency_s=storage.latency_s * several)
-        there = frozenset(int(key) for key in cached)
-        return SimulatedStorage(measured, sizes.astype(np.int64), parts, request_s, byte_s, there)
+            parts, storage = 1, replace(storage, latency_s=storage.latency_s * storage.requests)
+        return SimulatedStorage(storage, sizes.astype(np.int64), parts, frozenset(int(key) for key in cached))
 
     def _torch(self, drawn: DrawnCosts, seed: int) -> Outcome:
         """Simulates PyTorch's loader: workers take whole batches, and wait for storage themselves."""
@@ -222,36 +210,3 @@ class SimulatedRank:
         transfer = storage.nbytes / storage.bytes_per_s
         alone = storage.requests * storage.latency_s + transfer
         return max(missed * alone, missed * transfer * self.profile.workers - prepare_s)
-
-
-def simulated_together(
-    runs: Sequence[SimulatedRank], drawn: DrawnCosts, seed: int, *, meet: bool = False
-) -> list[EpochTimes]:
-    """Simulates ranks by this loader that begin at the same time and share one storage's rate: that of the first one's
-    profile. ``meet``: they wait for each other after each epoch, which is then part of the next."""
-    storage = runs[0].profile.storage
-    link = None if storage is None else SharedBandwidth(storage.bytes_per_s)
-    made = [run._loader(drawn, seed, link) for run in runs]
-    try:
-        outcomes = run_together([loader for loader, _ in made], meet=meet)
-    finally:
-        for _, reading in made:
-            if reading is not None:
-                reading.close()
-    together = zip(runs, outcomes, made, strict=True)
-    return [run._epochs(drawn, outcome, reading) for run, outcome, (_, reading) in together]
-
-
-def _reader_s(storage: Storage, nbytes: float) -> tuple[float, float]:
-    """Returns the reader process' seconds for a request, and for each byte, where a request has so many on average:
-    in the same proportion as usual, and together as much as was measured."""
-    request_s = _URL_S if storage.remote else _FILE_S
-    times = storage.cpu_s / (request_s + nbytes * _BYTE_S) if storage.cpu_s else 1.0
-    return times * request_s, times * _BYTE_S
-
-
-# Measured on a machine half as fast: 0.66 ms for a photograph of 270 KB, 1.27 ms for 940 KB, the mean file of
-# volumes and their labels
-_URL_S, _FILE_S = 2e-4, 5e-5
-_BYTE_S = 5e-10
-_MOST_PARTS = 4  # sources of a sample; more requests are of one source, and follow each other

@@ -1,10 +1,10 @@
 """Storage under a virtual clock, read by what reads in production.
 
-What is read when, how many reads are under way, what is asked for twice, what stays in memory, and when the loader
-hears of what has come: all of that are the objects of the reader process (``sources/service.py``, ``pool.py``,
-``remote.py``, ``memory_tier.py``, ``process.py``), in an event loop of asyncio whose time jumps to the next timer.
-Only the storage is made up: each request waits for its latency, then its bytes for their turn at the storage's rate,
-all requests together; the event loop of the reader process has some work with each.
+What is read when, how many reads are under way, what stays in memory, and when the loader hears of what has come: all
+of that are the objects of the reader process (``sources/service.py``, ``pool.py``, ``memory_tier.py``, ``process.py``),
+in an event loop of asyncio whose time jumps to the next timer. Only the storage is made up: each read waits for its
+latency, then its bytes for their turn at the storage's rate, all reads together; the event loop of the reader process
+has some work with each.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, pairwise
+from itertools import count
 from random import Random
 from selectors import SelectSelector
 from typing import Any
 
-from minato_gpu.caching.choice import Choice, choose, look_ahead
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.orders import Orders
 from minato_gpu.engine.builder import READ_AHEAD
@@ -30,59 +29,36 @@ from minato_gpu.sources.files import Ended
 from minato_gpu.sources.memory_tier import Begun, MemoryTier
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.process import Notifier, ReaderSettings
-from minato_gpu.sources.remote import RemoteReads
 from minato_gpu.sources.service import Ready, Service
 from minato_gpu.sources.source import Key, Source
 
 _NEVER = float("inf")
+_READ_S = 5e-5  # of the reader process, for each read; and for each byte, measured on a machine half as fast:
+_BYTE_S = 5e-10
+_SPREAD = 0.1  # sigma of the latencies' logarithm
 
 
 @dataclass(frozen=True)
 class SimulatedStorage:
-    """A storage like the one that was ``measured``. Of local files fewer are read at once than of URLs."""
+    """A storage like the one that was ``measured``."""
 
     measured: Storage
     nbytes: Integers  # of each sample
-    parts: int = 1  # requests of a sample; each reads its share (``measured.shares``, else equal ones)
-    request_s: float = 0.0  # of the reader process, for each request
-    byte_s: float = 0.0  # of the reader process, for each byte
+    parts: int = 1  # reads of a sample, of equal bytes
     there: frozenset[int] = frozenset()  # samples in the page cache
 
-    def part_bytes(self, sample: int, part: int) -> int:
-        """Returns the bytes of a request."""
-        shares = self.measured.shares
-        share = shares[part] if len(shares) == self.parts else 1 / self.parts
-        return max(1, int(int(self.nbytes[sample]) * share))
+    def part_bytes(self, sample: int) -> int:
+        """Returns the bytes of a read."""
+        return max(1, int(self.nbytes[sample]) // self.parts)
 
     def wait_s(self, rng: Random) -> float:
-        """Draws a request's latency."""
-        told = self.measured
-        return told.latency_s * math.exp(rng.gauss(0.0, told.spread)) if told.latency_s else 0.0
+        """Draws a read's latency."""
+        latency_s = self.measured.latency_s
+        return latency_s * math.exp(rng.gauss(0.0, _SPREAD)) if latency_s else 0.0
 
-
-@dataclass(frozen=True)
-class Tier:
-    """A cache in memory: a ``share`` of the set's bytes. ``policy``: "minio", "next-use" or "lru"; empty: as the
-    loader chooses."""
-
-    share: float
-    policy: str = ""
-
-    def budget(self, storage: SimulatedStorage) -> int:
-        """Bytes of memory."""
-        samples, parts = range(len(storage.nbytes)), range(storage.parts)
-        each = sum(space_of(storage.part_bytes(sample, part)) for sample in samples for part in parts)
-        return round(self.share * each)
-
-    @property
-    def decide(self) -> Callable[..., Choice]:
-        """The policy's choice, as ``MemoryTier`` asks for it."""
-        return partial(_told, self.policy) if self.policy else choose
-
-
-def _told(policy: str, *, shards: float, share: float, **_: object) -> Choice:
-    ahead = look_ahead(shards, share) if policy == "next-use" else 0
-    return Choice(policy, ahead, f"{policy}: as it was told")
+    def budget(self, share: float) -> int:
+        """Bytes of memory that a share of the set takes."""
+        return round(share * self.parts * sum(space_of(self.part_bytes(sample)) for sample in range(len(self.nbytes))))
 
 
 class _NoBytes(Blocks):
@@ -99,19 +75,6 @@ class _NoBytes(Blocks):
 
     def free(self, block: int) -> None:
         pass
-
-
-class SharedBandwidth:
-    """The rate of a storage, in bytes a second: one answer comes after the other, whoever has asked."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-
-    def transfer_s(self, now: float, nbytes: int) -> float:
-        """Returns the seconds until so many bytes have arrived, after all that were asked for before."""
-        self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
-        return self._free_at - now
 
 
 def order_of(orders: Orders, epoch: int) -> Integers:
@@ -162,62 +125,41 @@ class _Jumps(SelectSelector):
         return []
 
 
-class _Answer(bytes):
-    """Bytes of an answer, of which only the number counts."""
+class _Reads:
+    """Reads of samples' parts, as ``FileReads`` has them. ``ended`` is called for each."""
 
-    nbytes = 0
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-
-class _Requests(RemoteReads):
-    """Requests to the storage, each of which reads one part of a sample. ``count``: of those so far, but for what was
-    asked for a second time."""
-
-    def __init__(self, storage: SimulatedStorage, link: SharedBandwidth, seed: int) -> None:
-        super().__init__()
-        self.count = 0
-        self._under_way: set[str] = set()  # of those the paths
-        self._storage, self._link, self._rng = storage, link, Random(seed)
+    def __init__(self, storage: SimulatedStorage, seed: int, ended: Callable[[Ended], None]) -> None:
+        self._storage, self._rng, self._ended = storage, Random(seed), ended
         self._loop = asyncio.get_running_loop()
-        self._free_at = 0.0  # when the event loop is through with what it has begun
+        self._loop_free_at = 0.0  # when the event loop is through with what it has begun
+        self._link_free_at = 0.0  # when all bytes that were asked for have come
+        self._closed = False
 
-    async def read(self, source: Source) -> bytes:
-        answer: asyncio.Future[bytes] = self._loop.create_future()
-        self.ask(source, answer.set_result, answer.cancelled)
-        return await answer
+    def submit(self, number: int, source: Source) -> None:
+        """Reads this source next."""
+        nbytes = self._storage.part_bytes(int(source.path.split("/")[1]))
+        self._go_on(self._steps(nbytes), number, nbytes, self._loop.time())
 
-    def ask(self, source: Source, then: Callable[[bytes], None], given_up: Callable[[], bool]) -> None:
-        """Calls ``then`` with the source's bytes, once they have come."""
-        if source.path not in self._under_way:  # else this is the second time
-            self._under_way.add(source.path)
-            self.count += 1
-        key, part = map(int, source.path.split("/")[-2:])
-        answer = _Answer()
-        answer.nbytes = self._storage.part_bytes(key, part)
+    def close(self) -> None:
+        """Ends what is under way."""
+        self._closed = True
 
-        def end() -> None:
-            self._under_way.discard(source.path)
-            then(answer)
-
-        self._go_on(self._seconds(answer.nbytes), end, given_up)
-
-    def _go_on(self, seconds: Iterator[float], end: Callable[[], None], given_up: Callable[[], bool]) -> None:
-        if given_up():
+    def _go_on(self, seconds: Iterator[float], number: int, nbytes: int, begin: float) -> None:
+        if self._closed:
             return
         step = next(seconds, None)
         if step is None:
-            end()
+            self._ended((number, self._loop.time() - begin, number, nbytes, None))
         else:
-            self._loop.call_later(step, self._go_on, seconds, end, given_up)
+            self._loop.call_later(step, self._go_on, seconds, number, nbytes, begin)
 
-    def _seconds(self, nbytes: int) -> Iterator[float]:
-        """How long each step of a request takes, from when it is asked for."""
-        storage = self._storage
-        yield self._at_work(storage.request_s / 2) + storage.wait_s(self._rng)
-        yield self._link.transfer_s(self._loop.time(), nbytes)
-        yield self._at_work(storage.request_s / 2 + nbytes * storage.byte_s)
+    def _steps(self, nbytes: int) -> Iterator[float]:
+        """Yields how long each step of a read takes, from when it is asked for."""
+        yield self._at_work(_READ_S / 2) + self._storage.wait_s(self._rng)
+        now = self._loop.time()
+        self._link_free_at = max(self._link_free_at, now) + nbytes / self._storage.measured.bytes_per_s
+        yield self._link_free_at - now
+        yield self._at_work(_READ_S / 2 + nbytes * _BYTE_S)
 
     def _at_work(self, seconds: float) -> float:
         """Adds work of the event loop, which asks for something or takes what has come, after all before.
@@ -225,35 +167,15 @@ class _Requests(RemoteReads):
         Returns in how many seconds it is through.
         """
         now = self._loop.time()
-        self._free_at = max(self._free_at, now) + seconds
-        return self._free_at - now
-
-
-class _LocalRequests:
-    """Reads of local files: like requests, but none is asked for twice. See FileReads."""
-
-    def __init__(self, requests: _Requests, ended: Callable[[Ended], None]) -> None:
-        self._requests, self._ended, self._loop = requests, ended, asyncio.get_running_loop()
-        self._closed = False
-
-    def submit(self, number: int, source: Source) -> None:
-        """Reads this source next."""
-        begin = self._loop.time()
-
-        def end(answer: bytes) -> None:
-            self._ended((number, self._loop.time() - begin, number, len(answer), None))
-
-        self._requests.ask(source, end, lambda: self._closed)
-
-    def close(self) -> None:
-        """Ends what is under way."""
-        self._closed = True
+        self._loop_free_at = max(self._loop_free_at, now) + seconds
+        return self._loop_free_at - now
 
 
 class VirtualStorage:
     """Reads the samples that ``orders`` name, epoch by epoch; see ``simulation.intake.Reading``.
 
-    ``shards``: an epoch reads one sample in so many. ``link``: shared with others; else one of its own. To be closed.
+    ``cache``: share of the set's bytes that memory may keep (None: none). ``shards``: an epoch reads one sample in so
+    many. To be closed.
     """
 
     def __init__(
@@ -261,47 +183,38 @@ class VirtualStorage:
         storage: SimulatedStorage,
         orders: Orders,
         batch: int,
-        tier: Tier | None = None,
+        cache: float | None = None,
         *,
         shards: int = 1,
         seed: int = 0,
-        link: SharedBandwidth | None = None,
     ) -> None:
         self.ahead = -(-READ_AHEAD // batch)
-        self._begun: list[int] = []  # requests before each epoch
         self._storage, self._orders, self._shards = storage, orders, shards
-        memory = None if tier is None else MemoryTier(tier.budget(storage), len(storage.nbytes), decide=tier.decide)
+        memory = None if cache is None else MemoryTier(storage.budget(cache), len(storage.nbytes))
         blocks = _NoBytes()
         self._service = Service(blocks, ReaderSettings.ahead_bytes, self._tell, memory)
         self._time = VirtualTime()
-        self._time.run_until_complete(self._open(blocks, link or SharedBandwidth(storage.measured.bytes_per_s), seed))
+        self._time.run_until_complete(self._open(blocks, seed))
         self._telling = Notifier()
         self._timer: asyncio.TimerHandle | None = None
         self._told: list[int] = []
         self._order = order_of(orders, 0)
         self._at = 0
 
-    async def _open(self, blocks: Blocks, link: SharedBandwidth, seed: int) -> None:
-        self._requests = _Requests(self._storage, link, seed)
-        service, files = self._service, partial(_LocalRequests, self._requests)
-        self._pool = service.pool = ReaderPool(blocks, service.done, self._requests, service.behind, files=files)
+    async def _open(self, blocks: Blocks, seed: int) -> None:
+        service, files = self._service, partial(_Reads, self._storage, seed)
+        self._pool = service.pool = ReaderPool(blocks, service.done, behind=service.behind, files=files)
 
     def close(self) -> None:
         """Ends what is under way."""
         self._time.run_until_complete(self._pool.close())
         self._time.close()
 
-    @property
-    def reads(self) -> list[int]:
-        """Requests of each epoch that was begun."""
-        return [after - before for before, after in pairwise([*self._begun, self._requests.count])]
-
     # --- what the loader says ----------------------------------------------------------------------------------
 
     def begin(self, now: float, epoch: int) -> None:
         self._time.now = now
         self._order, self._at = order_of(self._orders, epoch), 0
-        self._begun.append(self._requests.count)
         self._service.begin(Begun(epoch, self._orders if self._shards > 1 else None, self._shards))
         self._look()
 
@@ -321,8 +234,7 @@ class VirtualStorage:
         self._look()
 
     def _keys(self, key: int) -> tuple[Key, ...]:
-        where = "sample:/" if self._storage.measured.remote else ""
-        return tuple(Source(f"{where}/{key}/{part}").key for part in range(self._storage.parts))
+        return tuple(Source(f"/{key}/{part}").key for part in range(self._storage.parts))
 
     def release(self, now: float, serials: Iterable[int]) -> None:
         self._time.now = now

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from minato_gpu.lab.simulation.virtual_loader import FarNode, VirtualLoader, run_many
+from minato_gpu.lab.simulation.virtual_loader import FarNode, VirtualLoader, run_together
 from minato_gpu.lab.simulation.work import Work
 from minato_gpu.samples import JSON
 from minato_gpu.scheduling.policy import Policy
@@ -93,7 +93,7 @@ def simulate(cluster: Cluster, seed: int = 0) -> tuple[list[float], float]:
             arrival = partial(links.arrival, node, rank // cluster.gpus)
             far[f"cpu:{node}"] = FarNode(slots, arrival, cluster.leaves_at if node < cluster.leaving else np.inf)
         ranks.append(VirtualLoader(work, policy, far=far))
-    return [outcome.makespan_s for outcome in run_many(ranks)], cluster.bound_s()
+    return [outcome.makespan_s for outcome in run_together(ranks)], cluster.bound_s()
 
 
 def run() -> list[dict[str, JSON]]:

@@ -30,7 +30,6 @@ class Cores:
     cores: float
     computed: float  # share of a worker's time that it computes; the rest it waits
     consumer: float = 0.0  # cores that the consumer keeps busy during its step; above 1 with several threads
-    other: float = 0.0  # CPU seconds a second of all else
 
     def pace(self, workers: float, *, stepping: bool = False) -> Slowdown:
         """Returns the slowdown while so many workers prepare, and the consumer is or is not at its step.
@@ -47,23 +46,18 @@ class Cores:
         """Returns how many of so many workers work at the same time."""
         return min(workers, max(1.0, self.cores / self.computed)) if self.computed else workers
 
-    @property
-    def room(self) -> float:
-        """Cores that are left by all else."""
-        return max(self.cores - self.other, 0.05 * self.cores)
-
 
 @lru_cache(4096)
 def _pace(cores: Cores, workers: float, stepping: bool) -> Slowdown:
     threads = cores.consumer * stepping
-    if workers * cores.computed + threads <= cores.room:
+    if workers * cores.computed + threads <= cores.cores:
         return ALONE
     low, high = 0.0, 1.0  # of the part of a core that a worker's thread has
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         pace = _with(cores, middle)
         used = workers * cores.computed / pace.worker + threads / pace.consumer
-        low, high = (low, middle) if used > cores.room else (middle, high)
+        low, high = (low, middle) if used > cores.cores else (middle, high)
     return _with(cores, high)
 
 

@@ -82,8 +82,6 @@ class VirtualLoader:
         self._delivered: list[tuple[float, m.Compose]] = []
         self._consumer_ready = 0.0
         self._asked = False
-        self._meets = False  # others, after each epoch
-        self.met_at: float | None = None  # since when it waits for them
         self._step_s = 0.0  # of the consumer's last step
         self._device_s = 0.0  # device work that the next step will feel
         self.made_on: dict[int, str] = {}  # which device prepared a sample, by serial; the others are the CPU's
@@ -97,8 +95,7 @@ class VirtualLoader:
         """Simulates until every batch is delivered."""
         return run_together([self])[0]
 
-    def _open(self, *, meets: bool) -> None:
-        self._meets = meets
+    def _open(self) -> None:
         for number in range(self._work.devices):
             self._push(0.0, "open", f"device:{number}")
         for time in self._work.ready_times():
@@ -144,11 +141,10 @@ class VirtualLoader:
         self._number += 1
         heappush(self._events, (time, self._number, kind, what))
 
-    def _step(self, most: float) -> None:
-        """Does what happens next, if that is not after ``most``; until then, storage goes on."""
+    def _step(self) -> None:
+        """Does what happens next; until then, storage goes on."""
         wake, first = self.scheduler.wake_at(), self._events[0][0] if self._events else _NEVER
-        until = first if wake is None else min(first, wake)
-        if self._bytes_come(min(until, most)) or most < until:
+        if self._bytes_come(first if wake is None else min(first, wake)):
             return
         if wake is not None and wake < first:
             self._look(max(wake, self._now))
@@ -325,17 +321,10 @@ class VirtualLoader:
             self._step_s *= self._pace.consumer
             self._device_s = 0.0
             self._consumer_ready = self._now + self._step_s
-            if self._meets and self._work.ends_epoch(order):
-                self.met_at, self._consumer_ready = self._consumer_ready, _NEVER
-            elif period:
+            if period:
                 self._push(self._consumer_ready, "consumer", None)
             self._tell(m.Delivered(self._now, order, step_s))
             self._admit()
-
-    def go_on(self, time: float) -> None:
-        """Goes on, as the other loaders have ended the epoch, too."""
-        self.met_at, self._consumer_ready = None, time
-        self._push(time, "consumer", None)
 
     def _outcome(self) -> Outcome:
         times = np.array([time for time, _ in self._delivered])
@@ -344,42 +333,17 @@ class VirtualLoader:
         return Outcome(times, serials)
 
 
-def run_together(loaders: Sequence[VirtualLoader], *, meet: bool = False) -> list[Outcome]:
+def run_together(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
     """Simulates loaders that begin at the same time, until each has delivered every batch.
 
-    What happens first is done first, of them and of what they read from: they may share it. ``meet``: they wait for
-    each other after each epoch, of which all have the same number.
+    What happens first is done first: they may share links. What one does changes no time of another's next event.
     """
     for each in loaders:
-        each._open(meets=meet)
-    going = [each for each in loaders if not each._is_done()]
-    while going:
-        if meet:
-            _let_go_on(going)
-        (_, number), *later = sorted((each._next_at(), number) for number, each in enumerate(going))
-        going[number]._step(later[0][0] if later else _NEVER)
-        if going[number]._is_done():
-            del going[number]
-    return [each._outcome() for each in loaders]
-
-
-def run_many(loaders: Sequence[VirtualLoader]) -> list[Outcome]:
-    """As ``run_together``, where loaders share no storage: what one does changes no time of another's next event."""
-    for each in loaders:
-        each._open(meets=False)
+        each._open()
     events = [(0.0, number) for number, each in enumerate(loaders) if not each._is_done()]
     while events:
         _, number = heappop(events)
-        loaders[number]._step(_NEVER)
+        loaders[number]._step()
         if not loaders[number]._is_done():
             heappush(events, (loaders[number]._next_at(), number))
     return [each._outcome() for each in loaders]
-
-
-def _let_go_on(loaders: Sequence[VirtualLoader]) -> None:
-    """Lets loaders that wait for each other go on, once all do."""
-    times = [each.met_at for each in loaders]
-    if None not in times:
-        last = max(time for time in times if time is not None)
-        for each in loaders:
-            each.go_on(last)

@@ -90,10 +90,6 @@ class Work:
     def batches(self) -> int:
         return len(self.sizes)
 
-    def ends_epoch(self, batch: int) -> bool:
-        """Returns whether the batch is the last of an epoch after which another comes."""
-        return batch + 1 < self.batches and self.begins[batch + 1] == batch + 1
-
     def ready_times(self) -> list[float]:
         """When each CPU worker takes its first chunk."""
         return [i * self.stagger_s for i in range(self.slots)]

@@ -28,7 +28,7 @@ def a_profile(**changes: object) -> Profile:
         "transfer_s": 0.0,
         "loader_s": 1e-4,
         "startup_s": 0.3,
-        "storage": Storage(1e9, 1e-3, 1.0, 1e5, 16.0, remote=True),
+        "storage": Storage(1e9, 1e-3, 1.0, 1e5, 16.0),
         "persistent": True,
         "overlap": True,
     }

@@ -59,7 +59,6 @@ def test_the_bound_is_the_linear_program_over_all_plans(seed: int) -> None:
     [
         (Cores(2, 1.0), 2, 1.0),
         (Cores(2, 1.0), 4, 2.0),
-        (Cores(2, 1.0, other=1.0), 2, 2.0),
         (Cores(2, 0.0), 64, 1.0),
         (Cores(2, 0.5), 8, 2.0),  # half of each of eight is four cores' work
     ],
