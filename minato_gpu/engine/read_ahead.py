@@ -155,6 +155,7 @@ class ReadAhead:
         told = None if self._lost else self.reader.receive()
         if told is None and not self._lost:
             self._lost = True
+            self.reader.silence()
             self.reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
             self._origins = {}  # nothing has come

@@ -48,6 +48,7 @@ REQUEST = struct.Struct("<I")  # bytes of the request that follows
 ANSWER = struct.Struct("<QQ")  # bytes that follow, and their checksum
 CANNOT, READING = (1 << 64) - 1, (1 << 64) - 2  # in place of the length: it cannot be read; it is still being read
 _LONGEST_REQUEST = 1 << 16
+_LARGEST = 1 << 40  # bytes of a source
 _GUESTS_BYTES = 64 << 20  # read for other hosts and not sent yet
 _PIECE = 1 << 20  # bytes that are sent without a look at the clock
 _IDLE_S = 60.0  # after which a connection that says nothing is closed
@@ -130,7 +131,9 @@ class PeerPool:
                 if peer.address in self._left_out:  # since this has waited
                     raise PeerError
                 found = await peer.read(source, self._blocks)
-        except (OSError, MemoryError, ValueError) as error:
+        except MemoryError:  # of this host, which has no room: the peer has done nothing wrong
+            found = None
+        except (OSError, ValueError) as error:
             self._leave_out(peer, error)
             del self._asking[number]
             self.submit(number, source)
@@ -222,8 +225,8 @@ async def _asked(end: socket.socket, request: bytes, source: Source, blocks: Blo
             nbytes, checksum = ANSWER.unpack(await _exactly(end, ANSWER.size))
     if nbytes == CANNOT:
         return None
-    if source.length not in (None, nbytes):
-        raise PeerError(f"it sends {nbytes} bytes in place of {source.length}")
+    if nbytes > _LARGEST or source.length not in (None, nbytes):
+        raise PeerError(f"it sends {nbytes} bytes of {source}")
     block, view = blocks.allocate(nbytes)
     try:
         await _receive(end, view)
@@ -294,9 +297,9 @@ class PeerServer:
 
     async def _serve(self, end: socket.socket) -> None:
         """Serves one connection, until the peer closes it or sends an invalid message."""
-        end.setblocking(False)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with closing(end), suppress(OSError):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(SILENCE_S):
                 await self._greet(end)
             while True:

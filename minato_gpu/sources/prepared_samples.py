@@ -52,6 +52,7 @@ class SharedSample:
     begun: bool = False  # somebody has prepared it, or is about to
     block: int = NOWHERE  # block in which it is staged
     nbytes: int = 0
+    room: int = 0  # bytes of the block, which is no smaller
     checksum: int | None = None  # checksum from a loader that is believed; None until there is one
     claims: dict[Sharer, int] = field(default_factory=dict)  # checksums from other loaders until then
     had: int = 0  # tickets that have been released
@@ -184,18 +185,21 @@ class PreparedSamples:
         if block != NOWHERE:
             self.arena.free(block)
 
-    def stage(self, sample: SharedSample, sent: SentSample, block: int) -> None:
-        """Stages a sample that has come, in the block that was lent or from a file; the oldest staged make room."""
+    def stage(self, sample: SharedSample, sent: SentSample, block: int, room: int) -> None:
+        """Stages a sample that has come, in the block of ``room`` bytes that was lent or from a file.
+
+        The oldest staged make room. The budget counts blocks, which are taken whole however small a sample is.
+        """
         if sent.file >= 0:
             self.give_back(block)
             try:
-                block = self.arena.allocate(sent.nbytes)
+                block, room = self.arena.allocate(sent.nbytes), sent.nbytes
             except MemoryError:
                 return
             sent.fill(self.arena.buffer[block : block + sent.nbytes])
-        sample.block, sample.nbytes = block, sent.nbytes
+        sample.block, sample.nbytes, sample.room = block, sent.nbytes, room
         self._staged[sample] = None
-        self._nbytes += sent.nbytes
+        self._nbytes += room
         while self._nbytes > self.budget:
             self.drop([next(iter(self._staged))])
 
@@ -203,7 +207,7 @@ class PreparedSamples:
         """Frees the memory of these staged samples."""
         for sample in samples:
             del self._staged[sample]
-            self._nbytes -= sample.nbytes
+            self._nbytes -= sample.room
             self.give_back(sample.block)
             sample.block = NOWHERE
             sample.forget()
@@ -329,6 +333,8 @@ class Sharer:
         block = self._finish(sample)
         if sent.nbytes > shared.budget:
             group.why_not = f"one of {sent.nbytes} bytes is more than the share_budget of {shared.budget}"
+        if sample.checksum not in (None, sent.checksum):  # another loader was late with it, and has sent it since
+            group.why_not = group.why_not or _DIFFERENT
         sample.checksum, claims, sample.claims = sent.checksum, sample.claims, {}
         for other, checksum in claims.items():
             other._compare(sample, checksum)
@@ -336,7 +342,7 @@ class Sharer:
         if group.why_not or sample.is_staged or not is_there:
             shared.give_back(block)
         else:
-            shared.stage(sample, sent, block)
+            shared.stage(sample, sent, block, room)
 
     def _compare(self, sample: SharedSample, checksum: int) -> None:
         """Compares a sample that this loader has prepared with that of one that is believed."""
@@ -372,13 +378,22 @@ class Sharer:
         for ticket, sample in [*self._waiting.items()]:
             if group.why_not:
                 self._pass(ticket)
-            elif not self.believed and self._equal + len(self.comparing) < COMPARED and sample not in self.comparing:
+            elif not self.believed and sample not in self.comparing and self._may_compare(sample):
                 self.comparing.add(sample)
                 self._prepare_alone(ticket, sample)
             elif self.believed and sample.is_staged and sample.checksum is not None:
                 self.group.unused = 0
                 self.copied += 1
                 self._pass(ticket, place_of(sample.number, sample.block, sample.nbytes, sample.checksum))
+
+    def _may_compare(self, sample: SharedSample) -> bool:
+        """Returns whether this loader is to prepare the sample itself, to be compared.
+
+        What nobody has sent may never be: another loader may have prepared it for itself alone. A sample that is
+        there already is compared nevertheless.
+        """
+        known = sample.checksum is not None
+        return self._equal + sum(not known or each.checksum is not None for each in self.comparing) < COMPARED
 
     def grants(self) -> Iterator[bool]:
         """Grants samples that nobody has, or is about to have: one whenever it is asked to go on."""

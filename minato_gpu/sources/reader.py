@@ -184,6 +184,15 @@ class Reader:
         self._flush()
         return [told for of, told, _ in messages if of == self.run]
 
+    def silence(self) -> None:
+        """Puts what is never readable in the place of the socket of a process that has ended.
+
+        The end of a socket is readable for ever: whoever waits for it would never sleep again.
+        """
+        quiet = os.eventfd(0, os.EFD_CLOEXEC)
+        os.dup2(quiet, self.end.fileno(), inheritable=False)
+        os.close(quiet)
+
     def say_lost(self) -> None:
         """Logs that the process has ended, and what follows from it."""
         if self.process is None:

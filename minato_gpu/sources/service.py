@@ -366,7 +366,10 @@ class Service:
             self._choose()
         if not memory.may_keep(sample, nbytes) or not fields.wants(sample):
             return
-        block, view = self._blocks.allocate(nbytes)
+        try:
+            block, view = self._blocks.allocate(nbytes)
+        except MemoryError:  # in pieces: what is kept is of many sizes
+            return
         found.fill(view)
         cost = self._costs.compared(self._typical) * nbytes / max(self._typical, 1)  # a byte earns what others do
         key = fields_key(sample)

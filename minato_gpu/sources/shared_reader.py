@@ -6,6 +6,7 @@ is about to end. Where there is none to be had, the loader reads by a process of
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -208,6 +209,8 @@ def _welcomed(end: socket.socket, settings: ReaderSettings, of_samples: socket.s
             )
         capacity, kept, of_samples_bytes, budget, pid = ANSWER.unpack_from(said, HEAD.size)
         peers = tuple(said[HEAD.size + ANSWER.size :].decode().split())
+        if len(files) < 1 + (budget > 0):
+            raise OSError(errno.EMFILE, "no descriptor is free for its memory; raise the limit (ulimit -n)")
         shared = Arena("samples", of_samples_bytes, fd=files.pop()) if budget else None
         return _Welcome(Arena("kept", capacity, fd=files.pop()), kept, shared, budget, peers, pid)
     finally:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from socket import socket
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -69,6 +70,18 @@ def test_fields_that_were_asked_for_are_there_the_next_time() -> None:
     counts = bench.memory.counts()
     assert (counts["hits"], counts["misses"], counts["fields"]) == (1, 1, 1)
     bench.service.release([1])
+    bench.check()
+
+
+def test_fields_for_which_there_is_no_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Fields(4)
+    bench.learn()
+    bench.wanted(0, 0, 3, "a")
+    bench.finish(0)
+    monkeypatch.setattr(bench.blocks, "allocate", Mock(side_effect=MemoryError))
+    bench.send(3)
+    assert bench.memory.counts()["copies"] == 0
+    bench.service.release([0])
     bench.check()
 
 

@@ -220,6 +220,28 @@ def test_another_version_is_refused(
     )
 
 
+def test_where_no_descriptor_is_free_for_its_memory(
+    files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel leaves out descriptors for which the receiver has no room."""
+    receive, loader_process = socket.recv_fds, os.getpid()
+
+    def without_files(*arguments: Any) -> Any:
+        data, found, *more = receive(*arguments)
+        if os.getpid() != loader_process:
+            return data, found, *more
+        for each in found:
+            os.close(each)
+        return data, [], *more
+
+    with monkeypatch.context() as short:
+        short.setattr(socket, "recv_fds", without_files)
+        loader = shared(files, None)
+        iterator = iter(loader)
+    assert whole(iterator) == sums(files)
+    assert "no descriptor is free for its memory" in caplog.text
+
+
 def test_one_that_is_stopped_is_waited_for_once_and_said(
     files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch.utils.data import Dataset
@@ -132,6 +133,20 @@ def test_all_hosts_together_read_each_source_once_and_keep_it_once(files: list[S
             assert sum(map(len, kept)) == len(set.union(*kept)) == FILES and all(kept)
             assert sum(host.service.from_peers for host in made) > FILES
             assert all(host.peers.counts()["failed"] == 0 for host in made)
+
+    run(work)
+
+
+def test_a_host_without_memory_leaves_no_other_out(files: list[Source], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with hosts(2) as (one, other):
+            foreign = next(each for each in files[1:FILES] if one.peers._owner(each.key) == other.address)
+            with monkeypatch.context() as full:
+                full.setattr(one.reads.blocks, "allocate", Mock(side_effect=MemoryError))
+                assert await one.read(foreign) == [None]
+                assert one.peers.counts()["left_out"] == [] and one.peers.failed == 0
+            assert await one.read(foreign) == content([foreign])
+            assert one.service.from_peers == 1
 
     run(work)
 
@@ -287,7 +302,7 @@ async def impostor(
     [
         (b"", False, "token"),
         (ANSWER.pack(3, 0) + b"abc", True, "checksum"),
-        (ANSWER.pack(1 << 62, 0), True, "MemoryError"),
+        (ANSWER.pack(1 << 62, 0), True, "it sends 4611686018427387904 bytes"),
         (ANSWER.pack(CANNOT, 0), True, ""),
     ],
 )

@@ -93,6 +93,7 @@ class _Loader:
         self.prepared: list[int] = []
         self.done: list[int] = []
         self.fails: set[int] = set()
+        self.releases = True  # else its releases wait to be sent
         self.draws = 0  # something else than others, unless it is 0
         self.part = host.shared.join(name, 1, lambda ready: self.told.append((ready[0], ready[1])))
 
@@ -121,7 +122,8 @@ class _Loader:
         if place and place[0] == ASKED and sample not in self.fails:
             self.send(sample, place)
         self.done.append(sample)
-        self.part.release([sample])
+        if self.releases:
+            self.part.release([sample])
         self.host.settle()
 
     def send(self, sample: int, place: Any) -> None:
@@ -272,6 +274,51 @@ def test_one_that_is_not_believed_does_not_wait_for_one_that_is_stopped() -> Non
     host.wait(2 * LATE_S)
     host.go_on(other)
     assert sorted(other.done) == [*range(20)] and not other.part.believed
+
+
+def test_one_that_is_not_believed_goes_on_where_another_has_sent_nothing_to_compare() -> None:
+    """The other is late once, prepares two samples for itself alone, and waits with its consumer for this one."""
+    host = _Host(2, anew=True)
+    first, second = host.loaders
+    first.releases = False
+    host.want(*range(COMPARED))
+    host.wait(2 * LATE_S)
+    host.go_on()
+    assert second.part._equal == UNFINISHED < COMPARED and not second.part.believed
+    host.want(*range(20, 24))
+    host.go_on(first)
+    host.go_on(second)
+    assert sorted(second.done) == [*range(COMPARED), *range(20, 24)] and second.part.believed
+
+
+def test_one_that_was_late_and_another_have_prepared_what_is_not_the_same() -> None:
+    host = _Host()
+    slow, fast = host.loaders
+    slow.draws = 1
+    host.want(*range(UNFINISHED))
+    host.go_on(fast)
+    host.wait(2 * LATE_S)
+    host.go_on(fast)
+    assert sorted(fast.prepared) == [*range(UNFINISHED)] and not fast.part.group.why_not
+    slow.work()
+    assert slow.part.counts()["why_not"] == _DIFFERENT
+
+
+def test_blocks_count_as_a_whole() -> None:
+    """After a large sample, small ones come in blocks of its size."""
+    host = _Host(budget=10 * SIZE)
+    fast, slow = host.loaders
+    host.nbytes = 5 * SIZE
+    slow.want(*range(6), admitted=0)
+    fast.want(0)
+    fast.work()
+    host.nbytes = SIZE
+    fast.want(*range(1, 6))
+    host.go_on(fast)
+    assert sum(sample.room for sample in host.shared._staged) == host.shared._nbytes == 10 * SIZE
+    slow.part.admit(6)
+    host.go_on()
+    assert slow.prepared == [0, 1, 2, 3] and slow.part.copied == 2
 
 
 def test_a_difference_ends_it_for_all() -> None:

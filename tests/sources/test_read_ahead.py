@@ -106,6 +106,8 @@ def test_the_reader_process_is_killed(root: Path, caplog: pytest.LogCaptureFixtu
     found = reads(loader)
     assert found["process"] == "lost"
     assert found["by_workers"] > 0
+    reader_fd = engine_of(loader).pump.reads.fd
+    assert not select.select([reader_fd], [], [], 0.0)[0], "whoever waits for it would never sleep again"
     engine_of(loader).close()
     engine_of(other).close()
 
