@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutations.fault import Fault
 
-FAR, GREETING = ("lanes/test_far.py",), ("lanes/test_far_greeting.py",)
+FAR, GREETING, ENDS = ("lanes/test_far.py",), ("lanes/test_far_greeting.py",), ("lanes/test_far_ends.py",)
 ENGINE, SCHEDULING = ("engine/test_lanes.py",), ("scheduling/test_lanes.py",)
 
 FAULTS = (
@@ -175,5 +175,47 @@ FAULTS = (
         "if of_head > _MOST_HEAD or of_body > _MOST_BODY:",
         "if False:",
         GREETING,
+    ),
+    Fault(
+        "a lane that is closed just before it connects stays connected",
+        "lanes/far/agent_connection.py",
+        "while not self._closed.is_set():  # ``close``",
+        "while True:  # ``close``",
+        ENDS,
+    ),
+    Fault(
+        "an agent whose sessions end is tried again at once",
+        "lanes/far/agent_connection.py",
+        "                self._closed.wait(AGAIN_S)\n",
+        "",
+        ENDS,
+    ),
+    Fault(
+        "samples without their bytes are taken for finished",
+        "lanes/far/frames.py",
+        "elif sum(map(len, views)) != of_body:",
+        "elif False:",
+        ENDS,
+    ),
+    Fault(
+        "workers of an agent that Ray has started may print no more than a pipe holds",
+        "lanes/far/agent.py",
+        "            os.dup2(2, 1)\n",
+        "            pass\n",
+        ENDS,
+    ),
+    Fault(
+        "Ray that was shut down is begun again to be asked for an agent",
+        "lanes/far/ray_lanes.py",
+        "if not self._ray.is_initialized():  # to",
+        "if False:  # to",
+        ENDS,
+    ),
+    Fault(
+        "a rank's far workers are all on one node",
+        "lanes/far/ray_lanes.py",
+        "max(min(len(sizes), cores // _FEWEST), -(-cores // min(sizes)))",
+        "-(-cores // min(sizes))",
+        ENDS,
     ),
 )

@@ -41,6 +41,8 @@ def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *,
     hello = greeting.own_hello(cores=cores or usable_cores())
     with socket.create_server((host, port), backlog=64) as listener:
         listening("{}:{}".format(*listener.getsockname()[:2]))
+        if tied:  # nobody reads on where the address was said: workers that print would wait there for ever
+            os.dup2(2, 1)
         sessions: list[Any] = []
         while True:
             ends = [each.sentinel for each in sessions]
@@ -50,11 +52,11 @@ def serve(host: str, port: int, cores: int, listening: Callable[[str], None], *,
             sessions = [each for each in sessions if each.exitcode is None]
             if listener in ready:
                 end, _ = listener.accept()
-                if len(sessions) < _MOST_SESSIONS:
-                    session = _FORK.Process(target=_session, args=(listener, end, hello, os.getpid()))
-                    session.start()
-                    sessions.append(session)
-                end.close()
+                with end, contextlib.suppress(OSError):  # no room for a process: the loader comes again
+                    if len(sessions) < _MOST_SESSIONS:
+                        session = _FORK.Process(target=_session, args=(listener, end, hello, os.getpid()))
+                        session.start()
+                        sessions.append(session)
         for session in sessions:
             session.kill()
 
@@ -73,7 +75,6 @@ def _session(listener: socket.socket, end: socket.socket, hello: greeting.Hello,
             return
         end.settimeout(_SILENT_S)
         (shipment,) = wire.receive()
-        end.settimeout(None)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * _SILENT_S))
         try:
             session = AgentSession(wire, shipment)

@@ -111,28 +111,39 @@ class AgentConnection:
     # --- the thread ----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Connects and receives, again and again until ``close``."""
-        while not self._closed.is_set():
-            try:
-                wire, hello = greeting.reach(self._find(), self._hold)
-            except (OSError, greeting.AgentError) as error:
-                why = str(error)  # whoever keeps the record is not to keep the frames, and the loader with them
-                if why and why != self._last_error and not self._closed.is_set():
-                    LOGGER.warning("%s cannot be reached, and is tried again every second: %s", self.name, why)
-                    self._last_error = why
+        """Connects and receives, again and again until ``close``, or until the agent says that it cannot do the work.
+
+        What nobody expects ends the loader with an error: tasks that nobody is at would be waited for.
+        """
+        try:
+            while not self._closed.is_set():
+                self._serve_one()
                 self._closed.wait(AGAIN_S)
-                continue
-            self.workers = hello["cores"]
+        except Exception as error:
+            text = f"the agent at {self.name} cannot do this loader's work: {error}"
+            self._tell(Broken(RuntimeError(text)))
+
+    def _serve_one(self) -> None:
+        """Connects to the agent, and receives until that connection ends."""
+        try:
+            wire, hello = greeting.reach(self._find(), self._hold)
+        except (OSError, greeting.AgentError) as error:
+            why = str(error)  # whoever keeps the record is not to keep the frames, and the loader with them
+            if why and why != self._last_error and not self._closed.is_set():
+                LOGGER.warning("%s cannot be reached, and is tried again every second: %s", self.name, why)
+                self._last_error = why
+            return
+        self.workers = hello["cores"]
+        try:
             self._begin(wire)
-            try:
-                while True:
-                    self._take_in(*wire.receive(self._place))
-            except OSError:
-                pass
-            except Exception as error:
-                text = f"the agent at {self.name} cannot do this loader's work: {error}"
-                self._tell(Broken(RuntimeError(text)))
-                self._closed.set()
+            while not self._closed.is_set():  # ``close`` has shut what was not connected yet
+                self._take_in(*wire.receive(self._place))
+        except OSError:
+            pass
+        except Exception:
+            self._closed.set()
+            raise
+        finally:
             self._lose(wire)
 
     def _hold(self, end: socket.socket) -> None:
@@ -162,7 +173,7 @@ class AgentConnection:
         with suppress(ValueError):
             self._links.late_ends.remove(wire.end)
         wire.close()
-        self.times_lost += 1
+        self.times_lost += not self._closed.is_set()
         self.received_before += wire.received
         self._arrivals.drop()
         for each in ended:
@@ -216,8 +227,8 @@ class AgentConnection:
     # --- samples -------------------------------------------------------------------------------------------
 
     def _place(self, head: tuple[Any, ...]) -> list[memoryview] | None:
-        """Returns where a frame's samples are to be stored; None if their task has ended."""
-        entry = self._tasks.get(head[1][:2])
+        """Returns where a frame's samples are to be stored; None if it has none, or their task has ended."""
+        entry = self._tasks.get(head[1][:2]) if head[0] == "samples" else None
         return None if entry is None else self._arrivals.place(entry[0], head[1])
 
     def _take(self, report: Report) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ class FarLane(Lane):
         self.leases = Leases(links)
         self._links = links
         self._news: deque[Message | TaskEnded] = deque()  # from the connection's thread
+        self._lock = threading.Lock()  # over the next two, which belong together
         self._is_signalled = False
         self._signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._connection = AgentConnection(find, shipment, links, self._tell)
@@ -94,9 +96,9 @@ class FarLane(Lane):
         ``only``: if there is no message, report these tasks alone.
         """
         if self._is_signalled:
-            with suppress(BlockingIOError):
+            with self._lock:
                 os.eventfd_read(self._signal)
-            self._is_signalled = False
+                self._is_signalled = False
         if only and not self._news:
             return [report for each in only if (report := self.leases.report(*each)) is not None]
         news = [self._news.popleft() for _ in range(len(self._news))]  # before marks are read
@@ -124,9 +126,10 @@ class FarLane(Lane):
     def _tell(self, message: Message | TaskEnded) -> None:
         """Passes a message on, and wakes the thread that waits for one."""
         self._news.append(message)
-        if not self._is_signalled:
-            self._is_signalled = True
-            os.eventfd_write(self._signal, 1)
+        with self._lock:
+            if not self._is_signalled:
+                os.eventfd_write(self._signal, 1)
+                self._is_signalled = True
         self._links.bell.ring()
 
     # --- descriptions, and the end -------------------------------------------------------------------------

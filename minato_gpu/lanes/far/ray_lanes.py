@@ -6,7 +6,8 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minato_gpu.lanes.far import greeting
@@ -17,19 +18,22 @@ from minato_gpu.util.numbers import is_whole
 
 _STARTS_S = 120.0
 _ASKS_S = 0.2
+_FEWEST = 4  # cores of an actor: each costs three processes there, and a thread and a connection here
 
 
 class RayLanes(Lanes):
     """Workers on other nodes of a Ray cluster, for ``DataLoader(cluster=...)``; needs the extra ``ray``.
 
-    Ray starts actors of as many cores as the smallest node has, so that every node has room for one; each runs an agent
-    as its child and ends it with itself. Those for which there is no room wait for a node that joins; those of a node
-    that dies wait for another. The program has called ``ray.init``. Where MINATO_GPU_TOKEN is not set, the agents get a
-    token of their own. Each loader's process has workers of its own: give each rank its share of ``cores``.
+    Ray starts actors, each of which runs an agent as its child and ends it with itself. Cores are divided evenly among
+    the nodes, so that no link and no loss of a node counts for more than its share; an actor has four or more of them
+    where that many are asked for, and at most as many as the smallest node. Those for which there is no room wait for a
+    node that joins; those of a node that dies wait for another. All end once this object and its loaders are gone. The
+    program has called ``ray.init``. Where MINATO_GPU_TOKEN is not set, the agents get a token of their own. Each
+    loader's process has workers of its own: give each rank its share of ``cores``.
 
     Args:
         cores: workers on all nodes together, this one's left out. Each takes one of Ray's CPUs.
-        resources: that each node must have and each actor takes, such as ``{"cpu_node": 1}``.
+        resources: that a node must have, such as ``{"cpu_node": 1}``; an actor takes a thousandth of one.
         node_budget: see ``Lanes``.
 
     Raises:
@@ -69,41 +73,58 @@ class RayLanes(Lanes):
             raise greeting.AgentError(what)
         if sum(sizes) < self._cores:
             LOGGER.warning("%s; the others are used when nodes join.", what)
-        size = min(sizes)
         starter = ray.remote(max_restarts=-1, scheduling_strategy="SPREAD")(_Starter)
+        resources = {name: min(v, 1e-3) for name, v in self._resources.items()}
         elsewhere = {"ray.io/node-id": f"!{own}"}  # Ray knows which nodes have cores to spare
         agents = []
-        for cores in [size] * (self._cores // size) + [self._cores % size] * (self._cores % size > 0):
-            options = starter.options(num_cpus=cores, resources=self._resources, label_selector=elsewhere)
+        for cores in _shares(self._cores, sizes):
+            options = starter.options(num_cpus=cores, resources=resources, label_selector=elsewhere)
             agents.append((_Agent(ray, options.remote(cores, os.environ[cluster_token.TOKEN])), cores))
+        # not left to Ray, which ends an actor that nobody knows: errors may keep frames, and these an agent, for long
+        end = weakref.finalize(self, _end, ray, [agent.actor for agent, _ in agents])
+        end.atexit = False  # they end with the program
         try:
             first, _ = ray.wait([agent.asked for agent, _ in agents], timeout=_STARTS_S)
             ray.get(first)
             if not first:
                 raise TimeoutError("none has told its address")
         except Exception as error:
+            end()
             raise greeting.AgentError(f"the agents did not start on the nodes of the Ray cluster: {error}") from error
         return {f"ray-{number}": (agent.find, cores) for number, (agent, cores) in enumerate(agents)}
+
+
+def _shares(cores: int, sizes: Sequence[int]) -> list[int]:
+    """Returns how many cores each actor has. ``sizes``: cores of the nodes that are there."""
+    actors = max(min(len(sizes), cores // _FEWEST), -(-cores // min(sizes)))
+    return [cores // actors + (number < cores % actors) for number in range(actors)]
+
+
+def _end(ray: Any, actors: Sequence[Any]) -> None:
+    """Ends actors, unless Ray has been shut down, which has ended them."""
+    for actor in actors if ray.is_initialized() else ():
+        ray.kill(actor)
 
 
 class _Agent:
     """An agent's actor, which may not have been placed yet, or may have died."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
-        self._ray, self._actor = ray, actor
-        self.asked = actor.address.remote()
+        self._ray, self.actor = ray, actor
+        self.asked: Any = actor.address.remote()  # the answer that is waited for; None: nobody has asked
 
     def find(self) -> str:
-        """Returns the agent's address. Raises AgentError, without a text, if there is none yet."""
+        """Returns the agent's address. Raises AgentError if there is none yet: without a text, or if Ray is down."""
+        if not self._ray.is_initialized():  # to be asked it would begin a cluster of its own
+            raise greeting.AgentError("ray.shutdown() has been called")
+        self.asked = self.asked or self.actor.address.remote()
+        if not self._ray.wait([self.asked], timeout=_ASKS_S)[0]:
+            raise greeting.AgentError
+        asked, self.asked = self.asked, None  # next time another one may run
         try:
-            address = str(self._ray.get(self.asked, timeout=_ASKS_S))
-        except self._ray.exceptions.GetTimeoutError:
+            return str(self._ray.get(asked))
+        except self._ray.exceptions.RayError:
             raise greeting.AgentError from None
-        except self._ray.exceptions.RayError as error:
-            self.asked = self._actor.address.remote()
-            raise greeting.AgentError from error
-        self.asked = self._actor.address.remote()  # another one once this one has ended
-        return address
 
 
 class _Starter:

@@ -11,11 +11,12 @@ from minato_gpu.lanes.store import Store
 
 
 def pieces_of(task: Task, report: Report) -> Iterator[tuple[int, int, int]]:
-    """Yields a report's samples by piece of the task: its number, and from which of its samples to which."""
+    """Yields a report's samples by piece of the task: its number, and from which of its samples to which; none that has
+    no sample."""
     first, stop = report.first, report.done
     for number, piece in enumerate(task.pieces):
         size = len(piece.keys)
-        if first < size and stop > 0:
+        if max(first, 0) < min(stop, size):
             yield number, max(first, 0), min(stop, size)
         first, stop = first - size, stop - size
 
