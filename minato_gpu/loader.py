@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -421,24 +420,6 @@ class DataLoader(TorchDataLoader[T]):
         epoch, batch_number, size, wait_s). Seconds from ``iter()``. Raises RuntimeError before the first ``iter()``.
         """
         return self._session.timeline()
-
-    def record_events(self, path: str | os.PathLike[str]) -> None:
-        """Records every event and instruction of the scheduler from the next ``iter()`` on, for ``minato-gpu
-        replay``.
-
-        Where several sets of workers are started (one for each epoch, unless workers persist), the further files are
-        named after the first: ``log.jsonl``, ``log-2.jsonl``, ...
-        Takes about 50 microseconds an event.
-
-        Args:
-            path: of the log.
-
-        Raises:
-            ValueError: there is no scheduler of samples (no workers, an iterable data set), or workers are running.
-        """
-        if self.num_workers == 0 or isinstance(self.dataset, IterableDataset):
-            raise ValueError("record_events needs num_workers > 0 and a map-style data set")
-        self._session.record_events(Path(path))
 
     def __getstate__(self) -> dict[str, JSON]:
         """Returns the state of a copy, which has the arguments, and a session of its own."""

@@ -54,13 +54,12 @@ found = {name.partition(".")[0] for name in sys.modules}
 print(*sorted(name for name in found - standard if not name.startswith("_")))
 print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.startswith("minato_gpu.")}))
 """
-# An epoch with the parts of a loader that are imported late: workers, a budget, a log of events, statistics.
+# An epoch with the parts of a loader that are imported late: workers, a budget, statistics.
 PRODUCTION = """
 import os, sys
 os.chdir(sys.argv[1])
 from minato_gpu import DataLoader
 loader = DataLoader(list(range(8)), 2, num_workers=2, host_memory_budget=1 << 20)
-loader.record_events("events.jsonl")
 assert sum(len(batch) for batch in loader) == 8
 assert loader.stats()["samples_delivered"] == 8 and loader.timeline()
 print(*sorted(name for name in sys.modules if name.startswith("minato_gpu")))

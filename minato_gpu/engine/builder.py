@@ -7,8 +7,6 @@ import contextlib
 import errno
 import functools
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -36,7 +34,6 @@ from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.lanes.process_lane import start_method
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.options.options import Options
 from minato_gpu.pipeline.kept_fields import KeepableFields
@@ -69,23 +66,13 @@ def _no_source(key: Key) -> tuple[Source, ...]:
     return ()
 
 
-class Records(NamedTuple):
-    """The places that an engine's runs are recorded in."""
-
-    events: Path | None = None  # path of the log of the scheduler's events and instructions
-    facts: Facts = NO_SUBSCRIBERS
-
-
-NO_RECORDS = Records()
-
-
 class Builder:
     """Makes the parts of an engine."""
 
-    def __init__(self, loader: Arguments, options: Options, records: Records = NO_RECORDS) -> None:
+    def __init__(self, loader: Arguments, options: Options, facts: Facts = NO_SUBSCRIBERS) -> None:
         self.loader = loader
         self.options = options
-        self.records = records
+        self.facts = facts
         self.settings = Settings.of(loader, options)
 
     @cached_property
@@ -135,7 +122,7 @@ class Builder:
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
         look_ahead = LookAhead(loader, uses_repeats=reader.settings.memory_bytes > 0) if follows else None
-        return ReadAhead(reader, source_of, look_ahead, self.records.facts)
+        return ReadAhead(reader, source_of, look_ahead, self.facts)
 
     def _fingerprint(self) -> str:
         """Returns a fingerprint of what prepares samples: loaders with the same one may share prepared samples.
@@ -194,7 +181,7 @@ def build_engine(
     loader: Arguments,
     options: Options,
     base_seed: int,
-    records: Records,
+    facts: Facts,
     readers: ReaderOwner,
     *,
     epochs_before: int = 0,
@@ -203,7 +190,7 @@ def build_engine(
 
     ``readers`` owns the loader's reader process. ``epochs_before``: see ``Job``.
     """
-    builder = Builder(loader, options, records)
+    builder = Builder(loader, options, facts)
     settings = builder.settings
     init = loader.worker_init_fn
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):  # these shard themselves over ranks and workers
@@ -277,7 +264,7 @@ def _close_at_exit(engine: Engine) -> None:
 def _engine(
     builder: Builder, links: WorkerChannels, lanes: dict[str, Lane], loading: Loading | None, reads: ReadAhead | None
 ) -> Engine:
-    loader, records, settings = builder.loader, builder.records, builder.settings
+    loader, settings = builder.loader, builder.settings
     workers, policy = loader.num_workers, settings.policy
     share = _host_share(builder.options.host, workers)
     assembly = Assembly(
@@ -295,10 +282,9 @@ def _engine(
         lambda: Scheduler(policy),
         settings,
         estimates=builder.estimator(lanes),
-        recorder=None if records.events is None else EventLog(records.events, policy),
         reads=reads,
         deaths=Deaths(() if loader.pipeline is None else tuple(stage.name for stage in loader.pipeline.stages)),
-        facts=records.facts,
+        facts=builder.facts,
         worker_count=WorkerCount(workers, settings.workers) if settings.workers > workers and share is None else None,
         host_share=share,
         watchdog=None if loader.hang_timeout is None else Watchdog(lanes, loader.hang_timeout),

@@ -378,8 +378,6 @@ class Engine(Batches):
         self.on_close()
         if self._share is not None:
             self._share.close()
-        if self.pump.recorder is not None:
-            self.pump.recorder.close()
         ended = [lane.close(timeout) for lane in self.pump.lanes.values()]
         if self.pump.reads is not None:
             self.pump.reads.close()

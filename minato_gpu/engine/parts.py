@@ -13,7 +13,6 @@ from minato_gpu.estimates.estimator import Estimator
 from minato_gpu.faults.watchdog import Watchdog
 from minato_gpu.lanes.contract import Lane
 from minato_gpu.lanes.worker_channels import WorkerChannels
-from minato_gpu.observe.event_log import EventLog
 from minato_gpu.observe.facts import NO_SUBSCRIBERS, Facts
 from minato_gpu.scheduling.scheduler import Scheduler
 from minato_gpu.scheduling.worker_count import WorkerCount
@@ -30,7 +29,6 @@ class Parts:
     make_scheduler: Callable[[], Scheduler]
     settings: Settings = field(default_factory=Settings)
     estimates: Estimator | None = None
-    recorder: EventLog | None = None  # log of the scheduler's events
     reads: ReadAhead | None = None  # reads samples' bytes ahead
     deaths: Deaths = field(default_factory=Deaths)
     facts: Facts = NO_SUBSCRIBERS

@@ -28,7 +28,7 @@ class Pump:
     def __init__(self, parts: Parts) -> None:
         self.bell, self.completions = parts.links.bell, parts.links.completions
         self.lanes, self.assembly = parts.lanes, parts.assembly
-        self.estimates, self.recorder, self.deaths = parts.estimates, parts.recorder, parts.deaths
+        self.estimates, self.deaths = parts.estimates, parts.deaths
         self.run = Run(0, parts)
         self.shown: Telemetry | None = None  # the log of the epoch that is delivered, or was last
         self.on_open: Callable[[], None] = lambda: None  # called when a lane has loaded its libraries
@@ -70,8 +70,6 @@ class Pump:
         self.deaths.begin_run()
         if self.estimates is not None:
             self.estimates.begin_run()
-        if self.recorder is not None:
-            self.recorder.begin()
 
     def open_lanes(self) -> None:
         """Tells the scheduler which slots there are. A lane that is still loading opens when it is ready."""

@@ -73,10 +73,7 @@ class Run:
 
     def handle(self, event: m.Event) -> None:
         """Tells the scheduler of an event, and does what it says."""
-        instructions = self.scheduler.handle(event)
-        if self._parts.recorder is not None:
-            self._parts.recorder(event, instructions)
-        for instruction in instructions:
+        for instruction in self.scheduler.handle(event):
             if isinstance(instruction, m.Dispatch):
                 self._dispatch(instruction.chunk)
             elif isinstance(instruction, m.Compose):

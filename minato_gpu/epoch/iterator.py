@@ -12,7 +12,7 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor
 from minato_gpu.checkpoint.resumption import Resumption, begin_epoch
 from minato_gpu.device import nvjpeg
-from minato_gpu.engine.builder import Records, build_engine
+from minato_gpu.engine.builder import build_engine
 from minato_gpu.engine.engine import Engine
 from minato_gpu.epoch.delivery import EpochIterator, in_memory
 from minato_gpu.epoch.session import Session
@@ -98,9 +98,10 @@ class EngineIterator(EpochIterator):
     def _new_engine(self, *, keeps: bool, knows_seed: bool) -> Engine:
         """Builds an engine with workers of its own. It ends with the session if ``keeps``, else with this iterator."""
         loader, session = self._loader, self._session
-        records = Records(session.next_event_log(), session.facts)
         before = self._number - session.first_epoch if knows_seed else 0
-        engine = build_engine(loader, session.options, self._base_seed, records, session.readers, epochs_before=before)
+        engine = build_engine(
+            loader, session.options, self._base_seed, session.facts, session.readers, epochs_before=before
+        )
         weakref.finalize(session if keeps else self, engine.close)
         if keeps:
             session.base_seed = self._base_seed

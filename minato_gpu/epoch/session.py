@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -64,8 +63,6 @@ class Session:
         self._given: State | None = None  # the same in a copy of the loader, which has to prepare for it
         self._user: weakref.ref[EpochIterator] | None = None
         self._shown: ReportedEpoch | None = None
-        self._events: Path | None = None
-        self._event_logs = 0
         self.readers = ReaderOwner()  # reader processes, which stay when workers end with an epoch
         self.facts = Facts()  # facts of all epochs
         self._is_observed = False
@@ -247,17 +244,3 @@ class Session:
         if self._shown is None:
             raise RuntimeError(f"{asked} has nothing to tell before the first iter() of this loader")
         return self._shown.view
-
-    def record_events(self, path: Path) -> None:
-        """Implements ``DataLoader.record_events``."""
-        if self.engine is not None:
-            raise ValueError("record_events must be called before the first iter() of a loader that keeps its workers")
-        self._events = path
-
-    def next_event_log(self) -> Path | None:
-        """Returns the file in which the next engine records its events; each engine has its own."""
-        path, number = self._events, self._event_logs
-        if path is None:
-            return None
-        self._event_logs += 1
-        return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")

@@ -1,4 +1,4 @@
-"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``replay``, ``analyze``, ``cache`` ...
+"""The command line: ``minato-gpu demo``, ``check``, ``simulate``, ``analyze``, ``cache`` ...
 
 Commands only read their arguments, call one function of the package and show what it returned. Heavy imports
 happen inside the commands, so that ``--help`` answers at once. A mistake of the user's ends with one line and
@@ -160,19 +160,6 @@ def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablatio
     what = "ablation" if ablation else "simulation"
     show(out.console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
     out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}, rows)
-
-
-@main.command(short_help="Run a recorded event log through the scheduler again.")
-@click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@shows
-def replay(out: CommandOutput, log: Path) -> None:
-    """Run a log of DataLoader.record_events through the scheduler; exit code 1 where it says something else now."""
-    from minato_gpu.scheduling.replay import verify
-
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        events = verify(lines)
-    out.console.print(f"{events} events: the same instructions as recorded")
-    out.leave_rows({"command": "replay"}, [{"log": str(log), "events": events}])
 
 
 def _need_dali() -> None:

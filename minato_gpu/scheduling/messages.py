@@ -1,7 +1,7 @@
 """The scheduler's events and instructions.
 
-All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine, and a
-recorded log of events replays to the same instructions. Times are seconds of any monotonic clock; the scheduler never
+All are small frozen picklable dataclasses, so that a lane can live in another thread, process or machine, and the same
+events lead to the same instructions. Times are seconds of any monotonic clock; the scheduler never
 reads one.
 
 Words: a *ticket* is one occurrence of a key of the sampler, for which a sample is prepared. A *slot* is a worker of a

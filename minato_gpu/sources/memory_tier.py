@@ -7,7 +7,7 @@ number is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,14 +49,10 @@ class Begun(NamedTuple):
 
 
 class MemoryTier:
-    """Keeps copies of items of ``samples`` samples, in ``budget`` bytes of memory at most.
+    """Keeps copies of items of ``samples`` samples, in ``budget`` bytes of memory at most."""
 
-    ``decide`` chooses the policy, as ``caching.choice.choose`` does.
-    """
-
-    def __init__(self, budget: int, samples: int, decide: Callable[..., Choice] = choose) -> None:
+    def __init__(self, budget: int, samples: int) -> None:
         self.budget = budget
-        self._decide = decide
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
         self.off_for_files = ""  # why, if so
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
@@ -216,7 +212,7 @@ class MemoryTier:
         known = begun.orders is not None
         share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
         even = alike(nbytes, costs)
-        choice = self._decide(shards=begun.shards, share=share, known=known, alike=even, once=begun.once)
+        choice = choose(shards=begun.shards, share=share, known=known, alike=even, once=begun.once)
         if choice.policy != self.choice.policy:
             self._change_to(choice.policy)
         self.choice = choice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from minato_gpu import DataLoader, Pipeline, Stage
 from minato_gpu.estimates.cuts import CutEstimator
 from minato_gpu.memory.status_board import WorkerStatusBoard
 from minato_gpu.pipeline.pipeline import CupyFunction, Field, TorchFunction
-from minato_gpu.scheduling import replay
 from minato_gpu.scheduling.plans import Plan
 from tests.support.numbers import X, double, double_on_device, draw, read, shift, shift_on_device
 
@@ -120,9 +118,9 @@ def _slow_shift(fields: Any, params: Any) -> Any:
 
 @pytest.mark.usefixtures("no_leaks")
 def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wanted: list[dict[int, Any]]
+    monkeypatch: pytest.MonkeyPatch, wanted: list[dict[int, Any]]
 ) -> None:
-    """It says so while it runs; no stage is applied twice, and the recorded run replays to the same instructions."""
+    """It says so while it runs; no stage is applied twice."""
     plan_for(monkeypatch, 1e-3, 1.0, Plan(2, 1.1e-3, 5e-4), Plan(3, 1.2e-3, 4e-4))  # no plan is worth having
     hand_over, asked = WorkerStatusBoard.hand_over, []
 
@@ -133,11 +131,9 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
             told.set()
 
     monkeypatch.setattr(WorkerStatusBoard, "hand_over", tell)
-    log = tmp_path / "events.jsonl"
     loader = loader_for(
         pipeline=pipeline(_slow_shift), lanes=["cpu", "device"], worker_kind="thread", persistent_workers=True
     )
-    loader.record_events(log)
     applied.clear()
     slow_at.clear()
     for want in wanted:
@@ -149,11 +145,6 @@ def test_a_sample_that_turns_out_slow_goes_on_on_the_device(
     slow.clear()
     assert set(applied.values()) == {1}
     assert 1 <= handed <= len(asked)
-    del loader
-    gc.collect()
-    lines = log.read_text().splitlines()
-    assert sum("HandOver" in line for line in lines) == len(asked)
-    assert replay.verify(lines) > LENGTH
 
 
 class Unsendable:

@@ -1,4 +1,4 @@
-"""The engine: runs that are given up, overlapping epochs, memory that comes back, and event logs that replay."""
+"""The engine: runs that are given up, overlapping epochs, and memory that comes back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from minato_gpu import DataLoader, Source, read_bytes
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.samples import TicketId
-from minato_gpu.scheduling import replay
-from minato_gpu.scheduling.messages import Awaited, LaneOpened
+from minato_gpu.scheduling.messages import Awaited
 from minato_gpu.window.records import Record, Window
 from tests.contracts.datasets import Made
 from tests.lanes.harness import open_links
@@ -195,35 +194,6 @@ def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
         torch.rand(3)
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert one.stats()["speculation"] == {"epochs_prepared": 1, "epochs_discarded": 1}
-
-
-@pytest.mark.parametrize("mode", _MODES.values(), ids=_MODES.keys())
-def test_recorded_events_replay_to_the_same_instructions(tmp_path: Path, mode: dict[str, Any]) -> None:
-    """Slow samples, a failing one, epochs given up and whole ones."""
-
-    def make(key: int) -> Any:
-        if key == 2033:
-            raise ValueError("broken")
-        return row(key)
-
-    one = loader(Slow(make), mode, sampler=Fresh(60))
-    one.record_events(tmp_path / "events.jsonl")
-    for leave in (3, 100, 100, 1, 100):
-        iterator = iter(one)
-        for _ in range(leave):
-            with contextlib.suppress(ValueError):
-                if next(iterator, None) is None:
-                    break
-        del iterator  # a second one beside it would have an engine of its own
-    one._session.engine.close()
-    lines = (tmp_path / "events.jsonl").read_text().splitlines()
-    starts = [at for at, line in enumerate(lines) if line.startswith('{"policy"')]
-    assert len(starts) >= 4
-    for begin, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-        assert replay.verify(lines[begin:end]) == end - begin - 1
-    events = [replay.parse(line)[0] for at, line in enumerate(lines) if at not in starts]
-    known = [event.known for event in events if isinstance(event, LaneOpened)]
-    assert known[0] is None and known[-1] is not None and known[-1].samples > 60, "what earlier runs have learnt"
 
 
 def _dropped(held: list[Any]) -> None:

@@ -51,7 +51,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert all(command in done.stdout for command in ("demo", "check", "analyze", "simulate", "replay"))
+    assert all(command in done.stdout for command in ("demo", "check", "analyze", "simulate"))
 
 
 def test_check_passes_on_the_example_pipeline() -> None:
@@ -181,12 +181,6 @@ def test_what_cannot_be_written_at_the_end_is_said_at_once(arguments: list[str],
     said = _run(given[0], option, str(tmp_path / "file" / "figures"), *given[1:], code=2).output
     assert f"Invalid value for '{option}': " in said and "cannot be written: Not a directory" in " ".join(said.split())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"no log\n", b"\x89PNG\r\n"], ids=["empty", "json", "text", "binary"])
-def test_a_file_that_is_no_event_log_is_not_replayed(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "log").write_bytes(content)
-    assert "not the first line of an event log" in _run("replay", str(tmp_path / "log"), code=1).output
 
 
 # --- minato-gpu cache -------------------------------------------------------------------------------------------------
