@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from minato_gpu.caching.choice import look_ahead, new_policy, reach
+from minato_gpu.caching.choice import look_ahead, reach
 from minato_gpu.caching.future import Integers
+from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.caching.soon import Soon
@@ -23,7 +24,7 @@ from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.disk.entry import disk_space_of
 
-POLICIES = ("lru", "minio", "next-use")
+POLICIES = ("minio", "next-use")
 ON_DISK = "soon"  # what a tier on disk keeps: see caching/soon.py
 BLIND = "next-use without orders"
 MISLED = "next-use, wrong about epochs to come"
@@ -55,47 +56,33 @@ class _Misled:
         return self.orders.order(epoch if epoch == self.now else 1_000_000 * self.now + epoch)
 
 
-@dataclass(frozen=True)
-class Items:
-    """What a miss of each key takes, in bytes and seconds, each of shape (keys,)."""
-
-    nbytes: Integers
-    costs_s: NDArray[np.float64]
-
-    @classmethod
-    def equal(cls, keys: int) -> Items:
-        return cls(np.full(keys, 100_000), np.full(keys, 0.05))
-
-    @classmethod
-    def unlike(cls, keys: int, seed: int) -> Items:
-        """Sizes like those of photographs, from a storage with 20 ms latency and 5 MB/s for each request."""
-        nbytes = np.random.default_rng(seed).lognormal(np.log(1e5), 1.0, keys).astype(np.int64) + 1
-        return cls(nbytes, 0.02 + nbytes / 5e6)
-
-
-def replay(policy: str, orders: Shuffles | Draws, items: Items, cache_share: float, epochs: int) -> list[Integers]:
+def replay(policy: str, orders: Shuffles | Draws, cache_share: float, epochs: int) -> list[Integers]:
     """The keys that are hit in each epoch, by the production policy with the look-ahead that suffices.
 
-    ``cache_share``: the budget, as a share of the bytes of the whole set.
+    ``cache_share``: how many items there is room for, as a share of the whole set.
     """
     if policy == ON_DISK:
-        return replay_on_disk(orders, items, cache_share, epochs, orders.shards)
-    name = "next-use" if policy in (BLIND, MISLED) else policy
-    kept = new_policy(name, int(cache_share * int(items.nbytes.sum())), orders.keys)
+        return replay_on_disk(orders, orders.keys, cache_share, epochs, orders.shards)
+    kept = policy_of(policy, int(cache_share * orders.keys), orders.keys)
     ahead = look_ahead(orders.shards, cache_share, once=not isinstance(orders, Draws))
     found = []
     for epoch in range(epochs):
         known: Orders | None = {BLIND: None, MISLED: _Misled(orders, epoch)}.get(policy, orders)
         start = kept.begin(epoch, known, ahead)
-        found.append(run_epoch(kept, orders.order(epoch), items, start))
+        found.append(run_epoch(kept, orders.order(epoch), start))
     return found
 
 
-def replay_on_disk(orders: Orders, items: Items, cache_share: float, epochs: int, shards: float) -> list[Integers]:
+def policy_of(name: str, room: int, keys: int) -> CachePolicy:
+    """A policy with room for so many items of one byte."""
+    return Minio(room) if name == "minio" else NextUse(room, keys)
+
+
+def replay_on_disk(orders: Orders, keys: int, cache_share: float, epochs: int, shards: float) -> list[Integers]:
     """The same of a tier on disk, by the rule that runs in production."""
-    soon, nbytes = Soon(len(items.nbytes)), items.nbytes.tolist()
+    soon = Soon(keys)
     kept: set[int] = set()
-    room = int(cache_share * int(items.nbytes.sum()))
+    room = int(cache_share * keys)
     found = []
     for epoch in range(epochs):
         order, hit = orders.order(epoch), []
@@ -107,24 +94,21 @@ def replay_on_disk(orders: Orders, items: Items, cache_share: float, epochs: int
                 hit.append(key)
                 if not stays:
                     kept.remove(key)
-                    room += nbytes[key]
-            elif stays and nbytes[key] <= room:
+            elif stays and len(kept) < room:
                 kept.add(key)
-                room -= nbytes[key]
         found.append(np.array(hit, np.int64))
     return found
 
 
-def run_epoch(policy: CachePolicy, order: Integers, items: Items, start: int) -> Integers:
-    """The keys that are hit in an epoch whose accesses begin at position ``start``."""
+def run_epoch(policy: CachePolicy, order: Integers, start: int) -> Integers:
+    """The keys that are hit in an epoch whose accesses begin at position ``start``; items of one byte."""
     hit = []
-    nbytes, costs = items.nbytes[order].tolist(), items.costs_s[order].tolist()
     for place, key in enumerate(order.tolist()):
         if key in policy:
             policy.used(key, start + place)
             hit.append(key)
         else:
-            policy.offer(key, nbytes[place], costs[place], start + place)
+            policy.offer(key, 1, start + place)
     return np.array(hit, np.int64)
 
 

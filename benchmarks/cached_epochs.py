@@ -29,11 +29,11 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from benchmarks import report
-from benchmarks.cache_replay import Items, budget_of, run_epoch
+from benchmarks.cache_replay import budget_of, policy_of, run_epoch
 from benchmarks.isolate import isolated
 from benchmarks.throttle import Throttle, content, server
 from minato_gpu import DataLoader, Source, read_bytes
-from minato_gpu.caching.choice import look_ahead, new_policy
+from minato_gpu.caching.choice import look_ahead
 from minato_gpu.caching.orders import Orders
 from minato_gpu.sampling.lookahead import DistributedOrders
 from minato_gpu.sources.blocks import space_of
@@ -185,14 +185,13 @@ def expected_reads(case: Case, policy: str) -> list[int]:
         shares: list[Orders] = [DistributedOrders(case.count, True, False, 0, 0, 1, 0, 1)]
     else:
         shares = [case.orders(rank) for rank in range(case.ranks)]
-    items = Items.equal(case.count)
     for orders in shares:
-        kept = new_policy(policy, round(case.share * case.count) * int(items.nbytes[0]), case.count)
+        kept = policy_of(policy, round(case.share * case.count), case.count)
         for epoch in range(case.filling + case.epochs):
             start = kept.begin(epoch, orders, look_ahead(case.shards, case.share))
             order = orders.order(epoch)
             assert order is not None
-            total[epoch] += len(order) - len(run_epoch(kept, order, items, start))
+            total[epoch] += len(order) - len(run_epoch(kept, order, start))
     found: list[int] = total[case.filling :].tolist()
     return found
 

@@ -5,7 +5,7 @@ the middle half counts. ``shards`` hosts each read a random share of every epoch
 own, which has room for ``cache_share`` of the bytes of the whole set; one host, or several ranks on one directory, are
 one shard. Each repetition has other orders.
 
-    hit_rate     share of the accesses that are hits; of unlike items saved_share, of the seconds that misses cost
+    hit_rate     share of the accesses that are hits, of items of equal size
     belady       the most hits that any policy can have that knows all orders, found in another way than by a cache
     bound        what that comes to on average, for a set without end
     look_ahead   epochs of which the policy knows the order, beyond the current one; of ``soon`` what counts as such
@@ -14,9 +14,6 @@ one shard. Each repetition has other orders.
 
 ``drawn with replacement``: one reader, whose sampler draws from equal items, as many as there are, evenly or by weights
 (``sigma``, log-normal). ``wrong about epochs to come``: others draw from the same generator between epochs.
-
-Equal items have one size and cost. Unlike items have log-normal sizes (sigma 1), and a miss costs 20 ms and 0.2 us for
-each byte; ``next-use without orders`` then knows sizes and costs only.
 
 Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage that gives so many bytes a second.
 
@@ -34,12 +31,10 @@ import numpy as np
 
 from benchmarks import report
 from benchmarks.cache_replay import (
-    BLIND,
     MISLED,
     ON_DISK,
     POLICIES,
     Draws,
-    Items,
     middle,
     most_hits,
     replay,
@@ -52,9 +47,9 @@ _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
 _EPOCHS = 48
-_PARTS = ("equal", "drawn", "unlike", "measured")
+_PARTS = ("equal", "drawn", "measured")
 _SHOWN = (
-    *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "saved_share", "belady", "of_belady", "bound"),
+    *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "belady", "of_belady", "bound"),
     *("of_hits", "epoch_s", "least_s"),
 )
 
@@ -67,7 +62,6 @@ def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> It
     made: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
         "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
-        "unlike": lambda: unlike_rows(keys, _EPOCHS, repetitions),
         "measured": lambda: epoch_rows(quick=quick, repetitions=repetitions),
     }
     for part in _PARTS:
@@ -103,27 +97,12 @@ def _rates(
         counts = most_hits([orders.order(epoch) for epoch in range(epochs)], int(share * orders.keys))
         best.append(sum(counts[epoch] for epoch in half) / accesses)
         for policy in policies:
-            hits = replay(policy, orders, Items.equal(orders.keys), share, epochs)
+            hits = replay(policy, orders, share, epochs)
             rates[policy].append(sum(len(hits[epoch]) for epoch in half) / accesses)
     for policy, found in rates.items():
         row = _row(case, repeated[0].shards, share, policy, once=not isinstance(repeated[0], Draws))
         row |= report.summarise("hit_rate", found) | {"belady": report.median(best)}
         yield row | report.summarise("of_belady", np.divide(found, best).tolist())
-
-
-def unlike_rows(keys: int, epochs: int, repetitions: int) -> Iterator[dict[str, Any]]:
-    """Shares of the seconds that each policy saves."""
-    half = middle(epochs)
-    for shards, share in _cells():
-        for policy in (*POLICIES, BLIND):
-            found = []
-            for seed in range(repetitions):
-                orders, items = Shuffles(keys, shards, seed), Items.unlike(keys, seed)
-                hits = replay(policy, orders, items, share, epochs)
-                saved = sum(items.costs_s[hits[epoch]].sum() for epoch in half)
-                found.append(float(saved / sum(items.costs_s[orders.order(epoch)].sum() for epoch in half)))
-            row = _row("simulated, unlike items", shards, share, policy)
-            yield row | report.summarise("saved_share", found)
 
 
 def _cells() -> Iterator[tuple[int, float]]:

@@ -42,7 +42,7 @@ async def _serve(pipe: Connection, nbytes: int, sources: int) -> None:
     for source in _candidates(nbytes, sources):
         block, view = reads.blocks.allocate(nbytes)
         view[:] = os.urandom(nbytes)
-        tier.offer(0, Copy(source.key, block, nbytes, reads.blocks.publish(block), 1.0), 0)
+        tier.offer(0, Copy(source.key, block, nbytes, reads.blocks.publish(block)), 0)
     listening = socket.create_server(("127.0.0.1", 0))
     server = PeerServer(listening, reads.blocks, tier.part(), lambda service: reads.client(service, storage))
     bare = await asyncio.start_server(lambda _, writer: _stream(writer, nbytes), "127.0.0.1", 0)

@@ -7,8 +7,6 @@ following the second from the first, and no step is taken twice. Memory: 16 byte
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,10 +40,6 @@ class Future:
     def epochs(self) -> int:
         """The number of epochs that are known."""
         return len(self.starts) - 1
-
-    def epoch(self, position: int) -> int:
-        """Returns in which of the known epochs, from 0, the position lies; ``epochs`` for what comes after them."""
-        return bisect_right(self.starts, position) - 1
 
     def extend(self, order: Integers) -> None:
         """Adds an epoch: its keys in their order, shape (accesses,). A key may come more than once.

@@ -3,8 +3,10 @@
 A tier tells its policy of every epoch that begins, and of every access. What is kept is a hit: ``used``. What is not is
 read, and then offered: ``offer`` answers whether to keep it, and what goes in exchange. What the tier loses in other
 ways (a corrupt copy, a file that changed, an older copy of what is offered) it tells by ``dropped``. A policy holds no
-bytes, and reads no clock; one thread at a time calls it. ``cost_s`` should come from a model (latency and bytes /
-rate): the noise of single reads would be taken for worth.
+bytes, and reads no clock; one thread at a time calls it.
+
+Every byte is worth the same: reads ahead hide latency, and where the storage's rate bounds an epoch a byte that is kept
+saves as many seconds, whatever item it is of.
 
 Keys are whole numbers from 0 on, one for each source of a data set, whoever reads it: the future of a million keys is
 then an array of 8 MB, and looking a key up in it costs 50 ns. Of hashable keys it would be a dictionary of 100 MB.
@@ -12,7 +14,6 @@ then an array of 8 MB, and looking a key up in it costs 50 ns. Of hashable keys 
 
 from __future__ import annotations
 
-from math import inf
 from typing import NamedTuple
 
 from minato_gpu.caching.orders import Orders
@@ -48,25 +49,19 @@ class CachePolicy:
         """
         return 0  # unless positions make a difference
 
-    def offer(self, key: int, nbytes: int, cost_s: float, now: int) -> Admission:
-        """Decides whether to keep an item that was missed at ``now``, has ``nbytes`` and took ``cost_s`` seconds.
-
-        Raises ValueError for a size or cost below 0.
-        """
-        if not (nbytes >= 0 and cost_s >= 0):  # nor NaN
-            raise ValueError(f"an item's bytes and cost must be >= 0, got {nbytes} and {cost_s}")
+    def offer(self, key: int, nbytes: int, now: int) -> Admission:
+        """Decides whether to keep an item of ``nbytes`` bytes that was missed at ``now``."""
         if nbytes > self.budget:
             return PASS
-        earns = cost_s / nbytes if nbytes else inf
         short = nbytes - (self.budget - self.used_bytes)
-        going = self._exchange(key, short, earns, now) if short > 0 else ()
+        going = self._exchange(key, short, now) if short > 0 else ()
         if going is None:
             return PASS
         for each in going:
             self.dropped(each)
         self._bytes[key] = nbytes
         self.used_bytes += nbytes
-        self._entered(key, earns, now)
+        self._entered(key, now)
         return Admission(True, going) if going else KEEP
 
     def used(self, key: int, now: int) -> None:
@@ -84,13 +79,10 @@ class CachePolicy:
         """Returns the number of items that are kept."""
         return len(self._bytes)
 
-    def _exchange(self, key: int, short: int, earns: float, now: int) -> tuple[int, ...] | None:
-        """Returns the items to evict for one that needs ``short`` bytes more than are free and earns ``earns`` seconds
-        a byte.
-
-        None if it is not worth that.
-        """
+    def _exchange(self, key: int, short: int, now: int) -> tuple[int, ...] | None:
+        """Returns the items to evict for one that needs ``short`` bytes more than are free; None if it is not worth
+        that."""
         return None
 
-    def _entered(self, key: int, earns: float, now: int) -> None:
+    def _entered(self, key: int, now: int) -> None:
         """Notes that an item is kept from now on."""

@@ -100,25 +100,25 @@ class DiskPool:
         return block, nbytes
 
     def _looked(self, ended: Ended) -> None:
-        number, seconds, block, nbytes, error = ended
+        number, _, block, nbytes, error = ended
         source, cancelled = self._looking.pop(number), number in self._cancelled
         self._cancelled.discard(number)
         if error is None:
             self.following.read(nbytes)
-            self._done(number, block, nbytes, None, seconds, on_disk=True)
+            self._done(number, block, nbytes, None, on_disk=True)
         elif cancelled:
-            self._done(number, -1, 0, CancelledError(), 0.0)
+            self._done(number, -1, 0, CancelledError())
         else:
             self._versions[number] = error.version if isinstance(error, _Missing) else None
             self._pool.submit(number, source)
 
-    def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float) -> None:
+    def _was_read(self, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
         version = self._versions.pop(number)
         if error is None:
             self.following.read(nbytes)
             if version is not None and version.startswith(_EMPTY) and nbytes:
                 version = None  # it does not tell its size, so its time does not tell either what is in it
-        self._done(number, block, nbytes, error, seconds, version=version)
+        self._done(number, block, nbytes, error, version=version)
 
     # --- writing ---------------------------------------------------------------------------------------------
 

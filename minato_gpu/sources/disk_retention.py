@@ -71,7 +71,7 @@ class DiskRetention:
 
     def _choose(self, begun: Begun, share: float) -> None:
         orders = begun.orders
-        choice = choose(shards=begun.shards, share=share, known=orders is not None, alike=True, once=True)
+        choice = choose(shards=begun.shards, share=share, known=orders is not None, once=True)
         self.why = choice.why
         if choice.policy != "next-use" or orders is None:
             return

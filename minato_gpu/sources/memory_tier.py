@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minato_gpu.caching.choice import Choice, alike, choose, new_policy
+from minato_gpu.caching.choice import Choice, choose
 from minato_gpu.caching.future import Integers
 from minato_gpu.caching.minio import Minio
+from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.orders import Orders
 from minato_gpu.caching.policy import CachePolicy
 from minato_gpu.sources.blocks import space_of
 from minato_gpu.sources.source import FIELDS, Key
 
 NO_ITEM = -1
-_FORGET = 0.999  # the weight of a read falls by half in 700 of them
-_KNOWN = 256  # items whose sizes are known before it is said whether all are alike
 
 
 class Copy(NamedTuple):
@@ -33,7 +32,6 @@ class Copy(NamedTuple):
     block: int
     nbytes: int
     stamp: int
-    cost: float  # cost of reading them again, see ``ReadCosts.compared``
     version: bytes | None = None  # version that a copy on disk would be of; None if there is one, or may be none
     sample: int = -1  # for which they were read
 
@@ -65,7 +63,7 @@ class MemoryTier:
         self._begun: Begun | None = None  # an epoch that has begun and is not announced to the policy
         self._at = 0  # position of the next access
         self._since = 0  # the policy counts from this one on
-        self._sizes: dict[int, tuple[int, float]] = {}  # memory and costs of some items, to tell whether all are alike
+        self._offered = self._nbytes = 0  # copies that were offered, and the memory that they take
 
     # --- what happens ----------------------------------------------------------------------------------------
 
@@ -176,9 +174,10 @@ class MemoryTier:
         """
         if item == NO_ITEM or self._items.get(copy.key, item) != item:
             return False, []
-        self._note(item, copy)
+        self._offered += 1
+        self._nbytes += space_of(copy.nbytes)
         older = self._drop(item) if item in self._copies else []
-        verdict = self._policy.offer(item, space_of(copy.nbytes), copy.cost, now - self._since)
+        verdict = self._policy.offer(item, space_of(copy.nbytes), now - self._since)
         going = [gone for each in verdict.evict for gone in self._take_out(each)]
         self.evicted += len(going)
         if verdict.keep:
@@ -199,20 +198,14 @@ class MemoryTier:
         self._fields -= copy.key[0] == FIELDS
         return [copy]
 
-    def _note(self, item: int, copy: Copy) -> None:
-        if len(self._sizes) < _KNOWN:
-            self._sizes[item] = space_of(copy.nbytes), copy.cost
-
     # --- policies --------------------------------------------------------------------------------------------
 
     def _start(self, begun: Begun) -> None:
         """Tells the policy of the epoch; another policy may follow from what is known by now."""
-        nbytes, costs = zip(*self._sizes.values(), strict=True) if self._sizes else ((1,), (0.0,))
-        whole = self._samples * self._parts * float(np.mean(nbytes))
-        known = begun.orders is not None
-        share = self.budget / whole if self._sizes else 0.5  # nothing is known yet; said anew when the next begins
-        even = alike(nbytes, costs)
-        choice = choose(shards=begun.shards, share=share, known=known, alike=even, once=begun.once)
+        share = 0.5  # nothing is known yet; said anew when the next begins
+        if self._nbytes and self._samples:
+            share = self.budget / (self._nbytes / self._offered * self._samples * self._parts)
+        choice = choose(shards=begun.shards, share=share, known=begun.orders is not None, once=begun.once)
         if choice.policy != self.choice.policy:
             self._change_to(choice.policy)
         self.choice = choice
@@ -221,9 +214,10 @@ class MemoryTier:
         self._at = self._since + start + begun.skipped * self._parts
 
     def _change_to(self, name: str) -> None:
-        self._policy, self._since = new_policy(name, self.budget, self._samples * self._parts), self._at
+        policy = NextUse(self.budget, self._samples * self._parts) if name == "next-use" else Minio(self.budget)
+        self._policy, self._since = policy, self._at
         for item, copy in self._copies.items():
-            self._policy.offer(item, space_of(copy.nbytes), copy.cost, 0)
+            policy.offer(item, space_of(copy.nbytes), 0)
 
     # --- what is said of it ----------------------------------------------------------------------------------
 
@@ -263,40 +257,3 @@ class OfItems:
             return order
         items: Integers = np.add.outer(order, self.samples * np.arange(self.parts)).ravel()
         return items
-
-
-class ReadCosts:
-    """Estimates what a read costs, in seconds: a latency and a time per byte, by least squares over recent reads.
-
-    Policies weigh what they keep by this. A single read's own time would be mostly noise: of two equal files the one
-    whose request was slow by chance would stay. And they compare what was read today with what was read an hour ago,
-    when storage may have been twice as fast: so a cost is counted in reads of mean size, each at the time's own speed.
-    """
-
-    def __init__(self) -> None:
-        self._weight = self._x = self._y = self._xx = self._xy = 0.0
-
-    def observe(self, nbytes: int, seconds: float) -> None:
-        """Notes that a read of so many bytes took so long."""
-        self._weight = _FORGET * self._weight + 1.0
-        self._x = _FORGET * self._x + nbytes
-        self._y = _FORGET * self._y + seconds
-        self._xx = _FORGET * self._xx + nbytes * nbytes
-        self._xy = _FORGET * self._xy + nbytes * seconds
-
-    def compared(self, nbytes: int) -> float:
-        """Returns a read's cost in reads of mean size: 1.0 for one of that size, and for all before the first."""
-        mean = self.seconds(round(self._x / self._weight)) if self._weight else 0.0
-        return self.seconds(nbytes) / mean if mean else 1.0
-
-    def seconds(self, nbytes: int) -> float:
-        """Returns the expected seconds of a read of so many bytes; 0.0 before the first. Neither part is below zero."""
-        if not self._weight:
-            return 0.0
-        x, y = self._x / self._weight, self._y / self._weight
-        spread = self._xx / self._weight - x * x
-        if spread <= 1e-6 * x * x:  # all are of one size
-            return y
-        slope = max(0.0, (self._xy / self._weight - x * y) / spread)
-        latency = y - slope * x
-        return y * nbytes / x if latency < 0 else latency + slope * nbytes

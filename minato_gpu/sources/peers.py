@@ -124,7 +124,6 @@ class PeerPool:
             self._pool.cancel(number)
 
     async def _ask(self, number: int, source: Source, peer: _Peer) -> None:
-        begin = self._loop.time()
         self.asked += 1
         try:
             async with peer.free:
@@ -142,7 +141,7 @@ class PeerPool:
         if found is None:  # this host may be able to
             self._pool.submit(number, source)
         else:
-            self._done(number, *found, None, self._loop.time() - begin, from_peer=True)
+            self._done(number, *found, None, from_peer=True)
 
     def _leave_out(self, peer: _Peer, error: Exception) -> None:
         if peer.address not in self._left_out:

@@ -86,8 +86,7 @@ class ReaderPool:
         placement: FilePlacement | None = None,
         files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
-        """``done`` is called for every source: its number, the block that holds it and its bytes, or the error, and the
-        seconds it took.
+        """``done`` is called for every source: its number, the block that holds it and its bytes, or the error.
 
         Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
         there is no reason to read many at once. ``placement`` decides where files go (see FileReads, which ``files``
@@ -128,32 +127,30 @@ class ReaderPool:
             lane.under_way += 1
             if number in self._cancelled:
                 self._cancelled.discard(number)
-                self._loop.call_soon(self._ended, lane, number, -1, 0, asyncio.CancelledError(), 0.0)
+                self._loop.call_soon(self._ended, lane, number, -1, 0, asyncio.CancelledError())
             elif lane is self._lanes[0]:
                 self._file_reads.submit(number, source)
             else:
                 self._urls.submit(number, source)
 
-    def _ended(
-        self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None, seconds: float
-    ) -> None:
+    def _ended(self, lane: _Lane, number: int, block: int, nbytes: int, error: BaseException | None) -> None:
         self._cancelled.discard(number)
         lane.under_way -= 1
         if error is None:
             self._rate.finished(self._loop.time(), nbytes, behind=self._behind())
         self._start(lane)
-        self.done(number, block, nbytes, error, seconds)
+        self.done(number, block, nbytes, error)
 
     def _local_ended(self, ended: Ended) -> None:
         number, seconds, block, nbytes, error = ended
         lane = self._lanes[0]
         lane.finished(self._loop.time(), seconds)
-        self._ended(lane, number, block, nbytes, error, seconds)
+        self._ended(lane, number, block, nbytes, error)
 
-    def _remote_ended(self, number: int, answer: Answer, attempt_s: float, seconds: float) -> None:
+    def _remote_ended(self, number: int, answer: Answer, seconds: float) -> None:
         lane, block = self._lanes[1], -1
         if isinstance(answer, bytes):
-            lane.finished(self._loop.time(), attempt_s)
+            lane.finished(self._loop.time(), seconds)
             try:
                 block, view = self._blocks.allocate(len(answer))
             except MemoryError as error:
@@ -161,9 +158,9 @@ class ReaderPool:
             else:
                 view[:] = answer
         if isinstance(answer, bytes):
-            self._ended(lane, number, block, len(answer), None, seconds)
+            self._ended(lane, number, block, len(answer), None)
         else:
-            self._ended(lane, number, -1, 0, answer, seconds)
+            self._ended(lane, number, -1, 0, answer)
 
     # --- what is said of it ----------------------------------------------------------------------------------
 

@@ -151,8 +151,8 @@ async def _client(**more: Any) -> Any:
 
 
 Answer = bytes | BaseException
-Answered = Callable[[int, Answer, float, float], None]
-"""Number, the bytes or why there are none, and seconds: of the attempt that was answered, and of all."""
+Answered = Callable[[int, Answer, float], None]
+"""Number, the bytes or why there are none, and the seconds of the attempt that was answered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +161,6 @@ class _UrlRead:
 
     number: int
     source: Source
-    begin: float  # beginning of the first attempt
     attempt_begin: float
     failures: int = 0  # failed attempts
     renewed: bool = False  # with a new session
@@ -188,8 +187,7 @@ class UrlReads:
 
     def submit(self, number: int, source: Source) -> None:
         """Reads this source now."""
-        now = self._loop.time()
-        read = self._reads[number] = _UrlRead(number, source, now, now)
+        read = self._reads[number] = _UrlRead(number, source, self._loop.time())
         self._begin(read)
 
     def _begin(self, read: _UrlRead) -> None:
@@ -225,15 +223,14 @@ class UrlReads:
         read.requests = {}
         self._slow.remove(read)
         self._dead.remove(read)
-        now = self._loop.time()
-        seconds = now - read.attempt_begin
+        seconds = self._loop.time() - read.attempt_begin
         patient = self._hedging.patience_s is not None
         self._hedging.finished(seconds)
         if not patient and self._hedging.patience_s is not None:
             self._slow.look()
         if isinstance(answer, bytes) or not self._tries_again(read, answer):
             del self._reads[read.number]
-            self._ended(read.number, answer, seconds, now - read.begin)
+            self._ended(read.number, answer, seconds)
 
     def _tries_again(self, read: _UrlRead, error: BaseException) -> bool:
         """Returns whether there will be one more attempt."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from minato_gpu.sources.blocks import ASKED, NOWHERE, Blocks
 from minato_gpu.sources.fields import FieldPolicy, Received
-from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier, ReadCosts
+from minato_gpu.sources.memory_tier import NO_ITEM, Begun, Copy, MemoryTier
 from minato_gpu.sources.pool import Pool
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import FIELDS, Key, Source, fields_key
@@ -94,7 +94,6 @@ class Service:
         self._limit = limit
         self._ready = ready
         self._memory = memory
-        self._costs = ReadCosts()
         self._numbers = 0
         self._tickets: dict[int, PendingTicket] = {}
         self._bytes: dict[Key, SourceBytes] = {}
@@ -274,7 +273,6 @@ class Service:
         block: int,
         nbytes: int,
         error: BaseException | None,
-        seconds: float,
         *,
         on_disk: bool = False,
         version: bytes | None = None,
@@ -283,9 +281,8 @@ class Service:
     ) -> None:
         """Called by the pool when a read has ended: ``nbytes`` bytes are in ``block``, or ``error`` says why not.
 
-        ``seconds``: what the read took; ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk
-        would be, if there may be one; ``shared``: it was another loader's; ``from_peer``: another host's cache sent the
-        bytes.
+        ``on_disk``: it was that of a copy there; ``version``: of what a copy on disk would be, if there may be one;
+        ``shared``: it was another loader's; ``from_peer``: another host's cache sent the bytes.
         """
         each = self._started.pop(number)
         self._ahead += nbytes - each.nbytes
@@ -293,14 +290,14 @@ class Service:
         if error is not None:
             self.failed += not isinstance(error, CancelledError)
         else:
-            self._count(each, seconds, on_disk=on_disk, shared=shared, from_peer=from_peer)
+            self._count(each, on_disk=on_disk, shared=shared, from_peer=from_peer)
             self._read(each, version)
         self._pass_on(each, each)
         if not each.users:
             self._free(each)
         self._start()
 
-    def _count(self, each: SourceBytes, seconds: float, *, on_disk: bool, shared: bool, from_peer: bool) -> None:
+    def _count(self, each: SourceBytes, *, on_disk: bool, shared: bool, from_peer: bool) -> None:
         """Counts a read by where its bytes came from."""
         if on_disk and each.users:  # else nobody wants it any more, but may so again
             self._pass(each)
@@ -313,7 +310,6 @@ class Service:
         elif not on_disk:
             self.reads += 1
             self.read_bytes += each.nbytes
-            self._costs.observe(each.nbytes, seconds)
 
     def _read(self, each: SourceBytes, version: bytes | None) -> None:
         """Publishes the block of a read that has ended, and offers it to the tiers."""
@@ -345,8 +341,7 @@ class Service:
         self._start()
 
     def _keep(self, memory: MemoryTier, each: SourceBytes, version: bytes | None) -> None:
-        cost = self._costs.compared(each.nbytes)
-        copy = Copy(each.key, each.block, each.nbytes, each.stamp, cost, version, each.sample)
+        copy = Copy(each.key, each.block, each.nbytes, each.stamp, version, each.sample)
         each.kept, going = memory.offer(each.item, copy, each.at)
         if each.kept:
             self._ahead -= each.nbytes
@@ -371,9 +366,8 @@ class Service:
         except MemoryError:  # in pieces: what is kept is of many sizes
             return
         found.fill(view)
-        cost = self._costs.compared(self._typical) * nbytes / max(self._typical, 1)  # a byte earns what others do
-        key = fields_key(sample)
-        kept, going = memory.offer_fields(sample, Copy(key, block, nbytes, self._blocks.publish(block), cost))
+        copy = Copy(fields_key(sample), block, nbytes, self._blocks.publish(block))
+        kept, going = memory.offer_fields(sample, copy)
         self._gone(going)
         if not kept:
             self._blocks.free(block)

@@ -171,7 +171,7 @@ class SharedReads:
             return
         read.clients.remove((client, number))
         del client.reads[number]
-        self.soon(client.done, number, NOWHERE, 0, CancelledError(), 0.0)
+        self.soon(client.done, number, NOWHERE, 0, CancelledError())
 
     def done(
         self,
@@ -179,7 +179,6 @@ class SharedReads:
         block: int,
         nbytes: int,
         error: BaseException | None,
-        seconds: float,
         *,
         from_peer: bool = False,
     ) -> None:
@@ -196,7 +195,7 @@ class SharedReads:
             self._forget(read)
         for at, (client, own) in enumerate(clients):
             del client.reads[own]
-            client.done(own, block, nbytes, error, seconds, shared=at > 0, from_peer=from_peer)
+            client.done(own, block, nbytes, error, shared=at > 0, from_peer=from_peer)
 
     def _freed(self, block: int) -> None:
         read = self._there.pop(block, None)
@@ -226,7 +225,7 @@ class ClientPool:
 
     def shared(self, number: int, block: int, nbytes: int) -> None:
         """Reports a read whose bytes another loader has had read."""
-        self.done(number, block, nbytes, None, 0.0, shared=True)
+        self.done(number, block, nbytes, None, shared=True)
 
     def submit(self, number: int, source: Source) -> None:
         """Reads a source in the loader's turn, unless another loader has it read."""

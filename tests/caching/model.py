@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,20 +29,20 @@ class Tier:
         self.policy = policy
         self.kept: dict[int, int] = {}
 
-    def access(self, key: int, nbytes: int = 1, cost_s: float = 1.0, now: int = 0) -> bool:
+    def access(self, key: int, nbytes: int = 1, now: int = 0) -> bool:
         """Whether it was a hit."""
         assert (key in self.policy) == (key in self.kept)
         if key in self.kept:
             self.policy.used(key, now)
             return True
-        self.offer(key, nbytes, cost_s, now)
+        self.offer(key, nbytes, now)
         return False
 
-    def offer(self, key: int, nbytes: int, cost_s: float = 1.0, now: int = 0) -> bool:
+    def offer(self, key: int, nbytes: int, now: int = 0) -> bool:
         """Whether it is kept; an older copy goes first."""
         if key in self.kept:
             self.drop(key)
-        keep, evict = self.policy.offer(key, nbytes, cost_s, now)
+        keep, evict = self.policy.offer(key, nbytes, now)
         for each in evict:
             del self.kept[each]
         if keep:
@@ -63,26 +62,11 @@ class Tier:
 
 
 def hits(policy: CachePolicy, epochs: Sequence[Sequence[int]], look_ahead: int = 0) -> list[list[bool]]:
-    """Of each access, whether it was a hit; items of one byte and one second. ``look_ahead``: of ``NextUse``."""
+    """Of each access, whether it was a hit; items of one byte. ``look_ahead``: of ``NextUse``."""
     tier, found, orders = Tier(policy), [], Listed(tuple(map(tuple, epochs)))
     for epoch, keys in enumerate(epochs):
         start = policy.begin(epoch, orders, look_ahead)
         found.append([tier.access(key, now=now) for now, key in enumerate(keys, start)])
-    return found
-
-
-def lru_hits(epochs: Sequence[Sequence[int]], capacity: int) -> list[list[bool]]:
-    """The same of the least recently used."""
-    kept: OrderedDict[int, None] = OrderedDict()
-    found: list[list[bool]] = []
-    for keys in epochs:
-        found.append([])
-        for key in keys:
-            found[-1].append(key in kept)
-            kept[key] = None
-            kept.move_to_end(key)
-            if len(kept) > capacity:
-                kept.popitem(last=False)
     return found
 
 

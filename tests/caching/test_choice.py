@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cache_replay import ON_DISK, Items, middle, most_hits, replay
-from minato_gpu.caching.choice import Choice, alike, bound, choose, look_ahead, new_policy, reach
+from benchmarks.cache_replay import ON_DISK, middle, most_hits, replay
+from minato_gpu.caching.choice import Choice, bound, choose, look_ahead, reach
 from minato_gpu.caching.future import Integers
-from minato_gpu.caching.lru import Lru
-from minato_gpu.caching.minio import Minio
-from minato_gpu.caching.next_use import NextUse
 from minato_gpu.caching.soon import Soon
 from minato_gpu.caching.split import Means, Shares, seconds, split
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
@@ -58,43 +55,20 @@ def test_more_room_is_never_worse_and_costs_a_bounded_look_ahead(shards: float, 
         ({"shards": 4}, "next-use", 3, "one item in 4, and it is known which, 3 epochs ahead"),
         ({"shards": 4, "known": False}, "minio", 0, "not known"),
         ({"shards": 4, "share": 1.0}, "minio", 0, "room for the whole set"),
-        ({"shards": 1, "alike": False}, "next-use", 0, "most seconds for its bytes"),
-        ({"shards": 4, "alike": False, "known": False}, "next-use", 0, "most seconds for its bytes"),
-        ({"shards": 4, "alike": False}, "next-use", 3, "one item in 4"),
-        ({"shards": 1, "once": False}, "next-use", 1, "twice in an epoch"),
-        ({"shards": 1, "once": False, "share": 0.75}, "next-use", 3, "twice in an epoch"),
+        ({"shards": 1, "once": False}, "next-use", 2, "twice in an epoch"),
         ({"shards": 1, "once": False, "known": False}, "minio", 0, "not known"),
-        ({"shards": 4, "once": False, "share": 0.5}, "next-use", 7, "twice in an epoch"),
+        ({"shards": 4, "once": False}, "next-use", 8, "twice in an epoch"),
         ({"shards": 1000, "once": False}, "next-use", 100, "twice in an epoch"),
-        ({"shards": 0.1, "once": False}, "next-use", 0, "twice in an epoch"),
+        ({"shards": 0.1, "once": False}, "next-use", 1, "twice in an epoch"),
         ({"shards": 2.5}, "next-use", 2, "one item in 2.5"),
         ({"shards": 1.001}, "minio", 0, "one reader"),
     ],
 )
 def test_the_choice_and_its_reason(given: dict[str, Any], policy: str, ahead: int, because: str) -> None:
-    known: dict[str, Any] = {"share": 0.25, "known": True, "alike": True, "once": True, **given}
+    known: dict[str, Any] = {"share": 0.25, "known": True, "once": True, **given}
     choice = choose(**known)
     assert choice == Choice(policy, ahead, choice.why)
     assert choice.why.startswith(f"{policy}: ") and because in choice.why
-
-
-def test_what_is_alike() -> None:
-    rng = np.random.default_rng(0)
-    nbytes = (rng.lognormal(0, 1, 1000) * 1e5).astype(int) + 1
-    assert alike([], [])
-    assert alike([7] * 9, [0.1] * 9)
-    assert alike(nbytes, nbytes / 5e6)  # what counts is what a byte earns
-    assert not alike(nbytes, np.full(1000, 0.05))
-    assert not alike([7] * 1000, rng.lognormal(0, 1, 1000))
-    assert alike([0, 0], [0.0, 0.0])
-
-
-def test_policies_by_name() -> None:
-    for name, kind in (("minio", Minio), ("lru", Lru), ("next-use", NextUse)):
-        policy = new_policy(name, 7, 3)
-        assert type(policy) is kind and policy.budget == 7
-    with pytest.raises(ValueError, match="there is no policy 'belady'"):
-        new_policy("belady", 7, 3)
 
 
 # --- what is wanted soon ---------------------------------------------------------------------------------------
@@ -143,7 +117,7 @@ def test_reach_takes_the_room_and_has_the_hits_that_the_bound_has(shards: float,
 def hits(policy: str, shards: int, share: float, keys: int, epochs: int = 32) -> float:
     """Hit rate of the middle half of the epochs."""
     orders = Shuffles(keys, shards, 1)
-    found = replay(policy, orders, Items.equal(keys), share, epochs)
+    found = replay(policy, orders, share, epochs)
     return sum(len(found[epoch]) for epoch in middle(epochs)) / len(middle(epochs)) / len(orders.order(0))
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
-from benchmarks.cache_replay import Items, budget_of, replay_on_disk, run_epoch
-from minato_gpu.caching.choice import bound, new_policy
+from benchmarks.cache_replay import budget_of, policy_of, replay_on_disk, run_epoch
+from minato_gpu.caching.choice import bound
 from minato_gpu.sampling.lookahead import DistributedOrders
 from tests.contracts.cached import PAGE, Files, close, loader_of, of_tier, rows, write_files
 
@@ -48,11 +48,11 @@ class Drawn:
 
 def simulated(policy: str, orders: list[list[int]], look_ahead: int) -> list[int]:
     """The hits of each epoch."""
-    items, found = Items.equal(_SAMPLES), []
-    kept = new_policy(policy, _KEPT * int(items.nbytes[0]), _SAMPLES)
+    found = []
+    kept = policy_of(policy, _KEPT, _SAMPLES)
     for number, order in enumerate(Drawn(orders).orders):
         start = kept.begin(number, Drawn(orders), look_ahead)
-        found.append(len(run_epoch(kept, order, items, start)))
+        found.append(len(run_epoch(kept, order, start)))
     return found
 
 
@@ -119,7 +119,7 @@ def host(folder: Path, directory: Path, budget: int, rank: int, **more: Any) -> 
 def simulated_host(rank: int) -> float:
     """The hit rate of the steady epochs."""
     orders = DistributedOrders(_SHARDED, True, False, 3, rank, _HOSTS, 0, 1)
-    found = replay_on_disk(orders, Items.equal(_SHARDED), _SHARE, _ROUNDS, _HOSTS)
+    found = replay_on_disk(orders, _SHARDED, _SHARE, _ROUNDS, _HOSTS)
     return float(np.mean([len(hit) for hit in found[_STEADY:]])) / (_SHARDED // _HOSTS)
 
 

@@ -137,13 +137,6 @@ FAULTS = (
         ("scheduling/test_scheduler.py", "sources/test_read_ahead.py"),
     ),
     Fault(
-        "what a read took is not told to the policies of a cache",
-        "sources/pool.py",
-        "self._ended(lane, number, block, nbytes, error, seconds)",
-        "self._ended(lane, number, block, nbytes, error, 0.0)",
-        ("sources/test_pool.py",),
-    ),
-    Fault(
         "a copy that goes from memory while it is in use is freed",
         "sources/service.py",
         "            if live is not None and live.kept and live.block == gone.block:",
@@ -167,8 +160,8 @@ FAULTS = (
     Fault(
         "another policy's positions begin where the last one's ended",
         "sources/memory_tier.py",
-        "self._samples * self._parts), self._at\n",
-        "self._samples * self._parts), 0\n",
+        "policy, self._at\n",
+        "policy, 0\n",
         ("sources/test_memory_tier.py",),
         reverts="d3026a6",
     ),

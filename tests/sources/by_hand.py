@@ -57,7 +57,7 @@ class Bench:
         if error is None:
             block, view = self.blocks.allocate(nbytes)
             view[:] = content(source.path, nbytes)
-        self.service.done(number, block, nbytes if error is None else 0, error, 0.01, version=version)
+        self.service.done(number, block, nbytes if error is None else 0, error, version=version)
 
     def got(self, ticket: int) -> list[bytes | None]:
         """What a worker would find; nothing of what it is asked for."""
@@ -125,7 +125,7 @@ class Kept(Bench):
         """The read of this number ends with a copy that the disk had."""
         block, view = self.blocks.allocate(SIZE)
         view[:] = content(self.pool.under_way.pop(number).path, SIZE)
-        self.service.done(number, block, SIZE, None, 0.01, on_disk=True)
+        self.service.done(number, block, SIZE, None, on_disk=True)
 
     def check(self) -> None:
         """Nobody wants anything: what is kept is what is held."""

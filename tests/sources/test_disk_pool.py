@@ -95,9 +95,9 @@ class Bench:
         """As the pool behind it."""
         self.cancelled.append(number)
 
-    def _told(self, number: int, block: int, nbytes: int, error: Any, seconds: float, **more: Any) -> None:
+    def _told(self, number: int, block: int, nbytes: int, error: Any, **more: Any) -> None:
         data = b"" if block < 0 else bytes(self.blocks.view(block, nbytes))
-        found = {"number": number, "block": block, "data": data, "error": error, "seconds": seconds, **more}
+        found = {"number": number, "block": block, "data": data, "error": error, **more}
         self.told.put_nowait(found)
 
     async def read(self, number: int, data: bytes) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Bench:
         assert await self.asked.get() == number
         block, view = self.blocks.allocate(len(data))
         view[:] = data
-        self.done(number, block, len(data), None, 0.5)
+        self.done(number, block, len(data), None)
         return await self.told.get()
 
     async def write(self, source: Source, found: dict[str, Any]) -> bool:

@@ -50,26 +50,26 @@ class Books:
         self.kept: dict[int, Copy] = {}  # by block
         self._blocks = count()
 
-    def read(self, sample: int, keys: tuple[Key, ...], nbytes: int = SIZE, cost: float = 1.0) -> list[bool]:
+    def read(self, sample: int, keys: tuple[Key, ...], nbytes: int = SIZE) -> list[bool]:
         """A sample is wanted, and what is missed is read at once; returns what was a hit."""
-        return [self.wanted(item, key, nbytes, cost) for item, key in self._items(sample, keys)]
+        return [self.wanted(item, key, nbytes) for item, key in self._items(sample, keys)]
 
     def _items(self, sample: int, keys: tuple[Key, ...]) -> list[tuple[int, Key]]:
         return list(zip(self.tier.items(sample, len(keys)), keys, strict=True))
 
-    def wanted(self, item: int, key: Key, nbytes: int = SIZE, cost: float = 1.0) -> bool:
+    def wanted(self, item: int, key: Key, nbytes: int = SIZE) -> bool:
         if item == NO_ITEM:
             return False
         now, copy = self.tier.access(item, key)
         if copy is None:
-            self.offered(item, key, now, nbytes, cost)
+            self.offered(item, key, now, nbytes)
             return False
         assert self.kept[copy.block] == copy
         assert copy.key == key
         return True
 
-    def offered(self, item: int, key: Key, now: int, nbytes: int = SIZE, cost: float = 1.0) -> bool:
-        copy = Copy(key, next(self._blocks), nbytes, 7, cost)
+    def offered(self, item: int, key: Key, now: int, nbytes: int = SIZE) -> bool:
+        copy = Copy(key, next(self._blocks), nbytes, 7)
         stays, going = self.tier.offer(item, copy, now)
         for gone in going:
             assert self.kept.pop(gone.block) == gone, "it goes once, and only if it was there"
@@ -148,7 +148,7 @@ def test_any_course(data: st.DataObject) -> None:
         sample, parts = data.draw(st.integers(-1, samples)), data.draw(st.integers(0, 3))
         keys = tuple(key(name) for name in data.draw(st.lists(st.integers(0, 9), min_size=parts, max_size=parts)))
         if step == "read":
-            books.read(sample, keys, data.draw(SIZES), data.draw(st.sampled_from([0.0, 0.5, 1.0, 9.0])))
+            books.read(sample, keys, data.draw(SIZES))
         elif step == "miss":
             for item, each in books._items(sample, keys):
                 if item != NO_ITEM and (found := books.tier.access(item, each))[1] is None:

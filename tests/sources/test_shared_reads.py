@@ -64,7 +64,7 @@ class _Host:
         if error is None and block != IN_PAGE_CACHE:
             block, view = self.reads.blocks.allocate(SIZE)
             view[:] = content(source.path, SIZE)
-        self.reads.done(number, block, 0 if error else SIZE, error, 0.01)
+        self.reads.done(number, block, 0 if error else SIZE, error)
 
     def turn(self) -> None:
         """What the event loop does next."""
@@ -138,7 +138,7 @@ def test_a_read_that_was_cancelled_is_no_one_elses() -> None:
     two.want(0, "a")
     assert host.pool.order == ["a", "a"]
     host.pool.waiting.pop(cancelled)
-    host.reads.done(cancelled, -1, 0, TimeoutError(), 0.0)
+    host.reads.done(cancelled, -1, 0, TimeoutError())
     assert not two.told
     host.finish("a")
     assert two.got(0) == content("a", SIZE)
