@@ -57,6 +57,6 @@ class Arguments(Protocol):
     share: str | bool | None
     cache_peers: Sequence[str] | str | None
     share_budget: int | str | None
-    trace: str | os.PathLike[str] | Mapping[str, Value] | None
+    trace: str | os.PathLike[str] | None
     metrics_port: int | str | None
     cluster: Value

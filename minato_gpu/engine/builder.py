@@ -122,7 +122,7 @@ class Builder:
         # on disk nothing follows orders in which keys come twice, and nothing at all where several loaders have theirs
         follows = cache and not share
         look_ahead = LookAhead(loader, uses_repeats=reader.settings.memory_bytes > 0) if follows else None
-        return ReadAhead(reader, source_of, look_ahead, self.facts)
+        return ReadAhead(reader, source_of, look_ahead)
 
     def _fingerprint(self) -> str:
         """Returns a fingerprint of what prepares samples: loaders with the same one may share prepared samples.

@@ -16,7 +16,6 @@ from time import perf_counter
 from minato_gpu.engine.parts import Parts
 from minato_gpu.engine.pump import Pump
 from minato_gpu.faults.deferred_error import DeferredError
-from minato_gpu.observe.facts import Drew
 from minato_gpu.samples import OutputBatch, SourceBatch, TicketId
 from minato_gpu.sampling.epoch_batches import Drawn, EpochBatches
 from minato_gpu.scheduling import messages as m
@@ -182,9 +181,6 @@ class Epochs:
         record = Record(epoch.number, self._serial, drawn.positions, drawn.keys, drawn.occurrences, epoch.first_order)
         self._serial = record.end
         self._drawn = SourceBatch(self._drawn + batches)
-        if self._parts.facts.subscribers:
-            first = drawn.positions[0]
-            self._parts.facts.publish(Drew(epoch.number, perf_counter(), (first, first + record.rows)))
         if self._reads is not None:
             self._reads.want(record, ((0, record.rows),) if drawn.left is None else drawn.left)
         self._ahead.append((record, drawn.left))

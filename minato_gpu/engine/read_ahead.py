@@ -8,15 +8,12 @@ is prepared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from operator import index
-from time import perf_counter
 from typing import Any, cast
 
 from minato_gpu.lanes.base import Piece
-from minato_gpu.observe.facts import NO_SUBSCRIBERS, BytesFetched, Facts
 from minato_gpu.samples import Key as SampleKey
-from minato_gpu.samples import Position, TicketId, sample_seed
+from minato_gpu.samples import TicketId, sample_seed
 from minato_gpu.sampling.epoch_batches import EpochBatches
 from minato_gpu.sampling.lookahead import LookAhead
 from minato_gpu.scheduling.spans import TicketSpan, joined, singles, tickets
@@ -50,13 +47,10 @@ class ReadAhead:
         reader: Reader,
         source_of: Callable[[Any], Any],
         look_ahead: LookAhead | None = None,
-        facts: Facts = NO_SUBSCRIBERS,
     ) -> None:
         self.reader = reader  # lent by the loader
         self._source_of = source_of  # what the data set declares of a key
         self._look_ahead = look_ahead  # says what is known of epochs to come, as one begins
-        self._facts = facts
-        self._origins: dict[TicketId, tuple[int, Position]] = {}  # epoch and position of what waits, with subscribers
         self._counts = reader.counts  # counts of the present workers
         self._lost = self._closed = False
         self._shares = reader.prepared is not None  # prepared samples are shared, too
@@ -72,7 +66,6 @@ class ReadAhead:
         """Cancels all that was wanted."""
         self.reader.new_run()
         self._waits, self._here, self._admitted, self._missing = set(), {}, 0, 0
-        self._origins = {}
         self._outbox = Outbox()
 
     @property
@@ -109,8 +102,6 @@ class ReadAhead:
             self._here.update(dict.fromkeys(serials, ()))
             return
         self._waits.update(serials)
-        if self._facts.subscribers:
-            self._origins |= {serial: (record.epoch, record.positions[serial - first]) for serial in serials}
         self._outbox.want(first, wanted)
         self.say()
 
@@ -158,24 +149,16 @@ class ReadAhead:
             self.reader.silence()
             self.reader.say_lost()
             told = [(serial, ()) for serial in self._waits]
-            self._origins = {}  # nothing has come
         if not told:
             return []
         fetched = cast("dict[TicketId, tuple[Place, ...]]", dict(told))
         self._waits.difference_update(fetched)
-        if self._origins:
-            self._tell_of(fetched)
         self._here.update(fetched)
         if not self._missing:
             return []
         awaited = sorted(serial for serial in fetched if serial < self._admitted)
         self._missing -= len(awaited)
         return joined(singles(awaited))
-
-    def _tell_of(self, fetched: Iterable[TicketId]) -> None:
-        origins = sorted(self._origins.pop(serial) for serial in fetched if serial in self._origins)
-        for epoch, of_epoch in groupby(origins, lambda origin: origin[0]):
-            self._facts.publish(BytesFetched(epoch, perf_counter(), [position for _, position in of_epoch]))
 
     def put_at_hand(
         self, pieces: Iterable[Piece], parts: Iterable[tuple[Record, TicketId, TicketId]]

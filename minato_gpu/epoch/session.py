@@ -15,14 +15,12 @@ from minato_gpu.arguments import Arguments
 from minato_gpu.checkpoint.cursor import Cursor, before_epoch
 from minato_gpu.checkpoint.resumption import Resumption
 from minato_gpu.checkpoint.state import State
-from minato_gpu.device.accelerator import ranges
 from minato_gpu.engine.engine import Engine
 from minato_gpu.epoch.delivery import EpochIterator, EpochView
 from minato_gpu.lanes.streams import StreamState, told_of
 from minato_gpu.observe.counters import Counts, carried, counters
 from minato_gpu.observe.facts import Facts
 from minato_gpu.observe.metrics_server import exported_at
-from minato_gpu.observe.ranges import Ranges
 from minato_gpu.observe.shared_service import LoaderSnapshot
 from minato_gpu.observe.trace import write_trace
 from minato_gpu.options.options import Options
@@ -99,9 +97,7 @@ class Session:
             return
         self._is_observed = True
         if (trace := self.options.trace) is not None:
-            write_trace(self.facts, trace.path, trace.limit, loader)
-        if self.options.device.type == "cuda" and (nvtx := ranges()) is not None:
-            self.facts.subscribe(Ranges(*nvtx))
+            write_trace(self.facts, trace, loader)
 
     # --- epochs --------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """The events of a loader's epochs as small records (facts), and the stream on which they are published.
 
-Rooms report to the log of an epoch (telemetry.py). It counts, and publishes facts to subscribers: a trace, ranges for a
-profiler. Without a subscriber no fact is made. Times are seconds of the monotonic clock (``time.perf_counter``).
-Positions are places in the sampler's order; streams have none, so theirs count batches.
+Rooms report to the log of an epoch (telemetry.py). It counts, and publishes facts to subscribers, such as a trace.
+Without a subscriber no fact is made. Times are seconds of the monotonic clock (``time.perf_counter``). Positions are
+places in the sampler's order; streams have none, so theirs count batches.
 
 Subscribers are called on the thread that publishes, in the training process, perhaps with the engine's lock held: they
 note what they get and return. A subscriber that raises is logged once and dropped: it must not end a training run.
@@ -24,22 +24,6 @@ class EpochBegan(NamedTuple):
     at: float
     samples: int | None  # samples that it will have; None where nobody knows
     lanes: dict[str, int]  # slots of each lane
-
-
-class Drew(NamedTuple):
-    """The sampler has yielded samples."""
-
-    epoch: int
-    at: float
-    positions: Span
-
-
-class BytesFetched(NamedTuple):
-    """The bytes of samples, which are read ahead, have arrived."""
-
-    epoch: int
-    at: float
-    positions: Sequence[int]
 
 
 class BatchAsked(NamedTuple):
@@ -110,7 +94,7 @@ class EpochEnded(NamedTuple):
     at: float
 
 
-Fact = EpochBegan | Drew | BytesFetched | BatchAsked | Worked | Stalled | BatchDelivered | Failed | Died | EpochEnded
+Fact = EpochBegan | BatchAsked | Worked | Stalled | BatchDelivered | Failed | Died | EpochEnded
 Subscriber = Callable[[Fact], None]
 
 

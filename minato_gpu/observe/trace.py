@@ -2,19 +2,17 @@
 
 Tracks: the epochs; the training loop with its waits by cause, and its step with each batch; every slot of every lane
 with the samples that it worked on, costly ones each by itself and cheap ones by the chunk; how many samples are ready
-beyond each batch. An arrow leads from the work to the step with the batch that its samples came in. What was before the
-work is shown with it: how long ago the sampler yielded the sample, its bytes were there, it was given to the lane.
+beyond each batch. An arrow leads from the work to the step with the batch that its samples came in.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from minato_gpu.scheduling.spans import Span
 from minato_gpu.util.messages import LOGGER
 
 _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
+LIMIT = 256 << 20  # bytes: two million samples that are recorded one by one
 _OVERLAP_S = 50e-6  # two clocks' difference: work of one slot that overlaps more goes to another track
 
 PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
@@ -31,7 +30,7 @@ PROCESS, EPOCHS, LOOP, READY = 1, 2, 3, 4  # tracks; those of slots follow
 _Arrow = tuple[int, int, int]  # first position, position after the last, number
 
 
-def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
+def write_trace(facts: f.Facts, path: Path, owner: object, limit: int = LIMIT) -> None:
     """Writes facts to ``path``, at most ``limit`` bytes, until ``owner`` is gone or Python ends.
 
     Raises OSError if the file cannot be written.
@@ -48,18 +47,6 @@ def write_trace(facts: f.Facts, path: Path, limit: int, owner: object) -> None:
     facts.subscribe(trace)
 
 
-class _Waiting:
-    """Samples of an epoch that are not delivered yet.
-
-    Decision: it keeps places and chunks, not single samples, with which a trace of cheap samples takes twice the time.
-    """
-
-    def __init__(self) -> None:
-        self.drawn: list[tuple[int, float]] = []  # where each place begins, and when it was drawn
-        self.there: dict[int, float] = {}  # by position: since when its bytes are known to have arrived
-        self.arrows: dict[str, list[_Arrow]] = defaultdict(list)  # by lane; a lane works on a sample once
-
-
 class Trace:
     """Subscribes to a loader's facts and writes them to ``file``.
 
@@ -72,7 +59,9 @@ class Trace:
         self._tracks_of: dict[
             tuple[str, int], list[tuple[int, float]]
         ] = {}  # by slot: tracks, and until when each is busy
-        self._waiting: dict[int, _Waiting] = defaultdict(_Waiting)  # by epoch
+        # Of samples that are not delivered yet: by epoch, and by lane, which works on a sample once.
+        # Decision: it keeps chunks, not single samples, with which a trace of cheap samples takes twice the time.
+        self._arrows: dict[int, dict[str, list[_Arrow]]] = defaultdict(lambda: defaultdict(list))
         self._last_arrow = 0  # number of the last arrow; they are counted from 1
         self._samples_ready = 0  # prepared and not delivered
         self._full = False
@@ -80,8 +69,6 @@ class Trace:
         self._epoch: int | None = None
         self._hear: dict[type, Callable[[Any], None]] = {
             f.EpochBegan: self._began,
-            f.Drew: self._drew,
-            f.BytesFetched: self._fetched,
             f.BatchAsked: self._asks,
             f.Worked: self._worked,
             f.Stalled: self._stalled,
@@ -109,7 +96,7 @@ class Trace:
     def _began(self, fact: f.EpochBegan) -> None:
         self._close_step(fact.at)
         if self._epoch is not None:  # it was left in the middle, and what was ready of it is gone
-            self._waiting.clear()
+            self._arrows.clear()
             self._samples_ready = 0
         self._close_epoch(fact.at)
         self._epoch = fact.epoch
@@ -117,12 +104,6 @@ class Trace:
         if fact.samples is not None:
             _annotate(packet, samples=fact.samples)
         self._write(packet)
-
-    def _drew(self, fact: f.Drew) -> None:
-        self._waiting[fact.epoch].drawn.append((fact.positions[0], fact.at))
-
-    def _fetched(self, fact: f.BytesFetched) -> None:
-        self._waiting[fact.epoch].there.update(dict.fromkeys(fact.positions, fact.at))
 
     def _asks(self, fact: f.BatchAsked) -> None:
         self._close_step(fact.at)
@@ -158,7 +139,7 @@ class Trace:
 
     def _ended(self, fact: f.EpochEnded) -> None:
         self._close_step(fact.at)
-        self._waiting.pop(fact.epoch, None)
+        self._arrows.pop(fact.epoch, None)
         self._close_epoch(fact.at)
         self._file.flush()
 
@@ -174,9 +155,7 @@ class Trace:
 
     def _worked(self, fact: f.Worked) -> None:
         begin, track = self._track_for(fact)
-        waiting = self._waiting[fact.epoch]
-        positions = [position for lo, hi in fact.positions for position in range(lo, hi)]
-        arrow = self._new_arrow(waiting.arrows[fact.lane], fact.positions) if fact.prepared else 0
+        arrow = self._new_arrow(self._arrows[fact.epoch][fact.lane], fact.positions) if fact.prepared else 0
         groups = [(fact.samples, fact.end)]
         if fact.ends is not None and fact.samples == len(fact.ends):
             groups = [(len(list(same)), end) for end, same in groupby(fact.ends)]
@@ -186,7 +165,6 @@ class Trace:
             packet = self._event(_BEGIN, track, begin, name)
             queued_ms = 1e3 * (fact.begin - fact.sent)
             _annotate(packet, epoch=fact.epoch, position=first + at, samples=count, queued_ms=queued_ms)
-            _annotate_before(packet, waiting, positions[at : at + count], begin, prepared=fact.prepared)
             if fact.handed:
                 _annotate(packet, handed_over=fact.handed)
             if arrow:
@@ -224,7 +202,7 @@ class Trace:
     def _end_arrows(self, epoch: int, positions: Sequence[Span]) -> list[int]:
         """Cuts the positions of a batch off the arrows. Returns the rising numbers of those that led to it."""
         found = set[int]()
-        for arrows in self._waiting[epoch].arrows.values():
+        for arrows in self._arrows[epoch].values():
             for lo, hi in positions:
                 at = max(0, bisect_left(arrows, (lo, 0, 0)) - 1)
                 while at < len(arrows) and arrows[at][0] < hi:
@@ -270,13 +248,3 @@ def _annotate(packet: Any, **values: float) -> None:
             annotation.int_value = value
         else:
             annotation.double_value = value
-
-
-def _annotate_before(packet: Any, waiting: _Waiting, positions: Sequence[int], begin: float, *, prepared: bool) -> None:
-    """Adds how long before the work began the samples were drawn and their bytes had arrived (the latter once)."""
-    if positions and (at := bisect_right(waiting.drawn, positions[0], key=itemgetter(0))):
-        _annotate(packet, drawn_ms_before=1e3 * (begin - waiting.drawn[at - 1][1]))
-    if prepared and waiting.there:
-        there = [time for each in positions if (time := waiting.there.pop(each, None)) is not None]
-        if there:
-            _annotate(packet, fetched_ms_before=1e3 * (begin - max(there)))

@@ -16,7 +16,6 @@ from typing import Any
 from minato_gpu.util.messages import LOGGER
 
 BUFFERED = 1 << 16  # bytes that are written at once
-_KEY = b"\x0a"  # field 1 of Trace, whose values have a length
 _CLOCKS = {3: CLOCK_MONOTONIC, 6: CLOCK_BOOTTIME, 1: CLOCK_REALTIME}  # by Perfetto's numbers
 MONOTONIC = 3
 SEQUENCE = 1  # all packets are of one writer
@@ -30,9 +29,9 @@ class TraceFile:
     """
 
     def __init__(self, path: Path, limit: int) -> None:
-        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket
+        from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 
-        self._new = TracePacket
+        self._new, self._framed = TracePacket, Trace
         self._limit = limit
         self._process = os.getpid()
         self._buffer: list[bytes] = []
@@ -56,14 +55,12 @@ class TraceFile:
 
     def write(self, packet: Any) -> bool:
         """Appends the packet. Returns False if there is no room for it."""
-        data = packet.SerializeToString()
-        head = _KEY + _varint(len(data))
-        nbytes = len(head) + len(data)
-        if self.nbytes + nbytes > self._limit:
+        data = self._framed(packet=(packet,)).SerializeToString()
+        if self.nbytes + len(data) > self._limit:
             return False
-        self.nbytes += nbytes
-        self._buffer += head, data
-        self._buffered += nbytes
+        self.nbytes += len(data)
+        self._buffer.append(data)
+        self._buffered += len(data)
         if self._buffered >= BUFFERED:
             self.flush()
         return True
@@ -103,13 +100,3 @@ def _opened(path: Path) -> tuple[Path, int]:
             os.close(file)
             raise
     raise AssertionError
-
-
-def _varint(value: int) -> bytes:
-    """Returns an unsigned number in the base-128 form of protocol buffers."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
@@ -19,13 +21,12 @@ from minato_gpu.lanes.host_cores import HostCores
 from minato_gpu.memory.shm_limits import memory_limit
 from minato_gpu.observe.metrics_address import MetricsAddress
 from minato_gpu.options.cache import CacheOptions
-from minato_gpu.options.trace import TraceOptions
 from minato_gpu.pipeline.pipeline import Pipeline
 from minato_gpu.samples import Value
 from minato_gpu.sources import cluster_token
 from minato_gpu.sources.peer_discovery import checked_peers
 from minato_gpu.sources.source import source_of
-from minato_gpu.util.messages import say_once
+from minato_gpu.util.messages import from_extra, say_once
 from minato_gpu.util.numbers import is_real, is_whole, nbytes
 
 _DEFAULT_LATENESS = 8
@@ -53,7 +54,7 @@ class Options:
     share: str = ""  # the name of the reader process that loaders share; "": none
     share_bytes: int = 0  # budget of the shared reader process for prepared samples, in bytes; 0: none
     peers: tuple[str, ...] = ()  # caches of other hosts, as ``checked_peers`` returns them
-    trace: TraceOptions | None = None
+    trace: Path | None = None
     metrics: MetricsAddress | None = None
     more_lanes: tuple[LaneSource, ...] = ()  # beside the loader's own workers and devices
 
@@ -97,7 +98,7 @@ class Options:
             share=_share(loader),
             peers=_peers(loader),
             share_bytes=_share_budget(loader),
-            trace=TraceOptions.check(loader.trace),
+            trace=_trace(loader.trace),
             metrics=MetricsAddress.check(loader.metrics_port),
             more_lanes=_cluster(loader),
         )
@@ -283,6 +284,20 @@ def _threads(loader: Arguments) -> bool:
         )
     free_threaded = not getattr(sys, "_is_gil_enabled", lambda: True)()
     return bool(kind == "thread" or (kind == "auto" and free_threaded and context is None and not streams))
+
+
+def _trace(value: Value) -> Path | None:
+    """Returns the path of the trace. Raises ModuleNotFoundError without what the extra ``trace`` brings."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"trace must be a path, such as 'run.pftrace', got {value!r}")
+    path = Path(os.fsdecode(value)).absolute()
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ValueError(f"trace={str(path)!r} cannot be written; name a file in a directory that can be")
+    with from_extra("trace"):
+        import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    return path
 
 
 def _device(value: Value) -> torch.device:

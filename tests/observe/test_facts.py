@@ -10,7 +10,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from minato_gpu import DataLoader
 from minato_gpu.observe import facts as f
-from minato_gpu.observe.ranges import Ranges
 
 
 class Listed(DataLoader[Any]):
@@ -103,19 +102,3 @@ def test_a_hearer_that_raises_ends_no_run(caplog: pytest.LogCaptureFixture) -> N
         assert len(list(loader)) == 2
     assert len(caplog.records) == 1 and "hears nothing more" in caplog.text and "no space left" in caplog.text
     assert len(loader.of(f.BatchDelivered)) == 2
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_profiler_sees_the_waits(workers: int) -> None:
-    told: list[str] = []
-    loader = Listed(Fails(range(12)), 4, num_workers=workers)
-    loader._session.facts.subscribe(Ranges(told.append, lambda: told.append("end")))
-    batches = iter(loader)
-    next(batches)
-    with pytest.raises(ValueError, match="five"):
-        next(batches)
-    next(batches)
-    with pytest.raises(StopIteration):
-        next(batches)
-    names = [said.removeprefix("minato_gpu: epoch 0, batch ") for said in told]
-    assert names == ["0", "end", "1", "end", "1", "end", "3", "end"]
