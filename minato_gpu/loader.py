@@ -369,7 +369,7 @@ class DataLoader(TorchDataLoader[T]):
                 has been killed. ``reads`` and ``bytes`` from storage, ``failed`` reads, ``shared``: sources that
                 several samples wanted at a time, ``from_peers``: that other hosts' caches sent, ``bytes_ahead``: read
                 and not used yet; ``hedges``: second requests,
-                ``hedges_won``: that answered first; ``retries`` after a failure, ``refused``: answers 429 and 503;
+                ``hedges_won``: that answered first; ``retries`` after a failure;
                 ``by_workers`` and ``by_workers_s``: reads that workers did themselves, and their seconds;
                 ``workers_idle_s``: seconds that workers had nothing to do because no bytes had come.
             reads.peers: With ``cache_peers``, of all loaders of the host: ``hosts`` that are one cache; ``asked`` and

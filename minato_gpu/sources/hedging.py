@@ -1,13 +1,11 @@
-"""Decides when to send a slow request a second time, and when to try a failed one again. The time is an argument.
+"""Decides when to send a slow request a second time, and when to try a failed one again.
 
 A request to remote storage takes ten times as long as usual once in a hundred, and an equal one that is sent then is
-mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: one for twenty requests,
-and none for a while after the storage has said that it is asked too much.
+mostly sooner there (Dean and Barroso, "The tail at scale", 2013). Such *hedges* are bounded: one for twenty requests.
 """
 
 from __future__ import annotations
 
-import errno
 import random
 from collections import deque
 
@@ -17,7 +15,6 @@ _QUANTILE = 0.97
 _OVER_MEDIAN = 1.5  # where all take much the same, the slowest are not slow
 _SHARE = 0.05
 _BURST, _FIRST = 16.0, 4.0  # saved up at most, and allowed before anything is known of them
-_QUIET_S = 5.0
 ATTEMPTS = 5
 _FIRST_PAUSE_S = 0.1
 
@@ -33,7 +30,6 @@ class Hedging:
         self._since_sorted = _RECENT
         self.patience_s: float | None = None
         self._allowed = _FIRST
-        self._quiet_until = 0.0
 
     def finished(self, latency_s: float) -> None:
         """Notes that a request has been answered; of two, the time of the answered one."""
@@ -45,13 +41,9 @@ class Hedging:
             known = sorted(self._recent)
             self.patience_s = max(known[int(_QUANTILE * len(known))], _OVER_MEDIAN * known[len(known) // 2])
 
-    def refused(self, now: float) -> None:
-        """Notes that the storage says it is asked too much."""
-        self._quiet_until = now + _QUIET_S
-
-    def take(self, now: float) -> bool:
-        """Counts a slow request that is sent once more now. Returns False if none may be."""
-        if now < self._quiet_until or self._allowed < 1.0:
+    def take(self) -> bool:
+        """Counts a slow request that is sent once more. Returns False if none may be."""
+        if self._allowed < 1.0:
             return False
         self._allowed -= 1.0
         return True
@@ -63,21 +55,18 @@ def pause_s(failures: int) -> float:
     return float(_FIRST_PAUSE_S * 2 ** (failures - 1)) * random.uniform(0.5, 1.5)
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Returns whether an error says that the storage is asked too much: by HTTP, or as s3fs names S3's SlowDown
-    (EBUSY)."""
-    busy = isinstance(error, OSError) and error.errno == errno.EBUSY
-    return busy or _status(error) in (429, 503) or "SlowDown" in str(error)
-
-
-def is_expired(error: BaseException) -> bool:
-    """Returns whether a new session may mend the error: a token that has expired."""
-    return isinstance(error, PermissionError) or _status(error) in (401, 403)
-
-
 def is_final(error: BaseException) -> bool:
     """Returns whether the same request would fail again."""
-    final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, EOFError, ValueError, TypeError, ImportError)
+    final = (
+        PermissionError,
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        EOFError,
+        ValueError,
+        TypeError,
+        ImportError,
+    )
     status = _status(error)
     return isinstance(error, final) or (status is not None and 400 <= status < 500 and status not in (408, 429))
 

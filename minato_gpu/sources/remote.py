@@ -13,15 +13,12 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
-from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_expired, is_final, is_refusal, pause_s
+from minato_gpu.sources.hedging import ATTEMPTS, Hedging, is_final, pause_s
 from minato_gpu.sources.source import Source
 
-T = TypeVar("T")
-
 _TIME_OUT_S = 60.0  # an attempt that is not answered by then has failed
-_SLACK_S = 1e-3  # what is due so soon is taken along: the event loop's own clock is no finer
 _SENDS_ALL = "{source}: the server does not send parts, but all of it; declare a source without offset and length"
 
 
@@ -30,7 +27,6 @@ class RemoteReads:
 
     def __init__(self) -> None:
         self._systems: dict[str, Any] = {}
-        self._former: list[Any] = []  # to be closed at the end
 
     async def read(self, source: Source) -> bytes:
         """Returns the source's bytes.
@@ -51,14 +47,6 @@ class RemoteReads:
         check_length(source, len(found))
         return found
 
-    def renew(self, source: Source) -> None:
-        """Begins with a new session: a token has expired."""
-        kind = _kind(source)
-        system = self._systems.pop(_name(kind, source), None)
-        if system is not None:
-            self._former.append(system)
-        kind.clear_instance_cache()
-
     def _system(self, kind: Any, source: Source) -> Any:
         name = _name(kind, source)
         if name not in self._systems:
@@ -70,14 +58,13 @@ class RemoteReads:
 
     async def close(self) -> None:
         """Closes all sessions."""
-        for system in (*self._systems.values(), *self._former):
+        for system in self._systems.values():
             session = getattr(system, "_session", None)
             if session is not None and hasattr(session, "close"):
                 closing = session.close()
                 if asyncio.iscoroutine(closing):
                     await closing
         self._systems.clear()
-        self._former.clear()
 
 
 def read_here(source: Source) -> Any:
@@ -161,19 +148,18 @@ class _UrlRead:
 
     number: int
     source: Source
-    attempt_begin: float
+    begin: float = 0.0  # beginning of the attempt
     failures: int = 0  # failed attempts
-    renewed: bool = False  # with a new session
-    # that are not answered; whether it was asked a second time
+    # requests that are not answered; whether each was the second one
     requests: dict[asyncio.Task[None], bool] = field(default_factory=dict)
-    pause: asyncio.TimerHandle | None = None  # timer until the next attempt
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)  # of the attempt, or until the next one
 
 
 class UrlReads:
-    """Reads URLs: as many attempts as it takes, and in each one request, or more if the first takes long (hedging.py).
+    """Reads URLs: as many attempts as it takes, and in each one request, or a second if the first takes long.
 
     ``ended`` is called for every read. ``counts``: see ``ReaderPool.stats``. A request is a task, and the only one: its
-    answer is dealt with as it ends, and requests that wait too long are found by two timers for all.
+    answer is dealt with as it ends.
     """
 
     def __init__(self, remote: RemoteReads, ended: Answered) -> None:
@@ -181,21 +167,19 @@ class UrlReads:
         self._loop = asyncio.get_running_loop()
         self._hedging = Hedging()
         self._reads: dict[int, _UrlRead] = {}
-        self._slow = Overdue[_UrlRead](lambda: self._hedging.patience_s, self._takes_long)
-        self._dead = Overdue[_UrlRead](lambda: _TIME_OUT_S, self._time_out)
-        self.counts = dict.fromkeys(("hedges", "hedges_won", "retries", "refused"), 0)
+        self.counts = dict.fromkeys(("hedges", "hedges_won", "retries"), 0)
 
     def submit(self, number: int, source: Source) -> None:
         """Reads this source now."""
-        read = self._reads[number] = _UrlRead(number, source, self._loop.time())
+        read = self._reads[number] = _UrlRead(number, source)
         self._begin(read)
 
     def _begin(self, read: _UrlRead) -> None:
         """Begins the next attempt."""
-        read.pause = None
-        now = read.attempt_begin = self._loop.time()
-        self._slow.add(read, now)
-        self._dead.add(read, now)
+        read.begin = self._loop.time()
+        read.timers = [self._loop.call_later(_TIME_OUT_S, self._time_out, read)]
+        if (patience_s := self._hedging.patience_s) is not None:
+            read.timers.append(self._loop.call_later(patience_s, self._takes_long, read))
         self._request(read, is_second=False)
 
     def _request(self, read: _UrlRead, *, is_second: bool) -> None:
@@ -218,114 +202,38 @@ class UrlReads:
 
     def _answered(self, read: _UrlRead, answer: Answer) -> None:
         """Handles the end of an attempt."""
+        self._end(read)
+        seconds = self._loop.time() - read.begin
+        self._hedging.finished(seconds)
+        if isinstance(answer, BaseException):
+            read.failures += 1
+            if read.failures < ATTEMPTS and not is_final(answer):
+                self.counts["retries"] += 1
+                read.timers = [self._loop.call_later(pause_s(read.failures), self._begin, read)]
+                return
+        del self._reads[read.number]
+        self._ended(read.number, answer, seconds)
+
+    def _end(self, read: _UrlRead) -> list[asyncio.Task[None]]:
+        """Cancels what runs of an attempt; returns the requests."""
+        for timer in read.timers:
+            timer.cancel()
         for request in read.requests:
             request.cancel()
-        read.requests = {}
-        self._slow.remove(read)
-        self._dead.remove(read)
-        seconds = self._loop.time() - read.attempt_begin
-        patient = self._hedging.patience_s is not None
-        self._hedging.finished(seconds)
-        if not patient and self._hedging.patience_s is not None:
-            self._slow.look()
-        if isinstance(answer, bytes) or not self._tries_again(read, answer):
-            del self._reads[read.number]
-            self._ended(read.number, answer, seconds)
-
-    def _tries_again(self, read: _UrlRead, error: BaseException) -> bool:
-        """Returns whether there will be one more attempt."""
-        read.failures += 1
-        if is_refusal(error):
-            self.counts["refused"] += 1
-            self._hedging.refused(self._loop.time())
-        expired = is_expired(error) and not read.renewed
-        if read.failures == ATTEMPTS or (is_final(error) and not expired):
-            return False
-        if expired:
-            read.renewed = True
-            self._remote.renew(read.source)
-        self.counts["retries"] += 1
-        read.pause = self._loop.call_later(pause_s(read.failures), self._begin, read)
-        return True
-
-    # --- what takes long -------------------------------------------------------------------------------------
+        requests, read.requests, read.timers = [*read.requests], {}, []
+        return requests
 
     def _takes_long(self, read: _UrlRead) -> None:
-        """Sends a slow request once more, if that is allowed now, and looks again later."""
-        now = self._loop.time()
-        if self._hedging.take(now):
+        """Sends a slow request once more, if that is allowed now."""
+        if self._hedging.take():
             self.counts["hedges"] += 1
             self._request(read, is_second=True)
-        self._slow.add(read, since=now)
 
     def _time_out(self, read: _UrlRead) -> None:
         self._answered(read, TimeoutError(f"{read.source} has not been answered in {_TIME_OUT_S:g} seconds"))
 
     async def close(self) -> None:
         """Ends what is under way, and reports nothing."""
-        self._slow.close()
-        self._dead.close()
-        requests = [request for read in self._reads.values() for request in read.requests]
-        for read in self._reads.values():
-            read.requests = {}
-            if read.pause is not None:
-                read.pause.cancel()
-        for request in requests:
-            request.cancel()
+        requests = [request for read in self._reads.values() for request in self._end(read)]
         await asyncio.gather(*requests, return_exceptions=True)
         await self._remote.close()
-
-
-class Overdue(Generic[T]):
-    """Finds those that have waited too long, of many that wait the same time, with one timer for all.
-
-    ``after_s`` returns how long is too long, or None while that is not known; ``act`` is called once for each then.
-    They stand in the order in which they began, so the first is always due first. A timer for each would be set and
-    cancelled thousands of times a second, and hardly ever go off.
-    """
-
-    def __init__(self, after_s: Callable[[], float | None], act: Callable[[T], None]) -> None:
-        self._after_s, self._act = after_s, act
-        self._loop = asyncio.get_running_loop()
-        self._since: dict[T, float] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, each: T, since: float) -> None:
-        """Adds one that waits since then, not before any other did."""
-        self._since[each] = since
-        if self._timer is None:
-            self._set()
-
-    def remove(self, each: T) -> None:
-        """Removes one that does not wait any more."""
-        self._since.pop(each, None)
-
-    def look(self) -> None:
-        """Acts on those that are due. To be called also where they may be due sooner than was known."""
-        after = self._after_s()
-        if after is None:
-            return
-        limit = self._loop.time() - after + _SLACK_S
-        due = []
-        for each, since in self._since.items():
-            if since > limit:
-                break
-            due.append(each)
-        for each in due:
-            if self._since.pop(each, None) is not None:  # one that was acted on may have ended another
-                self._act(each)
-        self._set()
-
-    def close(self) -> None:
-        """Removes all."""
-        self._since.clear()
-        self._set()
-
-    def _set(self) -> None:
-        """Sets a timer for the first."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        after = self._after_s()
-        if after is not None and self._since:
-            self._timer = self._loop.call_at(next(iter(self._since.values())) + after, self.look)
