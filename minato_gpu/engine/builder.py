@@ -241,7 +241,7 @@ def _explain_descriptors(loader: Arguments, options: Options) -> Iterator[None]:
             raise
         told = f"{error.strerror}: raise the limit (`ulimit -n`, or resource.setrlimit)"
         if not options.threads:
-            told += f". Each of the num_workers={loader.num_workers} worker processes takes some seven"
+            told += f". Each of the num_workers={loader.num_workers} worker processes takes two or three"
         raise OSError(error.errno, told) from error
 
 

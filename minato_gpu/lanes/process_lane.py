@@ -14,7 +14,6 @@ from typing import Any
 
 import torch.multiprocessing
 
-from minato_gpu.lanes import stacks
 from minato_gpu.lanes.base import Task
 from minato_gpu.lanes.contract import Message, Number
 from minato_gpu.lanes.processes import Workers
@@ -103,7 +102,7 @@ class ProcessLane(WorkerLane):
                 self._flush(number)
 
     def _stack_of(self, worker: int) -> str:
-        return stacks.of_process(self.pids[worker], self.links.stack_readers[worker])
+        return self.links.stacks.of_process(self.pids[worker])
 
     def kill(self, worker: int, hung: str) -> None:
         """Kills a worker process that has hung."""

@@ -23,8 +23,8 @@ import socket
 import threading
 import warnings
 from collections import deque
-from collections.abc import Sequence
 from contextlib import closing
+from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
 
@@ -36,11 +36,12 @@ from minato_gpu.lanes import forking, stacks
 from minato_gpu.lanes.contract import Exit, Opened
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.shared_pickle import SharedPickle
-from minato_gpu.lanes.spawner import Adopted, Context, Spawner, readable
+from minato_gpu.lanes.spawner import Adopted, Blocks, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
 from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import KNOWN
 from minato_gpu.util import children
 from minato_gpu.util.threads import OwnThread
 
@@ -49,8 +50,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _LIBC = ctypes.CDLL(None)
 
 
-Blocks = Sequence[tuple[int, int]]
-"""Offset and bytes of what is stored in a worker's arena."""
 Process = BaseProcess | Adopted
 
 
@@ -62,16 +61,24 @@ class KilledWorkers(WorkerDied):
     """A sample, or a batch that was to be joined, ended one worker after the other: it is bad, and others go on."""
 
 
-def worker_main(job: Job | SharedPickle, number: int, links: WorkerChannels, parent: int) -> None:
-    """Is the entry of a worker process. ``parent``: see ``_end_with``."""
+def worker_main(
+    job: Job | SharedPickle, number: int, links: WorkerChannels, parent: int, blocks: Blocks | None = None
+) -> None:
+    """Is the entry of a worker process.
+
+    ``parent``: see ``_end_with``. ``blocks``: those that its predecessor stored and that are in use, if it replaces
+    one.
+    """
     _set_worker_signal_handlers()
     forking.begin()
     _be_called(f"minato-worker {number}")
     if isinstance(job, SharedPickle):  # a context that forks, and does not say so
         job = job.value
-    end = links.stack_writers[number]
+    end = links.stack_writer
     _end_with(parent, end)
-    links.arenas[number].occupy(_awaited_blocks(end))
+    if blocks is not None:
+        links.arenas[number].occupy(blocks)
+        links.board.await_parent(number)
     stacks.offer(end)
     try:
         _work(number, job, links)
@@ -148,29 +155,6 @@ def _end_when_closed(fd: int) -> None:
     os._exit(1)
 
 
-def _let_begin(end: socket.socket, blocks: Blocks) -> None:
-    """Tells a worker that the parent knows of it, so that it may begin: a task taken by an unknown one would be lost
-    with it.
-
-    ``blocks``: those of its arena that its predecessor stored and that are in use; too many for a message.
-    """
-    with os.fdopen(os.memfd_create("minato-blocks"), "wb", buffering=0) as file:
-        file.write(pickle.dumps(list(blocks)))
-        socket.send_fds(end, [b"1"], [file.fileno()])
-
-
-def _awaited_blocks(end: socket.socket) -> Blocks:
-    """Waits, in the worker, until it may begin; ends it if its parent has closed."""
-    readable(end.fileno(), None)
-    _, fds, _, _ = socket.recv_fds(end, 1, 1)
-    if not fds:
-        os._exit(1)
-    with os.fdopen(fds[0], "rb") as file:
-        file.seek(0)
-        blocks: Blocks = pickle.load(file)
-    return blocks
-
-
 class Workers:
     """The worker processes of one lane. ``replaceable``: one that has ended can be replaced."""
 
@@ -182,7 +166,6 @@ class Workers:
         self._running: dict[int, Process] = {}  # processes by worker number
         self._watch = select.epoll()
         self._watched: dict[int, int] = {}  # descriptor that becomes readable when the worker ends, by worker number
-        self._blocks: dict[int, Blocks] = {}  # blocks in use of a worker that is being replaced, by worker number
         self._hung: dict[int, str] = {}  # what a worker was at that is being killed, by worker number
         self._spawner: Spawner | None = None
         self._starting: dict[int, threading.Thread] = {}
@@ -192,8 +175,7 @@ class Workers:
         try:
             with closing(SharedPickle(job)) as pickled:
                 for number in range(count):
-                    self._adopt(number, self._start(number, pickled))
-                    _let_begin(links.stack_readers[number], ())
+                    self._adopt(number, self._start(number, pickled=pickled))
             if replaceable and forks:
                 self._spawner = Spawner(context, links, self._start)
                 self._watch.register(self._spawner.fileno(), select.EPOLLIN)
@@ -202,10 +184,12 @@ class Workers:
             self.close(0.0)
             raise
 
-    def _start(self, number: int, pickled: SharedPickle | None = None) -> BaseProcess:
+    def _start(self, number: int, blocks: Blocks | None = None, *, pickled: SharedPickle | None = None) -> BaseProcess:
         """Starts worker ``number``. ``pickled``: the job, for a process that is not forked."""
-        arguments = self._job if self._forks else pickled, number, self._links, _ends_by_kernel(forks=self._forks)
-        process: BaseProcess = self._context.Process(target=worker_main, args=arguments)
+        job, parent = self._job if self._forks else pickled, _ends_by_kernel(forks=self._forks)
+        process: BaseProcess = self._context.Process(
+            target=worker_main, args=(job, number, self._links, parent, blocks)
+        )
         process.daemon = True
         _start(process)
         return process
@@ -216,6 +200,7 @@ class Workers:
         self._watched[number] = end = _end_of(process)
         self._running[number] = process
         self._watch.register(end, select.EPOLLIN)
+        self._links.board.words[self._links.board.row(number) + KNOWN] = process.pid
 
     def _let_go(self, number: int) -> None:
         """Releases a process that has ended."""
@@ -247,7 +232,7 @@ class Workers:
         for number in list(self._running):
             code = self._code_of(number)
             if code is not None:
-                error, raised = stacks.last_words(self._links.stack_readers[number])
+                error, raised = self._links.stacks.last_words(self.pids[number])
                 hung = self._hung.pop(number, "")
                 found.append(Exit(number, self.pids[number], code, error=error, raised=raised, hung=hung))
                 self._let_go(number)
@@ -259,27 +244,23 @@ class Workers:
                 found.append(Exit(number, -1, None, start_error=str(started)))
             else:
                 self._adopt(number, started)
-                _let_begin(self._links.stack_readers[number], self._blocks.pop(number))
                 found.append(Opened(1))
         return found
 
     def replace(self, number: int, blocks: Blocks) -> None:
         """Starts another worker in place of one that has ended; ``news`` tells when it has been."""
-        self._blocks[number] = blocks
-        with contextlib.suppress(BlockingIOError):  # what that one did not live to read
-            self._links.stack_writers[number].recv(1, socket.MSG_DONTWAIT)
         if self._spawner is not None:
-            self._spawner.request(number)
+            self._spawner.request(number, blocks)
             os.eventfd_write(self._bell, 1)  # nothing else would have it asked whether there is one left to do so
             return
-        thread = OwnThread(target=self._start_apart, args=(number,), name="minato-starter", daemon=True)
+        thread = OwnThread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
         self._starting[number] = thread
         thread.start()
 
-    def _start_apart(self, number: int) -> None:
+    def _start_apart(self, number: int, blocks: Blocks) -> None:
         try:
             with closing(SharedPickle(self._job)) as pickled:
-                self._started.append((number, self._start(number, pickled)))
+                self._started.append((number, self._start(number, blocks, pickled=pickled)))
         except Exception as error:
             self._started.append((number, error))
         os.eventfd_write(self._bell, 1)
@@ -293,8 +274,6 @@ class Workers:
 
     def close(self, timeout: float) -> None:
         """Gives the workers ``timeout`` seconds to leave by themselves, then kills them.
-
-        Their channel must be closed already.
 
         Their channel must be closed already.
         """
@@ -311,7 +290,7 @@ class Workers:
         for number, process in running:
             if self._watched[number] != process.sentinel or isinstance(process, Adopted):
                 readable(self._watched[number], None)
-            else:  # a pipe, which what the worker has started may keep open
+            else:  # a pipe, perhaps, which what the worker has started may keep open
                 process.join()
         if self._spawner is not None:
             for process in self._spawner.close():  # those that were on their way
@@ -325,14 +304,19 @@ class Workers:
 def _end_of(process: Process) -> int:
     """Returns a descriptor that is readable when the process ends.
 
-    Not its sentinel: that of one forked here is a pipe, which whatever the process has forked itself keeps open, and
-    that of a fork server's is a pipe that closes with the server. But where the system gives no other.
+    The sentinel of one forked or spawned here is a pipe, which whatever the process has forked itself keeps open: a
+    process descriptor takes its place. That of a fork server's brings its exit code, and closes with the server: such
+    a process takes another descriptor. Where the system has none, sentinels must do.
     """
     end: int | None = None
     if isinstance(process, BaseProcess) and process.pid:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and been collected, already
             end = children.descriptor(process.pid)
-    return int(process.sentinel) if end is None else end
+    if end is None or not isinstance(process, (ForkProcess, SpawnProcess)):
+        return int(process.sentinel) if end is None else end
+    os.dup2(end, process.sentinel, inheritable=False)
+    os.close(end)
+    return process.sentinel
 
 
 def _kill(process: Process) -> None:

@@ -19,7 +19,7 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -37,7 +37,9 @@ _NEEDS = (
 _LARGEST = 1 << 16
 _A_SPARE = -1  # is asked for, in the place of a worker's number
 
-Start = Callable[[int], BaseProcess]
+Blocks = Sequence[tuple[int, int]]
+"""Offset and bytes of what is stored in a worker's arena."""
+Start = Callable[[int, Blocks], BaseProcess]
 
 Context = Any
 """multiprocessing, torch's, or one of their contexts: what they share has no type there."""
@@ -81,14 +83,17 @@ class _Side:
 
 
 class Spawner:
-    """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, which waits to be known."""
+    """The parent's side. ``start`` runs in a spawner: it forks a worker of this number, which waits to be known.
+
+    A worker is told which blocks its predecessor has stored that are in use.
+    """
 
     def __init__(self, context: Context, links: WorkerChannels, start: Start) -> None:
         """Raises RuntimeError where the system has no descriptors of processes."""
         self._links = links
         self._watch = select.epoll()
         self._sides: list[_Side] = []  # the first is asked for workers
-        self._asked: list[int] = []  # numbers, until it is answered
+        self._asked: dict[int, Blocks] = {}  # blocks of the predecessor by number, until it is answered
         self._closing = False
         theirs, parent = self._connect(), children.descriptor(os.getpid())
         if parent is None:
@@ -105,11 +110,16 @@ class Spawner:
         """Returns a descriptor that is readable when there is news."""
         return self._watch.fileno()
 
-    def request(self, number: int) -> None:
+    def request(self, number: int, blocks: Blocks) -> None:
         """Asks for a worker to be forked."""
-        self._asked.append(number)
+        self._asked[number] = blocks
         self._have_spare()  # the last one could not be forked, if there is none
-        self._ask(number)
+        self._ask_for_worker(number)
+
+    def _ask_for_worker(self, number: int) -> None:
+        with os.fdopen(os.memfd_create("minato-blocks"), "wb", buffering=0) as file:  # too many for a message
+            file.write(pickle.dumps(list(self._asked[number])))
+            self._ask(number, file.fileno())
 
     def news(self) -> list[tuple[int, Adopted | Exception]]:
         """Returns workers that were forked since the last call, or why one was not."""
@@ -136,7 +146,7 @@ class Spawner:
             if number in side.workers:  # or its descriptor was lost
                 side.workers.pop(number).code = told
             return None
-        self._asked.remove(number)
+        del self._asked[number]
         if not fds:
             return number, RuntimeError(told if what == "failed" else os.strerror(errno.EMFILE))
         side.workers[told] = Adopted(told, fds[0])
@@ -163,7 +173,7 @@ class Spawner:
             self._have_spare()
         if first:
             for number in self._asked:
-                self._ask(number)
+                self._ask_for_worker(number)
 
     def _connect(self) -> socket.socket:
         """Makes a new side; returns the socket of the process that will be it."""
@@ -272,7 +282,7 @@ def _serve(end: socket.socket, context: Context, links: WorkerChannels, start: S
             if number == _A_SPARE:
                 _fork_spare(context, socket.socket(fileno=fds[0]), links, start, parent)
             else:
-                workers |= _forked(end, start, number)
+                workers |= _forked(end, start, number, fds)
 
 
 def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, start: Start, parent: int) -> None:
@@ -282,10 +292,13 @@ def _fork_spare(context: Context, end: socket.socket, links: WorkerChannels, sta
         forking.start(spare)
 
 
-def _forked(end: socket.socket, start: Start, number: int) -> dict[int, BaseProcess]:
-    """Forks a worker of this number, if that is possible, and tells the parent."""
+def _forked(end: socket.socket, start: Start, number: int, fds: list[int]) -> dict[int, BaseProcess]:
+    """Forks a worker of this number, if that is possible, and tells the parent. ``fds``: the file of blocks."""
     try:
-        process = start(number)
+        with os.fdopen(fds[0], "rb") as file:
+            file.seek(0)
+            blocks = pickle.load(file)
+        process = start(number, blocks)
     except Exception as error:
         _tell(end, ("failed", number, f"{type(error).__name__}: {error}"))
         return {}

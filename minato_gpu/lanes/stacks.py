@@ -4,7 +4,8 @@ A worker process answers a signal: ``faulthandler`` writes the stacks of its thr
 signal's handler, so that even a worker stuck in compiled code answers. Of thread workers the interpreter knows the
 stacks. Nothing is asked while all goes well.
 
-The same socket carries a worker process's last words: which exception ends it.
+The same socket carries a worker process's last words: which exception ends it. All worker processes of a loader share
+it; the kernel says who has written what (SCM_CREDENTIALS), and keeps apart what several have written.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from pathlib import Path
 from time import monotonic
 
@@ -27,6 +30,7 @@ _RUNS_S = 10.0  # the same of one that could run, and has no core on a busy mach
 _NEXT_S = 0.25  # a dump that pauses for so long is over, as there is no end mark; but not if it has had no core
 _LINE_S = 5e-3  # on a core, far more than the next line of a dump takes
 _MOST = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _LAST = b"\0"  # before last words; no stack has it
 
 
@@ -43,41 +47,53 @@ def leave_word(end: socket.socket, error: BaseException) -> None:
         end.sendall(_LAST + type(error).__name__.encode("utf-8", "replace") + _LAST + text[-_MOST:])
 
 
-def last_words(end: socket.socket) -> tuple[str, str]:
-    """Returns name and traceback of what ended a worker process, read from the other end; empty if no exception did."""
-    end.setblocking(False)
-    data = b""
-    with contextlib.suppress(BlockingIOError):
-        while more := end.recv(_MOST):
-            data += more
-    _, name, text = (*data.split(_LAST, 2), b"", b"")[:3]
-    return name.decode("utf-8", "replace"), text.decode("utf-8", "replace").rstrip()
+class Stacks:
+    """The parent's end of the socket that worker processes write stacks and last words to."""
 
+    def __init__(self, end: socket.socket) -> None:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        end.setblocking(False)
+        self._end = end
+        self._written: defaultdict[int, bytes] = defaultdict(bytes)  # what is not asked for yet, by process id
 
-def of_process(pid: int, end: socket.socket) -> str:
-    """Returns the stacks of a worker process, read from the other end; empty if it does not answer."""
-    if not _listens(pid):  # one that is still starting would be killed by the signal
-        return ""
-    end.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
-        while end.recv(_MOST):  # what an earlier dump left
-            pass
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, SIGNAL)
-    poll, out, wait, until, ran = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S, 0.0
-    poll.register(end, select.POLLIN)
-    while len(out) < _MOST:
-        if not poll.poll(1e3 * wait):
-            if monotonic() > until or (out and _ran_s(pid) >= ran + _LINE_S):
-                break
-            if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, since the last look
-                break
-            continue
-        data = end.recv(_MOST)
-        if not data:
-            break
-        out, wait, ran = out + data, _NEXT_S, _ran_s(pid)
-    return out.decode("utf-8", "replace").rstrip()
+    def _read(self) -> None:
+        """Takes in all that has been written."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data, credentials, _, _ = self._end.recvmsg(_MOST, socket.CMSG_SPACE(_CREDENTIALS.size))
+                if not data:
+                    return
+                pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
+                self._written[pid] = (self._written[pid] + data)[-2 * _MOST :]
+
+    def last_words(self, pid: int) -> tuple[str, str]:
+        """Returns name and traceback of what ended a worker process; empty if no exception did."""
+        self._read()
+        _, name, text = (*self._written.pop(pid, b"").split(_LAST, 2), b"", b"")[:3]
+        return name.decode("utf-8", "replace"), text.decode("utf-8", "replace").rstrip()
+
+    def of_process(self, pid: int) -> str:
+        """Returns the stacks of a worker process; empty if it does not answer."""
+        if not _listens(pid):  # one that is still starting would be killed by the signal
+            return ""
+        self._read()
+        self._written.pop(pid, None)  # what an earlier dump left
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, SIGNAL)
+        poll, out, wait, until, ran = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S, 0.0
+        poll.register(self._end, select.POLLIN)
+        while len(out) < _MOST:
+            if not poll.poll(1e3 * wait):
+                if monotonic() > until or (out and _ran_s(pid) >= ran + _LINE_S):
+                    break
+                if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, meanwhile
+                    break
+                continue
+            self._read()
+            data = self._written.pop(pid, b"")
+            if data:
+                out, wait, ran = out + data, _NEXT_S, _ran_s(pid)
+        return out.decode("utf-8", "replace").rstrip()
 
 
 def _could_run(pid: int) -> bool:

@@ -14,20 +14,22 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from itertools import accumulate
 from multiprocessing import reduction
-from typing import TypeVar
 from weakref import WeakSet
 
+from minato_gpu.lanes.stacks import Stacks
 from minato_gpu.memory import address_space
-from minato_gpu.memory.arena import MOST, Arena
-from minato_gpu.memory.completions import Bell, Completions
+from minato_gpu.memory.arena import MOST as ARENA
+from minato_gpu.memory.arena import PAGE, Arena, round_up
+from minato_gpu.memory.completions import MOST as MARKS
+from minato_gpu.memory.completions import TICKET_BYTES, Bell, Completions
 from minato_gpu.memory.loans import Loans
+from minato_gpu.memory.shared_memory import SharedMemory
 from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
-_Memory = TypeVar("_Memory", Arena, WorkerStatusBoard, Completions)
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """The channels of every loader alive in this process: a forked process must not keep their parent ends open."""
@@ -59,56 +61,67 @@ class WorkerChannels:
         self.fields, self.prepared = fields, prepared
         active = workers if active is None else active
         with contextlib.ExitStack() as undo:
-            self._open(arenas, workers - active, undo)
-            self._connect(addressed, arenas, undo)
+            self._reserve(arenas)
+            undo.callback(self.memory.close)
+            self._connect(addressed, arenas, workers - active, undo)
             undo.pop_all()
+        self.board.clear()
         self.board.words[ACTIVE] = active
+        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
         _open_links.add(self)
 
-    def _open(self, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
-        """Makes memory and bells; ``undo`` closes them."""
+    def _reserve(self, arenas: bool) -> None:
+        """Makes the memory of all arenas, marks and the board."""
+        engine = address_space.share(ARENA, 4)  # the window's batches
+        each = address_space.share(ARENA, 3 * max(4, self.workers))  # all together a third of what is left
+        own = [each] * self.workers if arenas else []
+        board = round_up(WorkerStatusBoard.size(self.workers), PAGE)
+        sizes = [engine, *own, address_space.share(MARKS), board]
+        self.memory, self._sizes = SharedMemory.reserve("loader", sizes)
+        self._divide()
 
-        def owned(memory: _Memory) -> _Memory:
-            undo.callback(memory.close)
-            return memory
+    def _divide(self) -> None:
+        """Makes arenas, marks and the board of the memory."""
+        memory, begins = self.memory, [*accumulate(self._sizes, initial=0)]
+        arenas = [
+            Arena("", size, memory=memory, begin=begin) for size, begin in zip(self._sizes[:-2], begins, strict=False)
+        ]
+        self.engine_arena, *self.arenas = arenas
+        marks, board = self._sizes[-2:]
+        self.completions = Completions(marks // TICKET_BYTES, memory.part(begins[-3], marks))
+        self.board = WorkerStatusBoard(self.workers, memory.part(begins[-2], board))
+
+    def _connect(self, addressed: bool, arenas: bool, may_rest: int, undo: contextlib.ExitStack) -> None:
+        """Makes bells and sockets; ``undo`` closes them."""
 
         def bell(flags: int = 0) -> int:
             fd = os.eventfd(0, os.EFD_CLOEXEC | flags)
             undo.callback(os.close, fd)
             return fd
 
-        self.engine_arena = owned(Arena("engine", address_space.share(MOST, 4)))  # the window's batches
-        each = address_space.share(MOST, 2 * max(4, self.workers))  # all together half of what is left
-        names = [f"worker-{number}" for number in range(self.workers)] if arenas else []
-        self.arenas = [owned(Arena(name, each)) for name in names]
-        self.board = owned(WorkerStatusBoard(self.workers))
-        self.completions = owned(Completions.open())
-        self.wake = bell()
-        self.consumer_wake = bell(os.EFD_NONBLOCK)
-        self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
-        # bells at which the last workers wait while they rest, by worker
-        self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}
-
-    def _connect(self, addressed: bool, arenas: bool, undo: contextlib.ExitStack) -> None:
-        """Makes sockets; ``undo`` closes them."""
-
         def owned(pair: tuple[socket.socket, socket.socket]) -> tuple[socket.socket, socket.socket]:
             for end in pair:
                 undo.callback(end.close)
             return pair
 
+        self.wake = bell()
+        self.consumer_wake = bell(os.EFD_NONBLOCK)
+        # bells at which the last workers wait while they rest, by worker
+        self.rests = {self.workers - 1 - at: bell() for at in range(may_rest)}
         pairs = [owned(_pair()) for _ in range(self.workers if addressed else 1)]
         self.task_senders = [pair[0] for pair in pairs]
         self.task_receivers = [pair[1] for pair in pairs]
         for sender in self.task_senders:
             sender.setblocking(False)
-        # process workers write their stacks there
-        stacks = [owned(socket.socketpair()) for _ in range(self.workers if arenas else 0)]
-        self.stack_readers = [pair[0] for pair in stacks]
-        self.stack_writers = [pair[1] for pair in stacks]
         # what must close when the parent dies
-        self.parent_ends = [*self.task_senders, *self.stack_readers]
+        self.parent_ends = [*self.task_senders]
+        self.child_ends = [*self.task_receivers]
         self.late_ends: list[socket.socket] = []  # those too, but not before the workers have left
+        if arenas:  # process workers write their stacks there
+            reader, self.stack_writer = owned(socket.socketpair())
+            self.stacks = Stacks(reader)
+            self.parent_ends.append(reader)
+            self.child_ends.append(self.stack_writer)
 
     def buffer(self, owner: int) -> memoryview:
         """Returns the mapping of the owner's arena."""
@@ -138,7 +151,7 @@ class WorkerChannels:
     def close(self) -> None:
         """Closes everything in the parent; memory lives on while batches of it do. Idempotent."""
         _open_links.discard(self)
-        for end in (*self.parent_ends, *self.late_ends, *self.task_receivers, *self.stack_writers):
+        for end in (*self.parent_ends, *self.late_ends, *self.child_ends):
             end.close()
         if self.wake >= 0:
             for fd in (self.wake, self.consumer_wake, *self.rests.values()):
@@ -146,35 +159,27 @@ class WorkerChannels:
             self.wake = self.consumer_wake = -1
             self.board.close()
             self.completions.close()
+            for owner, arena in enumerate(self.arenas):  # only what the consumer still has is left of them
+                arena.forsake(self.loans.lent_by(owner))
             for arena in (self.engine_arena, *self.arenas):
                 arena.close()
+            self.memory.close()
 
     # --- for start methods that pickle what they hand to a child ------------------------------------------
 
     def __getstate__(self) -> dict[str, Value]:
-        nothing = dict.fromkeys(("parent_ends", "late_ends", "task_senders", "stack_readers"), ())
-        fds = [reduction.DupFd(fd) for fd in (self.wake, self.consumer_wake, *self.rests.values())]
-        return {**self.__dict__, **nothing, "loans": None, "bell": None, "fds": fds}
+        left = {"parent_ends", "child_ends", "late_ends", "task_senders", "stacks", "loans", "bell"}
+        left |= {"engine_arena", "arenas", "completions", "board"}
+        state = {name: value for name, value in self.__dict__.items() if name not in left}
+        return {**state, "fds": [reduction.DupFd(fd) for fd in (self.wake, self.consumer_wake, *self.rests.values())]}
 
     def __setstate__(self, state: dict[str, Value]) -> None:
         fds = [fd.detach() for fd in state.pop("fds")]
         self.__dict__.update(state)
+        self._divide()
         self.wake, self.consumer_wake, *rests = fds
         self.rests = dict(zip(self.rests, rests, strict=True))
         self.bell = Bell(self.board, self.completions, self.wake, self.consumer_wake)
-
-
-def _attached(kind: Callable[..., Value], fd: Value, *arguments: Value) -> Value:
-    """Attaches a child to the same shared memory."""
-    return kind(*arguments, fd=fd.detach())
-
-
-_Pickler = reduction.ForkingPickler
-_Pickler.register(Arena, lambda each: (_attached, (Arena, reduction.DupFd(each.fd), "attached", each.capacity)))
-_Pickler.register(Completions, lambda each: (_attached, (Completions, reduction.DupFd(each.fd), each.capacity)))
-_Pickler.register(
-    WorkerStatusBoard, lambda each: (_attached, (WorkerStatusBoard, reduction.DupFd(each.fd), each.workers))
-)
 
 
 def _close_inherited_ends() -> None:

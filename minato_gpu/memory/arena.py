@@ -1,8 +1,7 @@
-"""An arena: anonymous shared memory that one process allocates from and every process of the loader maps.
+"""An arena: shared memory that one process allocates from and every process of the loader maps.
 
-It is a memfd, so it needs no name, no room in /dev/shm, and vanishes with its last mapping however the processes
-end (promise P7). It is sparse: the mapping is as large as the arena may ever grow, memory is taken when a page is
-first written, and given back when much of it is free.
+It is sparse: the mapping is as large as the arena may ever grow, memory is taken when a page is first written, and
+given back when much of it is free.
 
 Decision: one big mapping made before the workers start, instead of one memory object per batch passed around by
 file descriptor: no descriptor travels, and recycled pages are already mapped on both sides (a fresh page costs
@@ -15,18 +14,16 @@ as those of padded ones do, memory stays free while fresh pages are taken and cl
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import os
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 
 from minato_gpu.memory import address_space
+from minato_gpu.memory.shared_memory import SharedMemory
 
 MOST = 1 << 36  # bytes of address space, where nothing limits that
-_ALIGN = 4096
-_FINE = 16 * _ALIGN - 1  # bytes up to which an eighth is less than a page
+PAGE = 4096
+_FINE = 16 * PAGE - 1  # bytes up to which an eighth is less than a page
 _KEEP_FREE = 256 << 20  # bytes of memory kept beyond what was lately in use at once
 _LATELY = 1024  # blocks freed, in which the peak of what is in use falls by two thirds
 
@@ -39,21 +36,20 @@ def round_up(nbytes: int, unit: int) -> int:
 class Arena:
     """A sparse shared mapping of ``capacity`` bytes. Only the process that owns it may allocate and free;
     another can be its next owner when that has died.
-
-    With ``fd`` the memory of an arena made elsewhere is mapped; its owner passes the exact capacity along.
     """
 
-    def __init__(self, name: str, capacity: int = 0, fd: int | None = None) -> None:
-        """``capacity`` 0 means as much as costs nothing to reserve."""
-        capacity = capacity or address_space.share(MOST)
-        self.fd = os.memfd_create(f"minato-{name}", os.MFD_CLOEXEC) if fd is None else fd
-        try:
-            self.capacity, self._map = _map(self.fd, capacity, attach=fd is not None)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        # arrays that outlive the arena refer to this view, which keeps the mapping from being closed under them
-        self._view: memoryview | None = memoryview(self._map)
+    def __init__(
+        self, name: str, capacity: int = 0, fd: int | None = None, memory: SharedMemory | None = None, begin: int = 0
+    ) -> None:
+        """``capacity`` 0 means as much as costs nothing to reserve. ``memory``: it is a part of this, from ``begin``
+        on, and does not close it; ``fd``: it maps memory that another process has made. Else it makes its own."""
+        self._owns = memory is None
+        if fd is not None:
+            memory = SharedMemory(name, capacity, fd)
+        elif memory is None:
+            memory, (capacity,) = SharedMemory.reserve(name, [capacity or address_space.share(MOST)])
+        self.capacity, self._memory, self._at = capacity, memory, begin
+        self._view: memoryview | None = memory.part(begin, capacity)
         self.allocated = 0
         self._sizes: dict[int, int] = {}
         # free extents in rising order: where each begins, where it ends, and how many bytes of it may hold memory
@@ -98,7 +94,7 @@ class Arena:
             at = self._join(offset, offset + size)
             begin, end = max(self._begins[at], self._held), self._ends[at]
             if begin < end and self._kept + self.allocated > self._peak + _KEEP_FREE:
-                self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                self._memory.give_back(self._at + begin, end - begin)
                 left = min(self._used[at], begin - self._begins[at])
                 self._kept -= self._used[at] - left
                 self._used[at] = left
@@ -109,7 +105,7 @@ class Arena:
             for at, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
                 begin = max(begin, self._held)
                 if self._used[at] and begin < end:
-                    self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+                    self._memory.give_back(self._at + begin, end - begin)
                     self._kept -= self._used[at]
                     self._used[at] = 0
 
@@ -133,7 +129,7 @@ class Arena:
     def forsake(self, blocks: Iterable[tuple[int, int]]) -> None:
         """Returns the memory of all but these blocks (offset and bytes) to the system, as the owner has died."""
         for begin, end in self._beside({offset: _paged(nbytes) for offset, nbytes in blocks}):
-            self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
+            self._memory.give_back(self._at + begin, end - begin)
 
     def _beside(self, sizes: dict[int, int]) -> list[tuple[int, int]]:
         """Returns what is between blocks of these sizes, by offset."""
@@ -159,37 +155,28 @@ class Arena:
 
     @property
     def buffer(self) -> memoryview:
-        """The whole mapping, for views; it lives until the last view of it dies."""
+        """The whole arena, for views; its memory lives until the last view of it dies."""
         assert self._view is not None, "the arena is closed"
         return self._view
 
+    @property
+    def fd(self) -> int:
+        """The descriptor of its memory; -1 once that is closed."""
+        return self._memory.fd
+
     def close(self) -> None:
-        """Closes the descriptor and, if no view is left, the mapping."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        """Drops the arena's own view of its memory, and closes memory that it has made. Idempotent."""
         self._view = None
-        with contextlib.suppress(BufferError):  # the consumer holds batches: the mapping goes with the last of them
-            self._map.close()
+        if self._owns:
+            self._memory.close()
 
-
-def _map(fd: int, capacity: int, *, attach: bool) -> tuple[int, mmap.mmap]:
-    """Maps the file. A new one is made as large as the address space allows, up to ``capacity``."""
-    flags = mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0)
-    while True:
-        try:
-            if not attach:
-                os.ftruncate(fd, capacity)
-            return capacity, mmap.mmap(fd, capacity, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        except OSError:
-            if attach or capacity <= address_space.LEAST:
-                raise
-            capacity //= 2
+    def __reduce__(self) -> tuple[object, ...]:
+        return Arena, ("attached", self.capacity, None, self._memory, self._at)
 
 
 def _paged(nbytes: int) -> int:
     """Returns the least that a block of so many bytes takes."""
-    return round_up(max(nbytes, 1), _ALIGN)
+    return round_up(max(nbytes, 1), PAGE)
 
 
 def rounded(nbytes: int) -> int:
@@ -197,5 +184,5 @@ def rounded(nbytes: int) -> int:
 
     Blocks of nearly the same size then fit into each other's place.
     """
-    step = 1 << (nbytes.bit_length() - 4) if nbytes > _FINE else _ALIGN
+    step = 1 << (nbytes.bit_length() - 4) if nbytes > _FINE else PAGE
     return -(-nbytes // step) * step or step  # round_up, not called

@@ -19,7 +19,6 @@ The parent sets a byte to another value when it takes the ticket in, and clears 
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections import defaultdict
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from minato_gpu.memory import address_space
+from minato_gpu.memory.shared_memory import SharedMemory
 from minato_gpu.memory.status_board import (
     ATTENTION,
     AWAITED_BEGIN,
@@ -59,7 +58,8 @@ _RECORD = np.dtype(
     ]
 )
 _SINGLE = struct.Struct("=dqqffii")
-_MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
+TICKET_BYTES = 1 + _RECORD.itemsize
+MOST = 1 << 28  # bytes of address space, where nothing limits that: marks of six million tickets
 
 ROW, BLOB, BATCH, PICKLED, LOCAL, RETURNED, READS, READ = range(8)
 """The outcome of a ticket: a sample in its row; one in a blob of the worker's arena; a batch in such a blob;
@@ -89,21 +89,18 @@ class Taken(NamedTuple):
 class Completions:
     """The marks of ``capacity`` tickets, shared by all processes of a loader. The memory is sparse, as an arena's."""
 
-    def __init__(self, capacity: int, fd: int | None = None) -> None:
+    def __init__(self, capacity: int, memory: memoryview | None = None) -> None:
+        """``memory``: ``capacity * TICKET_BYTES`` bytes, which the caller owns; else they have their own."""
         self.capacity = capacity
-        self.fd = os.memfd_create("minato-completions", os.MFD_CLOEXEC) if fd is None else fd
-        nbytes = capacity * (1 + _RECORD.itemsize)
-        try:
-            if fd is None:
-                os.ftruncate(self.fd, nbytes)
-            self._map = mmap.mmap(self.fd, nbytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        records: NDArray[Value] = np.frombuffer(self._map, _RECORD, capacity)
+        self._own: SharedMemory | None = None
+        if memory is None:
+            self._own = SharedMemory("completions", capacity * TICKET_BYTES)
+            memory = self._own.part(0, self._own.nbytes)
+        self._bytes = memory
+        records: NDArray[Value] = np.frombuffer(memory, _RECORD, capacity)
         self._columns = {name: records[name] for name in _RECORD.names or ()}
         self._took, self._elapsed, self._end = (self._columns[name] for name in ("took", "elapsed", "end"))
-        self._status = memoryview(self._map)[capacity * _RECORD.itemsize :]
+        self._status = memory[capacity * _RECORD.itemsize :]
         self.status = self._status.toreadonly()  # status by mark; READY where a ticket is finished and not taken
         self.local: dict[int, Any] = {}  # outcomes from this very process (worker threads, other machines), by mark
         self._used = 0  # marks that have been in a block at some time: none is ready beyond
@@ -178,7 +175,9 @@ class Completions:
         """
         if len(took) == 1:
             kind, offset, nbytes = IN_ROW if locations is None else locations[0]
-            _SINGLE.pack_into(self._map, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind)
+            _SINGLE.pack_into(
+                self._bytes, begin * _RECORD.itemsize, end, offset, nbytes, took[0], elapsed, worker, kind
+            )
             return
         stop, columns = begin + len(took), self._columns
         columns["end"][begin:stop] = end
@@ -203,22 +202,15 @@ class Completions:
         for at in range(end - 1, begin - 1, -1):
             status[at] = mark
 
-    @classmethod
-    def open(cls) -> Completions:
-        """Makes marks for more tickets than are ever under way, as far as address space allows."""
-        nbytes = min(address_space.share(_MOST), address_space.largest_file())
-        return cls(nbytes // (1 + _RECORD.itemsize))
-
     def close(self) -> None:
-        """Unmaps the memory, which goes with the last process that maps it."""
+        """Releases its views, and closes memory that it has made."""
         self.status.release()
         self._status.release()
         self._columns.clear()
         del self._took, self._elapsed, self._end
-        self._map.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._bytes.release()
+        if self._own is not None:
+            self._own.close()
 
 
 class Bell:

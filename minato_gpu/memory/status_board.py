@@ -22,24 +22,29 @@ Decision: neither a claim that the worker writes (between taking a task and writ
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from time import sleep
 from typing import NamedTuple
 
-CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES, STOPPED = range(14)
+from minato_gpu.memory.shared_memory import SharedMemory
+
+CHUNK, STARTED, LIMIT, SINCE_NS, HEAD, TAIL, RUN, HAND, STAGE, SPLITS, DIRECT, DIRECT_NS, BYTES, STOPPED, KNOWN = range(
+    15
+)
 """Words of a row. LIMIT and STOPPED count on from ``base_of`` a task, so that they are of no other. STOPPED: how many
 samples were begun of the last task that a limit has ended. DIRECT and DIRECT_NS: how often, and how long, its worker
 has read from storage itself, although the loader reads ahead. BYTES: what its task has come to so far, where that has a
-credit."""
+credit. KNOWN: process id of the worker that the parent knows of: a replacement begins once it is its own."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
 """In STAGE: collating a batch, in __getitems__, storing outcomes; else a pipeline's stage plus 1, or 0."""
 INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = -1
+_LOOK_S = 2e-3  # a new worker looks so often whether it is known
 _LIMIT_BITS = 22
 _BITS = 63  # of a word that is no sign; later stages are never asked for
 ATTENTION, SAVES, AWAITED_BEGIN, AWAITED_END, AWAITED_NEED, RING_FROM, ACTIVE = range(7)
@@ -69,26 +74,32 @@ class Claim(NamedTuple):
 class WorkerStatusBoard:
     """The shared words of all workers; the module's docstring says who writes which."""
 
-    def __init__(self, workers: int, fd: int | None = None) -> None:
-        self._inboxes_at = 8 * (_HEADER + workers * (_ROW + _RING))
-        nbytes = self._inboxes_at + workers * INBOX
+    def __init__(self, workers: int, memory: memoryview | None = None) -> None:
+        """``memory``: ``size(workers)`` bytes, which the caller owns; else it has its own, cleared."""
         self.workers = workers
-        self.fd = os.memfd_create("minato-board", os.MFD_CLOEXEC) if fd is None else fd
-        try:
-            if fd is None:
-                os.ftruncate(self.fd, nbytes)
-            self._map = mmap.mmap(self.fd, nbytes)
-        except BaseException:
-            os.close(self.fd)
-            raise
-        self.words = memoryview(self._map).cast("q")
+        self._inboxes_at = 8 * (_HEADER + workers * (_ROW + _RING))
+        self._own: SharedMemory | None = None
+        if memory is None:
+            self._own = SharedMemory("board", self.size(workers))
+            memory = self._own.part(0, self._own.nbytes)
+        self._bytes = memory
+        self.words = self._bytes.cast("q")
         self.barrier = threading.Lock()  # taking and releasing it is a full memory barrier
         self._inboxes: dict[int, memoryview] = {}
         self._read_directly = 0, 0.0
-        if fd is None:
-            self.words[ACTIVE] = workers
-            for worker in range(workers):
-                self.forget(worker)
+        if self._own is not None:
+            self.clear()
+
+    @staticmethod
+    def size(workers: int) -> int:
+        """Returns the bytes of a board of so many workers."""
+        return 8 * (_HEADER + workers * (_ROW + _RING)) + workers * INBOX
+
+    def clear(self) -> None:
+        """Makes fresh memory a board on which all workers are active and none has begun."""
+        self.words[ACTIVE] = self.workers
+        for worker in range(self.workers):
+            self.forget(worker)
 
     def row(self, worker: int) -> int:
         """Returns the index of the first word of the worker's row."""
@@ -111,9 +122,8 @@ class WorkerStatusBoard:
 
     def expect_saves(self, come: bool) -> None:
         """Sets whether states are being saved, so that streams should report theirs every time."""
-        if self.fd >= 0:
-            with suppress(ValueError):  # another thread is closing it
-                self.words[SAVES] = come
+        with suppress(ValueError):  # it is closed, or another thread is closing it
+            self.words[SAVES] = come
 
     def all_busy(self) -> bool:
         """Returns whether every worker that is not to rest is at a chunk, and so will look at ATTENTION once more."""
@@ -171,7 +181,7 @@ class WorkerStatusBoard:
         row, inbox = self.row(worker), self._inbox_word(worker)
         self.words[row + CHUNK] = self.words[row + HAND] = self.words[inbox] = self.words[inbox + 1] = -1
         self.words[row + LIMIT] = self.words[row + STOPPED] = NO_LIMIT
-        self.words[row + STARTED] = self.words[row + STAGE] = 0
+        self.words[row + STARTED] = self.words[row + STAGE] = self.words[row + KNOWN] = 0
         self.words[row + HEAD] = self.words[row + TAIL]
 
     def _inbox_word(self, worker: int) -> int:
@@ -204,10 +214,16 @@ class WorkerStatusBoard:
         """Returns where this worker receives its tasks."""
         if worker not in self._inboxes:
             begin = self._inboxes_at + worker * INBOX
-            self._inboxes[worker] = inbox = memoryview(self._map)[begin : begin + INBOX]
+            self._inboxes[worker] = inbox = self._bytes[begin : begin + INBOX]
             for at in range(0, INBOX, 512):
                 inbox[at] = inbox[at]
         return self._inboxes[worker]
+
+    def await_parent(self, worker: int) -> None:
+        """Waits until the parent knows of this process: a task taken by an unknown one would be lost with it."""
+        known = self.row(worker) + KNOWN
+        while self.words[known] != os.getpid():
+            sleep(_LOOK_S)
 
     def returned(self, worker: int) -> list[int]:
         """Returns the offsets freed by the parent since the last call."""
@@ -221,10 +237,8 @@ class WorkerStatusBoard:
         return offsets
 
     def close(self) -> None:
-        """Unmaps the page, whose memory goes with the last process that maps it."""
-        for view in (self.words, *self._inboxes.values()):
+        """Releases its views, and closes memory that it has made. Idempotent."""
+        for view in (self.words, *self._inboxes.values(), self._bytes):
             view.release()
-        self._map.close()
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        if self._own is not None:
+            self._own.close()

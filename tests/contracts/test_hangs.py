@@ -214,7 +214,7 @@ def test_a_process_that_does_not_listen_yet_is_not_killed() -> None:
     process = subprocess.Popen(["sleep", "60"])
     ours, theirs = socket.socketpair()
     try:
-        assert stacks.of_process(process.pid, ours) == ""
+        assert stacks.Stacks(ours).of_process(process.pid) == ""
         assert process.poll() is None
     finally:
         process.kill()

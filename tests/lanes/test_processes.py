@@ -11,7 +11,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +25,11 @@ from torch.utils.data import default_collate, get_worker_info
 from minato_gpu import DataLoader
 from minato_gpu.lanes import forking
 from minato_gpu.lanes.contract import Exit, Opened
-from minato_gpu.lanes.processes import Workers, _awaited_blocks, _let_begin
+from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import readable
+from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.memory.status_board import KNOWN
 from minato_gpu.util import children
 from tests.lanes.harness import job, open_links, piece, task
 from tests.lanes.lanes import FORK, of_kind, open_lane, reports_of
@@ -166,6 +167,32 @@ def test_the_dead_leave_no_descriptor_and_no_thread(forks: bool) -> None:
             workers.close(2.0)
 
 
+@pytest.mark.parametrize(("method", "each"), [("fork", 2), ("forkserver", 3)])
+def test_a_worker_takes_few_descriptors(method: str, each: int) -> None:
+    """Of this process: arenas and the socket for stacks are shared."""
+    held = []
+    for count in (1, 1, 4):  # the first starts the fork server
+        with open_links(count) as links:
+            what = Job(Sleeper(), default_collate, True, False, None, None, count, 100, True)
+            workers = Workers(multiprocessing.get_context(method), links, what, count, forks=method == "fork")
+            held.append(psutil.Process().num_fds())
+            links.close_parent_ends()
+            workers.close(2.0)
+    assert held[2] - held[1] <= 3 * each
+
+
+def test_what_the_consumer_keeps_is_all_that_is_left_of_closed_channels() -> None:
+    links = WorkerChannels(2, addressed=False, arenas=True)
+    kept, other = (links.arenas[1].allocate(1 << 20) for _ in range(2))
+    for offset in (kept, other):
+        links.arenas[1].buffer[offset : offset + (1 << 20)] = b"1" * (1 << 20)
+    view = links.loans.lend(links.arenas[1].buffer, 1, kept, 1 << 20)
+    file = os.dup(links.memory.fd)
+    links.close()
+    assert 512 * os.fstat(file).st_blocks < 3 << 19 and bytes(view) == b"1" * (1 << 20)
+    os.close(file)
+
+
 def _next_of(workers: Workers) -> Exit | Opened:
     found: list[Exit | Opened] = []
     assert wait_until(lambda: found.extend(workers.news()) or found)  # type: ignore[func-returns-value, redundant-expr]
@@ -173,43 +200,31 @@ def _next_of(workers: Workers) -> Exit | Opened:
     return one
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_worker_begins_once_its_parent_knows_of_it(known: bool) -> None:
-    """The one that forked it may be killed before it has told. However much of its predecessor's is in use."""
-    blocks = [(at << 12, 1) for at in range(50_000)]
-    ours, theirs = socket.socketpair()
-
-    def wait() -> None:
-        ours.close()
-        assert _awaited_blocks(theirs) == blocks
-
-    worker = FORK.Process(target=wait)
-    worker.start()
-    assert not readable(worker.sentinel, 0.1)
-    if known:
-        _let_begin(ours, blocks)
-    ours.close()
-    worker.join()
-    assert worker.exitcode == (0 if known else 1)
-    worker.close()
-    theirs.close()
+def test_a_worker_begins_once_its_parent_knows_of_it() -> None:
+    """The one that forked it may be killed before it has told."""
+    with open_links() as links:
+        worker = FORK.Process(target=links.board.await_parent, args=(0,))
+        worker.start()
+        assert worker.pid is not None and not readable(worker.sentinel, 0.1)
+        links.board.words[links.board.row(0) + KNOWN] = worker.pid
+        worker.join()
+        worker.close()
 
 
 @pytest.mark.parametrize("forks", [True, False], ids=["forked", "started in a thread"])
 def test_a_replacement_is_told_its_own_blocks(forks: bool) -> None:
-    """Even if its predecessor was killed before it read its own, as the second message is here."""
+    """However many there are."""
     found = FORK.Value("q", 0, lock=False)  # a lock could be the killed one's for ever
+    blocks = [(at << 12, 7) for at in range(50_000)]
     with open_links() as links:
         links.arenas[0].occupy = lambda blocks: setattr(found, "value", sum(each for _, each in blocks))  # type: ignore[method-assign]
-        _let_begin(links.stack_readers[0], [(0, 1)])
         workers = Workers(FORK, links, job(lambda key: key), 1, forks=forks, replaceable=True)
         try:
-            assert wait_until(lambda: found.value == 1)
             workers.kill(0, "")
             assert isinstance(_next_of(workers), Exit)
-            workers.replace(0, [(4096, 7)])
+            workers.replace(0, blocks)
             assert isinstance(_next_of(workers), Opened)
-            assert wait_until(lambda: found.value == 7)
+            assert wait_until(lambda: found.value == 7 * len(blocks))
         finally:
             links.close_parent_ends()
             workers.close(2.0)

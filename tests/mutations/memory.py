@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         "memory that was opened before descriptors ran out stays open",
         "lanes/worker_channels.py",
-        "            undo.callback(memory.close)\n",
+        "            undo.callback(self.memory.close)\n",
         "",
         ("lanes/test_cpu.py",),
         "e1ac803",

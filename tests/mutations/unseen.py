@@ -50,7 +50,7 @@ FAULTS = (
     Fault(
         "a replacement is waited for that was asked of a spawner that is gone",
         "lanes/spawner.py",
-        "            for number in self._asked:\n                self._ask(number)\n",
+        "            for number in self._asked:\n                self._ask_for_worker(number)\n",
         "            self._asked.clear()\n",
         ("contracts/test_deaths.py",),
     ),
