@@ -17,7 +17,7 @@ import click
 
 from minato_gpu.lab.commands.analyze import analyze
 from minato_gpu.lab.commands.cache import cache
-from minato_gpu.lab.commands.common import CommandOutput, need_object, need_pipeline, shows, writable
+from minato_gpu.lab.commands.common import CommandOutput, imported, shows, writable
 from minato_gpu.lab.commands.lane import lane
 from minato_gpu.lab.commands.top import top
 from minato_gpu.lab.console import show
@@ -102,19 +102,18 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
     from minato_gpu.lab import parity
 
     name, _, member = module.partition(":")
+    source = imported(name)
+    if not hasattr(source, member or "pipeline"):
+        lacks = f"has nothing called {member}" if member else "defines no pipeline: it needs a function pipeline()"
+        raise click.UsageError(f"{name} {lacks}")
+    _need_device(device)
     if member:
-        _need_device(device)
         from minato_gpu.pipelines.torchvision_datasets import to_check
 
-        found = parity.check_data(*to_check(need_object(name, member), data), device)
+        found = parity.check_data(*to_check(getattr(source, member), data), device)
     else:
-        imported = need_pipeline(module)
-        _need_device(device)
-        found = parity.run_check(imported, None if data is None else str(data), device)
+        found = parity.run_check(source.__name__, None if data is None else str(data), device)
     show(out.console, "the device's deviation from the CPU, in levels (see Field.level)", _shown(found.rows))
-    for row in found.rows:
-        if row.get("note"):
-            out.console.print(f"{row['stage']}: {row['note']}", style="yellow", markup=False)
     for reason in found.skipped:
         out.console.print(f"left out: {reason}", markup=False)
     settings = {"command": "check", "module": module, "device": device, "samples_left_out": len(found.skipped)}

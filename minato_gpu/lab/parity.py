@@ -19,7 +19,6 @@ import importlib
 import reprlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from numbers import Number
@@ -29,9 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.executor import DeviceExecutor
-from minato_gpu.device.values import Result, to_numpy
+from minato_gpu.device.values import to_numpy
 from minato_gpu.pipeline.pipeline import Pipeline, UndeclaredWrites, suggest_writes
 from minato_gpu.pipeline.stages import Field, Fields, Tolerance
 from minato_gpu.samples import JSON, StageError, Value, sample_seed
@@ -55,7 +53,6 @@ class StageParity:
     limit_max: float = 0.0
     limit_mean: float = 0.0
     problem: str = ""  # dtypes, shapes or values that are no numbers differ, or the device implementation failed
-    note: str = ""  # why no deviation could be above the limit, if none could
 
     @property
     def passed(self) -> bool:
@@ -146,7 +143,7 @@ def check_data(pipeline: Pipeline, data: Value, device: str = "cpu") -> ParityRe
     for index in chosen:
         sample = data[index]
         try:
-            pipeline.run(_copied(sample), sample_seed(0, 0, index))
+            pipeline.run(copy.deepcopy(sample), sample_seed(0, 0, index))
         except StageError as error:
             skipped.append(f"{error.origin}: {error}")
         else:
@@ -188,7 +185,7 @@ def check(pipeline: Pipeline, samples: Sequence[Fields], *, device: str = "cpu",
     seeded = [(fields, sample_seed(0, epoch, n)) for n, fields in enumerate(samples) for epoch in range(draws)]
     if pipeline.feature_names:
         for fields, seed in seeded:
-            pipeline.features(pipeline.run(_copied(fields), seed, stop=pipeline.host_prefix))
+            pipeline.features(pipeline.run(copy.deepcopy(fields), seed, stop=pipeline.host_prefix))
     none = Tolerance()
     compared = [
         (stage.name, range(number, number + 1), stage.tolerance.get(_kind(device), none))
@@ -255,68 +252,20 @@ def _deviation(value: Value, reference: Value) -> Value:
     return np.where(_same(value, reference), 0.0, np.inf)
 
 
-def _copied(fields: Fields) -> Fields:
-    """Returns copies of the fields that still share what they shared.
-
-    A value that cannot be copied is returned as it is.
-    """
-    given: object = fields
-    if not isinstance(given, Mapping):
-        return fields  # the pipeline says so
-    copies, memo = dict(fields), dict[int, Any]()
-    for name, value in fields.items():
-        with suppress(Exception):
-            copies[name] = copy.deepcopy(value, memo)
-    return copies
-
-
 def _compare(
     pipeline: Pipeline, stages: range, seeded: Sequence[tuple[Fields, int]], device: str, into: StageParity
 ) -> None:
     executor = DeviceExecutor(pipeline, stages.start, stages.stop, device=device, max_batch=MAX_BATCH)
     declared = pipeline.fields_at(stages.stop)
-    spans: dict[str, float] = {}
     try:
         with from_extra("cuda13", "cuda12"):
             executor.load()
         for first in range(0, len(seeded), MAX_BATCH):
             batch = seeded[first : first + MAX_BATCH]
-            items = [(pipeline.run(_copied(fields), seed, 0, stages.start), seed) for fields, seed in batch]
-            copies = [_copied(fields) for fields, _ in items]
-            for fields, (_, seed), got in zip(copies, items, _run(executor, items), strict=True):
+            items = [(pipeline.run(copy.deepcopy(fields), seed, 0, stages.start), seed) for fields, seed in batch]
+            copies = [copy.deepcopy(fields) for fields, _ in items]
+            for fields, (_, seed), got in zip(copies, items, executor.run(items), strict=True):
                 known = pipeline.run(fields, seed, stages.start, stages.stop)
                 into.add({name: known[name] for name in executor.makes}, got, declared)
-                for name in executor.makes:
-                    spans[name] = max(spans.get(name, 0.0), _levels(known[name], declared[name]))
     finally:
         executor.close()
-    into.note = _cannot_fail(spans, declared, into.limit_max)
-
-
-def _levels(value: Value, declared: Field) -> float:
-    """Returns the number of levels between the lowest and the highest of these floats; 0 for other values."""
-    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.size:
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        return float(np.ptp(value)) / declared.level
-
-
-def _cannot_fail(spans: Mapping[str, float], declared: Mapping[str, Field], limit: float) -> str:
-    found = [name for name, levels in spans.items() if 0 < levels <= limit]
-    if not found:
-        return ""
-    return (
-        f"all values of {found[0]!r} are within {spans[found[0]]:.3g} levels, so a limit of {limit:g} cannot fail: "
-        f"give its Field the level of its scale, such as level={declared[found[0]].level * spans[found[0]] / 255:.2g}"
-    )
-
-
-def _run(executor: DeviceExecutor, items: Sequence[tuple[Fields, int]]) -> list[Result]:
-    """Returns the results of all samples, in smaller parts if the device has no memory for all at once."""
-    try:
-        return executor.run(items)
-    except Exception as error:
-        half = len(items) // 2
-        if not half or not is_out_of_memory(error):
-            raise
-    return [*_run(executor, items[:half]), *_run(executor, items[half:])]

@@ -94,25 +94,22 @@ def test_check_refuses_wrong_arguments(arguments: list[str], message: str) -> No
     assert message in _run("check", *arguments, code=2).output
 
 
-def test_check_takes_a_file_and_says_which_limit_cannot_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_takes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "a_normalised_pipeline.py").write_text(_NORMALISED)
-    result = _run("check", str(tmp_path / "a_normalised_pipeline.py"))
-    assert "all values of 'x' are within 4 levels, so a limit of 8 cannot fail" in " ".join(result.output.split())
-    assert "level=0.016" in result.output
+    (tmp_path / "a_halving_pipeline.py").write_text(_HALVING)
+    assert "every stage is within its tolerance" in _run("check", str(tmp_path / "a_halving_pipeline.py")).output
 
 
-_NORMALISED = """
+_HALVING = """
 import numpy as np
 from minato_gpu import Field, Pipeline, Stage
-from minato_gpu.pipeline.pipeline import CupyFunction, Tolerance
+from minato_gpu.pipeline.pipeline import CupyFunction
 
-def wrong(xp, fields, params):
-    return {"x": -fields["x"] / 2}
+def halved(xp, fields, params):
+    return {"x": fields["x"] / 2}
 
 X = {"x": Field(np.float32, (3,))}
-stage = Stage("scale", ("x",), X, lambda fields, _: {"x": fields["x"] / 2}, CupyFunction(wrong),
-              tolerance={"cpu": Tolerance(8, 8)})
+stage = Stage("scale", ("x",), X, lambda fields, _: {"x": fields["x"] / 2}, CupyFunction(halved))
 pipeline = lambda: Pipeline((Stage("read", ("n",), X, lambda fields, _: {"x": fields["n"]}), stage), outputs=("x",))
 example_data = lambda folder: None
 dataset = lambda folder: [{"n": np.array([-4, 0, 4], np.float32)}]

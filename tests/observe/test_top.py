@@ -56,11 +56,8 @@ def _top(*arguments: str, code: int = 0) -> Any:
 
 
 def test_one_job_is_found_and_of_several_one_is_named(jobs: list[Program]) -> None:
-    listed = _top("--json", "-", code=1)
-    rows = json.loads(listed.stdout)["rows"]
-    assert {row["pid"] for row in rows} == {one.pid for one in jobs}
-    assert "there are 2 jobs; name one: minato-gpu top" in listed.stderr
-    assert all(str(one.pid) in listed.stderr.split() for one in jobs)
+    listed = _top(code=1).output
+    assert "there are 2 jobs: " in listed and all(str(one.pid) in listed.split() for one in jobs)
     jobs[0].kill()
     jobs[0].wait()
     said = _top("--interval", "0.1").output

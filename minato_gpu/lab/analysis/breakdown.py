@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from minato_gpu.lab.analysis.profile import Phase, Profile
-from minato_gpu.lab.numbers import number
+from minato_gpu.samples import JSON
 
 Name = Literal["compute", "transfer", "loader", "ranks", "preparation", "fetch"]
 TITLES: dict[str, str] = {
@@ -130,17 +130,16 @@ def of_ranks(profiles: Sequence[Profile]) -> list[tuple[Profile, Breakdown]]:
     return [(profile, found) for profile in profiles if (found := broken_down(profile)) is not None]
 
 
-def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, str]]:
-    """Returns the parts of each rank's epoch, as they are shown; those of one rank alone without its number."""
+def part_rows(known: Sequence[tuple[Profile, Breakdown]]) -> list[dict[str, JSON]]:
+    """Returns a row for each part of each rank's epoch; of one rank alone without its number. None: not measured."""
     return [
         {
-            **({"rank": str(profile.rank)} if profile.ranks > 1 else {}),
+            **({"rank": profile.rank} if profile.ranks > 1 else {}),
             "part": TITLES[part.name],
-            "share": f"{part.share:.1%}" if part.is_known else "unknown",
-            "ms a batch": f"{number(1e3 * part.seconds)} ± {number(1e3 * part.error_s)}"
-            if part.is_known
-            else "unknown",
-            "": "within the noise" if part.is_noise else "",
+            "share": part.share if part.is_known else None,
+            "ms_a_batch": 1e3 * part.seconds if part.is_known else None,
+            "error_ms": 1e3 * part.error_s if part.is_known else None,
+            "noise": "within the noise" if part.is_noise else None,
         }
         for profile, found in known
         for part in found.parts.values()

@@ -15,8 +15,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from minato_gpu.sources.disk.filesystem import cached_bytes
 
@@ -79,7 +80,7 @@ class Look:
         if files:
             # what is read twice comes from storage once
             return MeasuredReads(files, float(min(nbytes, sum(map(_size, files)))), float(min(requests, len(files))))
-        if self._calls < _LOOKED_FOR:  # it takes a millisecond
+        if self._calls < _LOOKED_FOR:  # it takes milliseconds
             self._still = held_files() if nbytes > 0 else mapped_files()
             self._calls += 1
         return MeasuredReads(self._still, float(nbytes), float(requests)) if nbytes > 0 else MeasuredReads(self._still)
@@ -116,29 +117,14 @@ def _heard(event: str, arguments: tuple[object, ...]) -> None:
 
 def held_files() -> tuple[str, ...]:
     """Returns the data files that this process has open for reading."""
-    found = []
-    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- no Path for each of many
-        with contextlib.suppress(OSError, ValueError):
-            number = int(entry)
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                continue
-            told = Path(f"/proc/self/fdinfo/{number}").read_text(encoding="ascii")
-            flags = next(int(line.split()[1], 8) for line in told.splitlines() if line.startswith("flags"))
-            path = str(Path(f"/proc/self/fd/{number}").readlink())
-            if flags & os.O_ACCMODE != os.O_WRONLY and _is_data(path):
-                found.append(path)
-    return tuple(dict.fromkeys(found))
+    held = psutil.Process().open_files()
+    return tuple(dict.fromkeys(each.path for each in held if each.mode not in ("w", "a") and _is_data(each.path)))
 
 
 def mapped_files() -> tuple[str, ...]:
     """Returns the data files that are mapped into this process's memory; code and its packages' own are left out."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
-            parts = line.split(maxsplit=5)
-            if len(parts) == 6 and parts[1].startswith("r-") and parts[5].startswith("/"):
-                found.append(parts[5])
-    return tuple(path for path in dict.fromkeys(found) if _is_data(path) and not _is_installed(path))
+    paths = [each.path for each in psutil.Process().memory_maps()]
+    return tuple(path for path in paths if _is_data(path) and not _is_installed(path))
 
 
 def _is_installed(path: str) -> bool:

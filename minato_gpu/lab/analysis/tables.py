@@ -29,18 +29,7 @@ _PAGE_WIDTH = 140  # characters
 
 def rows(results: Sequence[Result]) -> list[dict[str, JSON]]:
     """Returns a row for each part of each rank's epoch."""
-    return [
-        {
-            "rank": profile.rank,
-            "part": part.name,
-            "batch_s": part.seconds if part.is_known else None,
-            "share": part.share if part.is_known else None,
-            "error_s": part.error_s if part.is_known else None,
-            "is_noise": part.is_noise,
-        }
-        for profile, found in of_ranks(_profiles(results))
-        for part in found.parts.values()
-    ]
+    return part_rows(of_ranks(_profiles(results)))
 
 
 def more(results: Sequence[Result]) -> dict[str, JSON]:
@@ -139,7 +128,7 @@ def _profiles(results: Sequence[Result]) -> list[Profile]:
 def show_results(console: Console, results: Sequence[Result]) -> None:
     """Prints all tables, and the verdict."""
     profiles = _profiles(results)
-    parts = part_rows(of_ranks(profiles))
+    parts = rows(results)
     if not parts:
         return
     show(console, "where an epoch's time goes", parts)

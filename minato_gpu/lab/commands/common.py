@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -101,40 +102,19 @@ def _module_of(file: Path) -> str:
     return ".".join(names)
 
 
-def _look_here() -> None:
-    """Lets modules of the current folder be imported, as with ``python -m``."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+def imported(module: str) -> ModuleType:
+    """Imports a module by its name or file. One of the current folder counts too, as with ``python -m``.
 
-
-def need_object(module: str, name: str) -> Any:
-    """Returns what is called ``name`` in ``module``, a module's name or file."""
-    if module.endswith(".py") and Path(module).is_file():
-        module = _module_of(Path(module).resolve())
-    _look_here()
-    found = import_module(module)
-    if not hasattr(found, name):
-        raise click.UsageError(f"{module} has nothing called {name}")
-    return getattr(found, name)
-
-
-def need_pipeline(module: str) -> str:
-    """The name to import ``module`` by. One of the current folder counts too, as with ``python -m``.
-
-    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so. The path of a file
-    that ends with ".py" stands for its module: of the folder that holds it, or its package.
+    ``pipelines.NAME`` is one of ours too, as in a clone, where no module of the user's is called so.
     """
     if module.endswith(".py") and Path(module).is_file():
-        return need_pipeline(_module_of(Path(module).resolve()))
-    _look_here()
+        module = _module_of(Path(module).resolve())
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     for name in (module, f"minato_gpu.{module}") if module.startswith("pipelines.") else (module,):
         try:
-            found = import_module(name)
+            return import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
-            continue
-        if not callable(getattr(found, "pipeline", None)):
-            raise click.UsageError(f"{module} defines no pipeline: it needs a function pipeline() that returns one")
-        return name
     raise click.UsageError(f"no module named {module}, from here or installed")

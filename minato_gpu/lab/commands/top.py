@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from minato_gpu.lab.commands.common import CommandOutput, shows
-from minato_gpu.lab.console import show
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -27,7 +26,7 @@ _COMMAND_SHOWN = 40  # characters of how a job was called
 def top(out: CommandOutput, pid: int | None, once: bool, interval: float) -> None:
     """Watch the loaders of process PID, one of your own that trains; Ctrl-C ends it, and the job goes on.
 
-    Without PID it finds the job, or lists them where there are several. Rates are of the time between two looks; a wait
+    Without PID it finds the job, or names them where there are several. Rates are of the time between two looks; a wait
     is counted when it is over. Exits with 1 where there is no job, or it ends meanwhile.
     """
     from minato_gpu.lab.top.client import ask
@@ -77,7 +76,7 @@ def _live(console: Console, views: Iterator[RenderableType]) -> None:
 
 
 def _the_job(out: CommandOutput) -> int:
-    """The only one; where there are several, they are listed."""
+    """The only one. Raises ClickException where there is none, or several."""
     from minato_gpu.lab.top.client import JobState, ask_all
 
     answers = list(ask_all())
@@ -89,22 +88,5 @@ def _the_job(out: CommandOutput) -> int:
         return jobs[0].pid
     if not jobs:
         raise click.ClickException("no process of yours has a loader with workers at work on this machine")
-    rows = [_summary(job) for job in jobs]
-    show(out.console, "jobs", [{**row, "pid": str(row["pid"])} for row in rows])  # to be copied as it is
-    out.leave_rows({"command": "top"}, rows)
-    raise click.ClickException(f"there are {len(jobs)} jobs; name one: minato-gpu top {jobs[0].pid}")
-
-
-def _summary(job: JobState) -> dict[str, Any]:
-    """Shows what a job is doing, since its loaders' epochs began."""
-    from minato_gpu.lab.top.figures import figures
-
-    found = [figures(None, each).of_all for each in job.loaders]
-    busiest = max(found, key=lambda each: each["samples_per_s"], default={})
-    return {
-        "pid": job.pid,
-        "rank": job.rank,
-        "job": job.command[-_COMMAND_SHOWN:],
-        "loaders": len(found),
-        **{name: busiest.get(name) for name in ("epoch", "samples_per_s", "wait_share", "copied_share")},
-    }
+    known = ", ".join(f"{job.pid} ({job.command[-_COMMAND_SHOWN:]})" for job in jobs)
+    raise click.ClickException(f"there are {len(jobs)} jobs: {known}; name one: minato-gpu top {jobs[0].pid}")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _BAR = 20
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def job(state: JobState, found: Sequence[LoaderFigures], width: int) -> list[RenderableType]:
@@ -39,8 +38,10 @@ def _loader(found: LoaderFigures, width: int) -> Iterable[RenderableType]:
 
 def lines(found: LoaderFigures) -> list[str]:
     """Returns the lines above the table of a loader's lanes."""
+    from rich.filesize import decimal
+
     of = found.of_all
-    in_flight, peak = size(of["in_flight_bytes"]), size(of["in_flight_peak_bytes"])
+    in_flight, peak = decimal(of["in_flight_bytes"]), decimal(of["in_flight_peak_bytes"])
     waited = f"the training loop waited {of['wait_share']:.0%}{_causes(found.stall_shares)}"
     said = [
         f"{of['loader']}  epoch {of['epoch']}  {_progress(of['samples_delivered'], of['samples_expected'])}",
@@ -51,7 +52,7 @@ def lines(found: LoaderFigures) -> list[str]:
         said.append(longest_wait(of["longest_wait"]))
     storage = []
     if of["reads_per_s"] is not None:
-        storage.append(f"{number(of['reads_per_s'])} reads/s, {size(of['read_bytes_per_s'])}/s")
+        storage.append(f"{number(of['reads_per_s'])} reads/s, {decimal(round(of['read_bytes_per_s']))}/s")
     if known := [f"{tier} {'-' if share is None else f'{share:.0%}'}" for tier, share in found.hit_shares.items()]:
         storage.append(f"cache hits: {', '.join(known)}")
     if of["copied_share"] is not None:
@@ -96,11 +97,3 @@ def lane_columns(lanes: Mapping[str, Mapping[str, JSON]]) -> list[Column]:
 def number(value: float) -> str:
     """With about three digits that tell something."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def size(nbytes: float) -> str:
-    """Bytes in the largest unit of which there is at least one."""
-    power = 0
-    while nbytes >= 1000 and power < len(_UNITS) - 1:
-        nbytes, power = nbytes / 1000, power + 1
-    return f"{nbytes:.0f} B" if power == 0 else f"{nbytes:.1f} {_UNITS[power]}"

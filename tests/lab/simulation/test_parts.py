@@ -9,7 +9,7 @@ import pytest
 
 from minato_gpu.lab.simulation.bounds import held_bound, lp_bound, threshold_limit
 from minato_gpu.lab.simulation.cores import ALONE, Cores, Slowdown
-from minato_gpu.lab.simulation.scenarios import SCENARIOS, published_costs
+from minato_gpu.lab.simulation.scenarios import SCENARIOS, Costs
 from minato_gpu.lab.simulation.work import Cut, Work
 
 
@@ -98,12 +98,16 @@ def test_no_more_work_at_once_than_cores_serve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantiles", "mean", "std"), [((11, 28, 30, 35, 176), 31, 19), ((10, 470, 630, 750, 2230), 500, 197)]
+    ("costs_of", "quantiles", "mean", "std"),
+    [
+        (SCENARIOS["object-detection"].costs, (11, 28, 30, 35, 176), 31, 19),
+        (SCENARIOS["segmentation"].costs, (10, 470, 630, 750, 2230), 500, 197),
+    ],
 )
 def test_costs_follow_the_published_table(
-    quantiles: tuple[float, float, float, float, float], mean: float, std: float
+    costs_of: Costs, quantiles: tuple[float, float, float, float, float], mean: float, std: float
 ) -> None:
-    costs, device = published_costs(quantiles, mean, std)(np.random.default_rng(0), 100_000)
+    costs, device = costs_of(np.random.default_rng(0), 100_000)
     assert device is None
     assert np.percentile(costs, [50, 75, 90, 100]) * 1e3 == pytest.approx(quantiles[1:], rel=0.02)
     assert quantiles[0] <= costs.min() * 1e3 <= quantiles[0] + 0.05 * mean
