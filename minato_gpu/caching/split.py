@@ -37,21 +37,20 @@ def seconds(means: Means, shares: Shares) -> float:
     return max(_read(means, shares), means.prepare_s - means.saved_s * shares.fields)
 
 
-def split(means: Means, budget: float, *, keeps_raw: bool = True) -> Shares:
+def split(means: Means, budget: float) -> Shares:
     """Returns the shares that make an epoch shortest; ``budget``: bytes for each sample of the set.
 
-    Of several such shares, those that leave the least work, then those of the fewest bytes. ``keeps_raw``: whether raw
-    bytes may be kept.
+    Of several such shares, those that leave the least work, then those of the fewest bytes.
     """
     read_s, prepare_s, saved_s, raw_bytes, field_bytes = means
-    spared_s = read_s / raw_bytes if keeps_raw else 0.0  # by a byte that is kept raw
+    spared_s = read_s / raw_bytes  # by a byte that is kept raw
     bends = [
         (budget - raw_bytes, field_bytes - raw_bytes),  # there is just room for all others
         (prepare_s - read_s + spared_s * budget, saved_s - read_s + spared_s * field_bytes),  # both take as long
     ]
     most = min(1.0, budget / field_bytes)
     tried = [0.0, most, *(max(0.0, min(above / below, most)) for above, below in bends if below)]
-    raws = [min(1 - fields, (budget - fields * field_bytes) / raw_bytes) if spared_s else 0.0 for fields in tried]
+    raws = [min(1 - fields, (budget - fields * field_bytes) / raw_bytes) for fields in tried]
     every = [Shares(fields, max(0.0, raw)) for fields, raw in zip(tried, raws, strict=True)]
     return min(every, key=lambda shares: _rank(means, shares))
 

@@ -22,7 +22,6 @@ from minato_gpu.sources.disk.tier import DiskTier
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.files import Ended, FileReads
 from minato_gpu.sources.memory_tier import Begun
-from minato_gpu.sources.page_cache import Where
 from minato_gpu.sources.pool import Reads
 from minato_gpu.sources.source import Key, Source
 
@@ -79,7 +78,7 @@ class DiskPool:
         else:
             self._pool.cancel(number)
 
-    def _read(self, source: Source, _: Where) -> tuple[int, int]:
+    def _read(self, source: Source) -> tuple[int, int]:
         """Returns the block that holds the copy, and its bytes. Runs in a thread."""
         try:
             version = version_of(source)

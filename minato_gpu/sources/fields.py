@@ -106,7 +106,7 @@ class FieldPolicy:
         raw_bytes, field_bytes = space_of(round(nbytes)), space_of(round(self._field_bytes))
         self._means = Means(read_s, prepare_s, max(0.0, min(saved_s, prepare_s)), raw_bytes, field_bytes)
         memory, room = self._memory, self._memory.budget / max(self._samples, 1)
-        self.shares = split(self._means, room, keeps_raw=not memory.off_for_files)
+        self.shares = split(self._means, room)
         most = _SLACK * self._samples
         return [
             *memory.shrink(fields=True, budget=most * self.shares.fields * field_bytes),

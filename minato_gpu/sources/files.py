@@ -21,15 +21,15 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
-from minato_gpu.sources.disk.filesystem import Uncached, cached_bytes, read_into, read_to_end, tells_size
-from minato_gpu.sources.page_cache import FilePlacement, PageCache, Where
+from minato_gpu.sources.disk.filesystem import read_into, read_to_end, tells_size
+from minato_gpu.sources.page_cache import PageCache
 from minato_gpu.sources.source import Source
 
 _MOST_THREADS = 64
 _TOGETHER_S = 1e-3  # what ends while others are under way waits so long for them
 _MOST_FILES, _MOST_BYTES = 8, 1 << 20  # that a thread takes at a time
 
-_Task = tuple[int, Source, Where]
+_Task = tuple[int, Source, bool]  # number, source, and whether it goes into the page cache
 
 Ended = tuple[int, float, int, int, BaseException | None]
 """Number, seconds, block, bytes, or the error."""
@@ -39,16 +39,16 @@ class FileReads:
     """Reads files in threads.
 
     ``ended`` is called in the event loop for every read. ``read`` runs in a thread and returns block and bytes of a
-    source; without it they come from its file. ``placement`` decides where they go; to the page cache only if the file
-    system lets workers find them there.
+    source; without it they come from its file. ``keeps`` returns for a read, by its number, whether its bytes may be
+    kept: then they go into a block, else into the page cache, if the file system lets workers find them there.
     """
 
     def __init__(
         self,
         blocks: Blocks,
         ended: Callable[[Ended], None],
-        read: Callable[[Source, Where], tuple[int, int]] | None = None,
-        placement: FilePlacement | None = None,
+        read: Callable[[Source], tuple[int, int]] | None = None,
+        keeps: Callable[[int], bool] = lambda number: True,
     ) -> None:
         self._blocks = blocks
         self._ended = ended
@@ -60,17 +60,16 @@ class FileReads:
         self._done: list[Ended] = []  # not handed over
         self._woken = False  # the event loop has been, for these
         self._lock = threading.Lock()
-        self._read = read or self._read_file
-        self._placement, self._page_cache, self._uncached = placement, PageCache(), Uncached()
+        self._read, self._keeps, self._page_cache = read or self._read_file, keeps, PageCache()
 
     def submit(self, number: int, source: Source) -> None:
         """Reads this source next."""
         self._under_way += 1
-        where = Where.BLOCK if self._placement is None else self._placement.where(number)
-        each = self._together if where is Where.PAGE_CACHE else 1
+        cached = not self._keeps(number)
+        each = self._together if cached else 1
         if self._under_way > len(self._threads) * each:
             self._add_thread()
-        self._queue.put((number, source, where))
+        self._queue.put((number, source, cached))
 
     def _add_thread(self) -> None:
         if (count := len(self._threads)) < _MOST_THREADS:
@@ -93,7 +92,7 @@ class FileReads:
     def _with_others(self, first: _Task) -> list[_Task]:
         """Returns what the thread reads together."""
         found = [first]
-        while first[2] is Where.PAGE_CACHE and len(found) < self._together and not self._queue.empty():
+        while first[2] and len(found) < self._together and not self._queue.empty():
             try:
                 task = self._queue.get_nowait()
             except Empty:
@@ -111,20 +110,20 @@ class FileReads:
         by itself.
         """
         found = []
-        for number, source, where in tasks:
-            file = _begun(source) if where is Where.PAGE_CACHE else -1
-            if where is Where.PAGE_CACHE and file < 0:
-                self._queue.put((number, source, Where.BLOCK))
+        for number, source, cached in tasks:
+            file = _begun(source) if cached else -1
+            if cached and file < 0:
+                self._queue.put((number, source, False))
                 self._loop.call_soon_threadsafe(self._add_thread)
             else:
-                found.append(((number, source, where), file))
+                found.append(((number, source, cached), file))
         return found
 
-    def _do(self, number: int, source: Source, where: Where, file: int) -> None:
-        """Reads a source. ``file`` is its open descriptor, or -1."""
+    def _do(self, number: int, source: Source, cached: bool, file: int) -> None:
+        """Reads a source, ``cached``: into the page cache. ``file`` is its open descriptor, or -1."""
         begin = monotonic()
         try:
-            block, nbytes = self._read(source, where) if file < 0 else self._read_open(file, source, where)
+            block, nbytes = self._read(source) if file < 0 else self._read_open(file, source, cached)
             ended: Ended = number, monotonic() - begin, block, nbytes, None
         except BaseException as error:
             ended = number, monotonic() - begin, NOWHERE, 0, error
@@ -149,24 +148,24 @@ class FileReads:
 
     # --- in a thread -----------------------------------------------------------------------------------------
 
-    def _read_file(self, source: Source, where: Where) -> tuple[int, int]:
-        return self._read_open(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, where)
+    def _read_file(self, source: Source) -> tuple[int, int]:
+        return self._read_open(os.open(source.file, os.O_RDONLY | os.O_CLOEXEC), source, False)
 
-    def _read_open(self, file: int, source: Source, where: Where) -> tuple[int, int]:
+    def _read_open(self, file: int, source: Source, cached: bool) -> tuple[int, int]:
         try:
-            if where is Where.PAGE_CACHE:
+            if cached:
                 brought = self._page_cache.bring_in(file, source)
                 if brought is not None:
                     return IN_PAGE_CACHE, brought
-            return self._into_block(file, source, where)
+            return self._into_block(file, source)
         finally:
             os.close(file)
 
-    def _into_block(self, file: int, source: Source, where: Where) -> tuple[int, int]:
-        found, nbytes = os.fstat(file), source.length
-        sized = tells_size(found)
+    def _into_block(self, file: int, source: Source) -> tuple[int, int]:
+        nbytes = source.length
         if nbytes is None:
-            if not sized:
+            found = os.fstat(file)
+            if not tells_size(found):
                 data = read_to_end(file, source.offset)
                 block, view = self._blocks.allocate(len(data))
                 view[:] = data
@@ -174,13 +173,9 @@ class FileReads:
             nbytes = found.st_size - source.offset
         if nbytes < 0:
             raise EOFError(f"{source} begins {-nbytes} bytes after the end")
-        uncached = where is Where.UNCACHED and sized
-        if uncached and self._placement is not None and self._placement.is_open:
-            self._placement.had(nbytes, cached_bytes(file, source.offset, nbytes))
         block, view = self._blocks.allocate(nbytes)
         try:
-            read = self._uncached.read if uncached else read_into
-            count = read(file, view, source.offset)
+            count = read_into(file, view, source.offset)
             if count < nbytes:
                 raise EOFError(f"{source} ends {nbytes - count} bytes too early")
         except BaseException:

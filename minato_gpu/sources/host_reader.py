@@ -26,7 +26,6 @@ from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
 from minato_gpu.sources import peer_discovery, sent_samples
 from minato_gpu.sources.messages import SOCKET_BYTES
-from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.prepared_samples import PreparedSamples
@@ -184,8 +183,7 @@ class HostReader:
         self._prepared: PreparedSamples | None = None
         if of_samples is not None:
             self._prepared = PreparedSamples(settings.share_bytes, of_samples, loop.call_later, loop.time)
-        placement = FilePlacement(self._memory, reads.expected, copies=False)
-        self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, placement=placement)
+        self._pool = ReaderPool(reads.blocks, reads.done, behind=reads.behind, keeps=reads.may_keep)
         reads.pool = self._pool
         self._peers: PeerPool | None = None
         self._server: PeerServer | None = None

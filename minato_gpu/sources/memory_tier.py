@@ -52,7 +52,6 @@ class MemoryTier:
     def __init__(self, budget: int, samples: int) -> None:
         self.budget = budget
         self.hits = self.misses = self.hit_bytes = self.evicted = 0
-        self.off_for_files = ""  # why, if so
         self.choice = Choice("minio", 0, "minio: the first epoch has not been read yet")
         self._samples = samples
         self._parts = 0  # sources of each sample; known from the first one
@@ -229,7 +228,7 @@ class MemoryTier:
         """Returns hits, misses and what is kept (``stats()["cache"]["memory"]``)."""
         return {
             "policy": self.choice.policy,
-            "why": self.off_for_files or self.choice.why,
+            "why": self.choice.why,
             "budget_bytes": self.budget,
             "bytes": self._policy.used_bytes,
             "copies": len(self._copies),

@@ -2,7 +2,7 @@
 
 A worker then reads the file as if nothing had been done for it, without waiting for the disk. Its bytes are in memory
 once and are copied once; by way of shared memory they would be there twice. So files of a local disk are read unless
-something is to be kept of them (``FilePlacement``). Where the kernel lets go of them too early, shared memory it is
+something is to be kept of them (``Service.may_keep``). Where the kernel lets go of them too early, shared memory it is
 (``PageCache``).
 
 The reader has the kernel send the bytes to /dev/null: ``sendfile`` waits until the page cache has them, and copies none
@@ -13,89 +13,21 @@ The reader has the kernel send the bytes to /dev/null: ``sendfile`` waits until 
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections import deque
-from collections.abc import Callable
-from enum import Enum
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from minato_gpu.sources.disk.filesystem import read_into, remote_kind, tells_size
 from minato_gpu.sources.source import Source
-from minato_gpu.util.messages import LOGGER, say_once
-
-if TYPE_CHECKING:
-    from minato_gpu.sources.memory_tier import MemoryTier
+from minato_gpu.util.messages import LOGGER
 
 _MOST = 1 << 30  # bytes of one call
 _EVERY, _LATER = 16, 32  # every so many reads one is looked at again, when so many more have been chosen for that
 _LOOKED = 16  # at most a quarter of so many may have gone
-FIRST = 256  # files: whether the page cache has had them
-_ENOUGH = 0.95  # of their bytes
-
-
-class Where(Enum):
-    """The memory that a file's bytes are read to."""
-
-    PAGE_CACHE = "the page cache"
-    BLOCK = "a block of shared memory, and the page cache as well"
-    UNCACHED = "a block of shared memory, and the page cache stays as it was"
-
-
-class FilePlacement:
-    """Decides for each file where it is read to, so that no byte is in memory twice.
-
-    What the tier in memory keeps is read past the page cache, and what nothing keeps is only brought in there. If the
-    page cache has the set already, files need no tier in memory. ``expected`` returns for a read, by its number, its
-    item in the tier in memory and about how many bytes; ``copies``: a tier on disk may want its bytes.
-    """
-
-    def __init__(self, memory: MemoryTier | None, expected: Callable[[int], tuple[int, int]], *, copies: bool) -> None:
-        self._memory, self._expected = memory, expected
-        self._passes = Where.BLOCK if copies else Where.PAGE_CACHE
-        self._files = self._nbytes = self._cached = 0  # the first few hundred, and what the page cache had of them
-
-    def where(self, number: int) -> Where:
-        """Decides where a read that begins goes."""
-        memory = self._memory
-        if memory is None:
-            return self._passes
-        if not memory.off_for_files and (why := self._why_off()):
-            memory.off_for_files = why
-            text = f"The cache in memory is {why}: they are read from there. What lies at URLs is kept as before."
-            say_once(text, logging.INFO)
-        if memory.off_for_files or not memory.may_keep(*self._expected(number)):
-            return self._passes
-        return Where.UNCACHED
-
-    @property
-    def is_open(self) -> bool:
-        """True if more files are to be looked at as they are read past the page cache."""
-        return self._files < FIRST
-
-    def had(self, nbytes: int, cached: int | None) -> None:
-        """Notes that the page cache had ``cached`` bytes of a file; None: the kernel does not tell, which settles it.
-
-        If several threads call at a time one of them may be lost, which makes no difference.
-        """
-        if cached is None:
-            self._files = FIRST
-            return
-        self._files += 1
-        self._nbytes += nbytes
-        self._cached += min(cached, nbytes)
-
-    def _why_off(self) -> str:
-        """Returns why no file needs a tier in memory; empty if one does, or that is not known."""
-        if self.is_open or self._nbytes == 0 or self._cached < _ENOUGH * self._nbytes:
-            return ""
-        share = self._cached / self._nbytes
-        return f"off for files: the page cache had {share:.0%} of the first {self._files} of them already"
 
 
 class PageCache:

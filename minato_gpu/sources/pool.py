@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.files import Ended, FileReads
-from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.remote import Answer, RemoteReads, UrlReads
 from minato_gpu.sources.source import Source
 
@@ -83,19 +82,19 @@ class ReaderPool:
         done: Callable[..., None],
         remote: RemoteReads | None = None,
         behind: Callable[[], bool] = lambda: True,
-        placement: FilePlacement | None = None,
+        keeps: Callable[[int], bool] = lambda number: True,
         files: Callable[[Callable[[Ended], None]], Files] | None = None,
     ) -> None:
         """``done`` is called for every source: its number, the block that holds it and its bytes, or the error.
 
         Files and URLs have limits of their own. ``behind`` returns whether little of what is wanted is there; else
-        there is no reason to read many at once. ``placement`` decides where files go (see FileReads, which ``files``
-        may replace). ``rate`` measures what the storage gives.
+        there is no reason to read many at once. ``keeps`` says of which files a tier may keep the bytes (see FileReads,
+        which ``files`` may replace). ``rate`` measures what the storage gives.
         """
         self._blocks, self.done = blocks, done
         self._loop = asyncio.get_running_loop()
         self._lanes = (_Lane(16, 64, behind), _Lane(64, 1024, behind))  # reads of files, and of URLs
-        self._file_reads: Files = (files or partial(FileReads, blocks, placement=placement))(self._local_ended)
+        self._file_reads: Files = (files or partial(FileReads, blocks, keeps=keeps))(self._local_ended)
         self._urls = UrlReads(remote or RemoteReads(), self._remote_ended)
         self._queued: set[int] = set()  # not begun
         self._cancelled: set[int] = set()

@@ -22,7 +22,6 @@ from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
-from minato_gpu.sources.page_cache import FilePlacement
 from minato_gpu.sources.pool import ReaderPool, Reads
 from minato_gpu.sources.service import Ready, Service, Wanted
 from minato_gpu.util import children
@@ -83,8 +82,7 @@ async def _serve(
     blocks = Blocks(arena)
 
     def pool_of(service: Service) -> ReaderPool:
-        placement = FilePlacement(memory, service.expected, copies=settings.disk_bytes > 0)
-        return ReaderPool(blocks, service.done, behind=service.behind, placement=placement)
+        return ReaderPool(blocks, service.done, behind=service.behind, keeps=service.may_keep)
 
     link = Link(end, settings, blocks, memory, pool_of, ended.set)
     if of_fields is not None and memory is not None:

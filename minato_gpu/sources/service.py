@@ -262,10 +262,10 @@ class Service:
             if not ticket.missing and self._tickets.get(ticket.number) is ticket:  # not one of an earlier run
                 self._complete(ticket)
 
-    def expected(self, number: int) -> tuple[int, int]:
-        """Returns a started read's item in the tier in memory, and about how many bytes it will bring."""
+    def may_keep(self, number: int) -> bool:
+        """Returns whether a tier may keep what a started read will bring."""
         each = self._started[number]
-        return each.item, each.nbytes
+        return self.disk is not None or (self._memory is not None and self._memory.may_keep(each.item, each.nbytes))
 
     def done(
         self,
@@ -318,7 +318,7 @@ class Service:
         if each.block >= 0:
             each.stamp = self._blocks.publish(each.block)
         memory = self._memory
-        if memory is not None and each.block >= 0 and (not memory.off_for_files or Source.of(each.key).is_remote):
+        if memory is not None and each.block >= 0:
             self._keep(memory, each, version)
         if not each.kept and self._bytes.get(each.key) is each:
             self._write(each, version)

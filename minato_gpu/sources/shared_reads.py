@@ -63,7 +63,7 @@ class SharedTier(MemoryTier):
 
     def counts(self) -> dict[str, int | str]:
         """Returns what is kept for all loaders, and this loader's hits and misses."""
-        return super().counts() | {"why": self._whole.off_for_files or _WHY}
+        return super().counts() | {"why": _WHY}
 
 
 @dataclass(slots=True, eq=False)
@@ -128,10 +128,10 @@ class SharedReads:
         """Returns whether less than half of what one of the loaders wants has arrived."""
         return any(client.service.behind() for client in self._clients)
 
-    def expected(self, number: int) -> tuple[int, int]:
-        """Returns a read's item in the tier in memory, and about how many bytes it will bring."""
+    def may_keep(self, number: int) -> bool:
+        """Returns whether memory may keep what a read will bring."""
         client, own = self._reads[number].clients[0]
-        return client.service.expected(own)
+        return client.service.may_keep(own)
 
     def submit(self, client: ClientPool, number: int, source: Source) -> None:
         """Reads a source, or shares what is being read or is in memory for another loader."""

@@ -150,25 +150,22 @@ def test_what_is_soon_is_in_the_orders_that_it_is_said_to_be_in(epochs: list[lis
 _PART = st.floats(0.01, 10.0)
 
 
-def _best(means: Means, budget: float, *, keeps_raw: bool) -> float:
+def _best(means: Means, budget: float) -> float:
     """Of a grid of splits."""
     found = []
     for fields in np.linspace(0, 1, 41):
         room = budget - fields * means.field_bytes
         if room < 0:
             break
-        most = min(1 - fields, room / means.raw_bytes) if keeps_raw else 0.0
+        most = min(1 - fields, room / means.raw_bytes)
         found += [seconds(means, Shares(float(fields), float(raw))) for raw in np.linspace(0, most, 11)]
     return min(found)
 
 
-@given(_PART, _PART, st.floats(0, 1), _PART, _PART, _PART, st.booleans())
-def test_none_is_better(
-    read: float, prepare: float, saved: float, raw: float, field: float, budget: float, keeps_raw: bool
-) -> None:
+@given(_PART, _PART, st.floats(0, 1), _PART, _PART, _PART)
+def test_none_is_better(read: float, prepare: float, saved: float, raw: float, field: float, budget: float) -> None:
     means = Means(read, prepare, saved * prepare, raw, field)
-    shares = split(means, budget, keeps_raw=keeps_raw)
+    shares = split(means, budget)
     assert min(shares) >= 0 and sum(shares) <= 1 + 1e-6
     assert shares.fields * field + shares.raw * raw <= budget * (1 + 1e-6)
-    assert keeps_raw or shares.raw == 0
-    assert seconds(means, shares) <= _best(means, budget, keeps_raw=keeps_raw) * (1 + 1e-6)
+    assert seconds(means, shares) <= _best(means, budget) * (1 + 1e-6)

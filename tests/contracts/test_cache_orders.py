@@ -26,8 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minato_gpu.sources.page_cache.FIRST", 0)  # the page cache has these files
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minato_gpu.engine.builder.READ_AHEAD", 8)  # of few samples all would be there at once
 
 

@@ -32,13 +32,6 @@ FAULTS = (
         ("sources/test_files.py",),
     ),
     Fault(
-        "what memory keeps of files the page cache has as well",
-        "sources/files.py",
-        "if uncached else read_into",
-        "if where is None else read_into",
-        ("sources/test_page_cache.py",),
-    ),
-    Fault(
         "a copy of another version of a URL is used from memory",
         "sources/source.py",
         "        if self.version:\n            return (*place, str(self.version))\n",

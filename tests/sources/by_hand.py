@@ -7,8 +7,7 @@ from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import ASKED, Blocks, copy, space_of
-from minato_gpu.sources.memory_tier import NO_ITEM, MemoryTier
-from minato_gpu.sources.page_cache import FilePlacement, Where
+from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.service import Service
 from minato_gpu.sources.source import Key, Source
 
@@ -131,11 +130,3 @@ class Kept(Bench):
         """Nobody wants anything: what is kept is what is held."""
         assert self.held == sum(space_of(copy.nbytes) for copy in self.memory._copies.values()) <= self.memory.budget
         assert self.service.counts()["bytes_ahead"] == 0
-
-
-class Always(FilePlacement):
-    """Reads files to one place."""
-
-    def __init__(self, there: Where) -> None:
-        super().__init__(None, lambda number: (NO_ITEM, 0), copies=False)
-        self._passes = there

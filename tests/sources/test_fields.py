@@ -160,14 +160,10 @@ def learned(budget: int, read_s: float = 0.0, saved_s: float = 3 * MS, memory: M
     return choice
 
 
-@pytest.mark.parametrize(
-    ("read_s", "keeps_raw", "all_or_none"), [(0.0, True, True), (0.0, False, True), (0.1, True, False)]
-)
-def test_what_bounds_the_epoch_decides(read_s: float, keeps_raw: bool, all_or_none: bool) -> None:
+@pytest.mark.parametrize(("read_s", "all_or_none"), [(0.0, True), (0.1, False)])
+def test_what_bounds_the_epoch_decides(read_s: float, all_or_none: bool) -> None:
     """Room for some 30 samples of either kind."""
-    memory = MemoryTier(10 * FIELD, 1000)
-    memory.off_for_files = "" if keeps_raw else "off for files"
-    choice = learned(10 * FIELD, read_s, 1e-6 if read_s else 3 * MS, memory)
+    choice = learned(10 * FIELD, read_s, 1e-6 if read_s else 3 * MS)
     choice.choose(RAW)
     assert {choice.wants(sample) for sample in range(1000)} == {all_or_none}
 

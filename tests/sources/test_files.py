@@ -16,8 +16,6 @@ from minato_gpu import Source
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources.blocks import IN_PAGE_CACHE, NOWHERE, Blocks
 from minato_gpu.sources.files import Ended, FileReads
-from minato_gpu.sources.page_cache import Where
-from tests.sources.by_hand import Always
 from tests.support.leaks import open_links
 
 COUNT, NBYTES = 20, 5000
@@ -45,11 +43,11 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 class Reads:
     """FileReads that are closed in the end."""
 
-    where: Where = Where.PAGE_CACHE
+    keeps: bool = False
 
     async def __aenter__(self) -> Reads:
         self.arena, self._ended = Arena("test", 1 << 20), asyncio.Queue[Ended]()
-        self.pool = FileReads(Blocks(self.arena), self._ended.put_nowait, placement=Always(self.where))
+        self.pool = FileReads(Blocks(self.arena), self._ended.put_nowait, keeps=lambda number: self.keeps)
         return self
 
     async def __aexit__(self, error: object, *_: object) -> None:
@@ -115,11 +113,10 @@ async def test_those_that_do_not_come_hold_up_no_other(sources: list[Source]) ->
         assert sorted(found) == pipes
 
 
-@pytest.mark.parametrize("where", Where, ids=lambda where: where.name)
+@pytest.mark.parametrize("keeps", [False, True])
 @in_a_loop
-async def test_files_that_do_not_tell_their_size(tmp_path: Path, where: Where) -> None:
-    """Those of /proc, devices and pipes, each opened once, come in blocks, wherever files are to go; and files are read
-    past the page cache as before."""
+async def test_files_that_do_not_tell_their_size(tmp_path: Path, keeps: bool) -> None:
+    """Those of /proc, devices and pipes, each opened once, come in blocks, wherever files are to go."""
     version = Path("/proc/version").read_bytes()
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
@@ -133,7 +130,7 @@ async def test_files_that_do_not_tell_their_size(tmp_path: Path, where: Where) -
         (Source(str(tmp_path / "pipe")), written),
         (Source(str(tmp_path / "pipe"), 0, len(written)), written),
     ]
-    async with Reads(where) as reads:
+    async with Reads(keeps) as reads:
         blocks = Blocks(reads.arena)
         for source, content in wanted:
             reads.pool.submit(0, source)
@@ -142,14 +139,13 @@ async def test_files_that_do_not_tell_their_size(tmp_path: Path, where: Where) -
             _, _, block, nbytes, error = (await reads.told(1))[0]
             assert error is None and block != IN_PAGE_CACHE, source
             assert bytes(blocks.view(block, nbytes)) == content, source
-        assert reads.pool._uncached._dontcache
         reads.pool.submit(0, Source(str(tmp_path / "empty"), 0, 7))
         assert str((await reads.told(1))[0][4]).endswith("ends 7 bytes too early")
 
 
 @in_a_loop
 async def test_a_shard_that_is_replaced_is_opened_anew(tmp_path: Path) -> None:
-    async with Reads(Where.BLOCK) as reads:
+    async with Reads(keeps=True) as reads:
         for content in (b"before", b"behind"):
             (tmp_path / "new").write_bytes(content)
             (tmp_path / "new").rename(tmp_path / "shard")

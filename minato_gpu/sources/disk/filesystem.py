@@ -1,4 +1,4 @@
-"""Calls that the standard library lacks: kinds of file systems, reads and writes around the page cache."""
+"""Calls that the standard library lacks: kinds of file systems, whole reads and writes, what the page cache has."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
-from typing import Any
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_RWF_DONTCACHE = 0x80
 _CACHESTAT = 451  # on every architecture
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_WRITE_AND_WAIT = 1 | 2 | 4  # of sync_file_range(2): also for what is being written already
 _READ_BYTES = 1 << 16  # what a pipe has at most
 # Locks do not hold between hosts on these, or not always (Linux: magic numbers of statfs(2)).
 _REMOTE = {
@@ -111,49 +106,21 @@ def cached_bytes(fd: int, offset: int = 0, length: int = 0) -> int | None:
     return int(found.cached) * _PAGE
 
 
-class Uncached:
-    """Reads and writes that leave the page cache as it was: what a tier keeps is not held a second time in memory.
+def read_parts(fd: int, head: bytearray, into: memoryview) -> int:
+    """Reads the beginning of a file into ``head``, and what follows into ``into``; returns how many bytes in all.
 
-    Kernels from 6.14 on do that by themselves on ext4, XFS and others (``dontcache``, RWF_DONTCACHE). For the rest,
-    found out by trying, pages are given back afterwards; those written once they have reached the disk.
+    Raises OSError.
     """
+    done = os.preadv(fd, [head, into], 0)
+    if len(head) <= done < len(head) + len(into):
+        done += read_into(fd, into[done - len(head) :], done)
+    return done
 
-    def __init__(self, dontcache: bool = True) -> None:
-        self._dontcache = dontcache
 
-    def read(self, fd: int, into: memoryview, offset: int, before: bytearray | None = None) -> int:
-        """Fills ``into`` from ``offset`` on, and ``before`` with the bytes before that; returns how many bytes of both
-        there were. Raises OSError."""
-        if not self._dontcache:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # pages read ahead would stay
-        ahead = 0 if before is None else len(before)
-        done = self._call(os.preadv, fd, [into] if before is None else [before, into], offset - ahead)
-        while ahead <= done < ahead + len(into):
-            count = self._call(os.preadv, fd, [into[done - ahead :]], offset - ahead + done)
-            if not count:
-                break
-            done += count
-        if not self._dontcache:
-            os.posix_fadvise(fd, offset - ahead, ahead + len(into), os.POSIX_FADV_DONTNEED)
-        return done
-
-    def write(self, fd: int, head: bytes, data: memoryview) -> None:
-        """Writes ``head`` and ``data`` into a new file. Raises OSError; part of it may have been written then."""
-        done = self._call(os.pwritev, fd, [head, data], 0)
-        while len(head) <= done < len(head) + len(data):
-            done += self._call(os.pwritev, fd, [data[done - len(head) :]], done)
-        if done < len(head):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if not self._dontcache:
-            _LIBC.sync_file_range(fd, ctypes.c_long(0), ctypes.c_long(0), _WRITE_AND_WAIT)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def _call(self, act: Callable[[int, list[Any], int, int], int], fd: int, parts: list[Any], at: int) -> int:
-        if self._dontcache:
-            try:
-                return act(fd, parts, at, _RWF_DONTCACHE)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                self._dontcache = False
-        return act(fd, parts, at, 0)
+def write_parts(fd: int, head: bytes, data: memoryview) -> None:
+    """Writes ``head`` and ``data`` into a new file. Raises OSError; part of it may have been written then."""
+    done = os.pwritev(fd, [head, data], 0)
+    while len(head) <= done < len(head) + len(data):
+        done += os.pwrite(fd, data[done - len(head) :], done)
+    if done < len(head):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -22,7 +22,7 @@ from minato_gpu.sources.disk.account import Account, Totals
 from minato_gpu.sources.disk.directory import CacheDirectoryError, Directory
 from minato_gpu.sources.disk.entry import CacheEntry, disk_space_of, name_of, scan
 from minato_gpu.sources.disk.eviction import Eviction
-from minato_gpu.sources.disk.filesystem import OpenFile, Uncached
+from minato_gpu.sources.disk.filesystem import OpenFile, read_parts, write_parts
 from minato_gpu.sources.disk.runs import CacheRun, find_runs, remove_dead
 from minato_gpu.util.messages import say_once
 
@@ -68,7 +68,6 @@ class DiskTier:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._account = Account(self._directory.path, self._root)
-        self._uncached = Uncached()
         self._run: CacheRun | None = None
         self._eviction: Eviction | None = None
         _OPEN.add(self)
@@ -235,7 +234,7 @@ class DiskTier:
         """Reads an open copy. Returns what is wrong with it; "" if nothing is."""
         head = bytearray(entry.HEAD)
         try:
-            done = self._uncached.read(fd, into, entry.HEAD, head)
+            done = read_parts(fd, head, into)
         except OSError as error:
             if error.errno in _UNREADABLE:
                 return "corrupt"
@@ -274,7 +273,7 @@ class DiskTier:
         new, fd = file
         try:
             try:
-                self._uncached.write(fd, head, data)
+                write_parts(fd, head, data)
             finally:
                 os.close(fd)
             self._publish(run, new, name, size)
