@@ -167,7 +167,6 @@ def test_demo_refuses_wrong_arguments(wrong: list[str]) -> None:
         ["analyze", "train.py", "--json"],
         ["check", "pipelines.image_classification", "--json"],
         ["simulate", "--json"],
-        ["top", "--json"],
         ["demo", "--out"],
     ],
     ids=" ".join,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import signal
@@ -18,7 +17,6 @@ from rich.console import Console, Group
 from minato_gpu.lab.cli import main
 from minato_gpu.lab.top import view
 from minato_gpu.lab.top.client import JobState
-from minato_gpu.lab.top.figures import figures
 from tests.observe.conftest import lane, state
 from tests.support.programs import Program
 
@@ -63,9 +61,6 @@ def test_one_job_is_found_and_of_several_one_is_named(jobs: list[Program]) -> No
     said = _top("--interval", "0.1").output
     assert f"process {jobs[1].pid}: " in said and "range-1  epoch" in said and "of 64" in said
     assert max(map(len, said.splitlines())) <= 80
-    (row,) = json.loads(_top(str(jobs[1].pid), "--once", "--interval", "0.1", "--json", "-").stdout)["rows"]
-    assert (row["pid"], row["samples_expected"], row["lane_cpu_slots"]) == (jobs[1].pid, 64, 1)
-    assert row["samples_per_s"] >= 0 and 0 <= row["wait_share"] <= 1  # nothing may have come in that time
 
 
 def test_no_job(runtime: Path) -> None:
@@ -84,10 +79,10 @@ def test_wrong_arguments(wrong: list[str]) -> None:
     assert "Invalid value" in _top(*wrong, code=2).output
 
 
-def _live(pid: int, json_path: Path) -> tuple[Program, int]:
+def _live(pid: int) -> tuple[Program, int]:
     """The command in a terminal of 80 columns, and the terminal's other end."""
     end, terminal = pty.openpty()
-    arguments = ("top", str(pid), "--interval", "0.1", "--json", str(json_path))
+    arguments = ("top", str(pid), "--interval", "0.1")
     return Program("minato_gpu", *arguments, environment={"COLUMNS": "80"}, terminal=terminal), end
 
 
@@ -102,8 +97,8 @@ def _until(end: int, word: str, said: str = "") -> str:
 
 
 @pytest.mark.parametrize("how", ["the job ends", "Ctrl-C"])
-def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> None:
-    viewer, end = _live(job.pid, tmp_path / "last.json")
+def test_a_live_view_until_it_ends(job: Program, how: str) -> None:
+    viewer, end = _live(job.pid)
     try:
         said = _until(end, "samples/s")
         assert f"process {job.pid}: " in said
@@ -118,7 +113,6 @@ def test_a_live_view_until_it_ends(job: Program, how: str, tmp_path: Path) -> No
     assert code == (0 if how == "Ctrl-C" else 1), said
     assert ("or has ended" in said) == (how != "Ctrl-C"), said
     assert "Traceback" not in said
-    assert json.loads((tmp_path / "last.json").read_text())["rows"][0]["pid"] == job.pid  # as it stood last
     if how == "Ctrl-C":
         assert job.poll() is None
 
@@ -130,17 +124,17 @@ STALLS = {cause: {"count": 9, "seconds": 3.3} for cause in ("preparation", "fetc
 
 def test_rates_are_of_the_time_between_two_answers() -> None:
     one = state(10.0, samples=1000, lanes={"cpu": lane(1000, 0.9, 2)})
-    found = figures(one, state(12.0, samples=1100, lanes={"cpu": lane(1100, 10.0 / 12.0, 2)}))
-    assert found.of_all["samples_per_s"] == found.lanes["cpu"]["samples_per_s"] == 50.0
-    assert found.lanes["cpu"]["busy_share"] == pytest.approx(0.5)
+    found = view.rates_of(one, state(12.0, samples=1100, lanes={"cpu": lane(1100, 10.0 / 12.0, 2)}))
+    assert found["samples", ""] == found["lane_samples", "cpu"] == 50.0
+    assert found["lane_busy_seconds", "cpu"] == pytest.approx(1.0)
     for before in (None, state(9.0, epoch=3, samples=900)):  # of the epoch, where no earlier answer is of it
-        assert figures(before, state(10.0, epoch=4, samples=100, elapsed=4.0)).of_all["samples_per_s"] == 25.0
+        assert view.rates_of(before, state(10.0, epoch=4, samples=100, elapsed=4.0))["samples", ""] == 25.0
 
 
 def _shown(*loaders: Any, rank: str | None = None, command: str = "train.py") -> str:
     out = StringIO()
     job = JobState(4711, command, rank, list(loaders))
-    Console(file=out, width=80).print(Group(*view.job(job, [figures(None, one) for one in loaders], 80)))
+    Console(file=out, width=80).print(Group(*view.job(None, job, 80)))
     return out.getvalue()
 
 

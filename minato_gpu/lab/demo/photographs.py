@@ -27,7 +27,6 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from minato_gpu.lab.report import versions
 from minato_gpu.pipelines.example_photographs import photograph
 from minato_gpu.samples import JSON
 from minato_gpu.util.messages import from_extra
@@ -195,9 +194,7 @@ def _photograph(name: str) -> Pixels:
 def _settings(count: int, seed: int) -> dict[str, JSON]:
     if count < len(SOURCES):
         raise DataSetError(f"the data set needs at least {len(SOURCES)} files, one for each class; got {count}")
-    installed = versions(extra=["scikit-image"])
-    made_with = {name: installed.get(name) for name in ("scikit-image", "opencv-python-headless")}
-    return {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES), "made_with": made_with}
+    return {"version": _VERSION, "count": count, "seed": seed, "classes": list(SOURCES)}
 
 
 def _read_manifest(folder: Path) -> dict[str, JSON]:

@@ -18,12 +18,35 @@ from torch import Tensor, nn
 
 from minato_gpu import DataLoader
 from minato_gpu.arguments import LaneName
-from minato_gpu.lab.demo.model import SmallNet
 from minato_gpu.pipelines import image_classification
 from minato_gpu.samples import JSON, Value
 from minato_gpu.util.threads import usable_cores
 
 LANES: tuple[LaneName, ...] = ("cpu", "device")
+_CHANNELS = (32, 64, 128, 128)
+
+
+class SmallNet(nn.Module):
+    """Four convolutions of stride 2, the mean over all places, one linear layer.
+
+    Takes float32 images [batch, 3, height, width] (any size from 16 pixels), gives logits [batch, classes].
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip((3, *_CHANNELS), _CHANNELS, strict=False):
+            layers += [
+                nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(inplace=True),
+            ]
+        self.features = nn.Sequential(*layers)
+        self.classify = nn.Linear(_CHANNELS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classify(self.features(images).mean(dim=(2, 3)))
+        return logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,16 @@
-"""Loaders' figures as ``minato-gpu top`` shows them, in 80 columns."""
+"""What loaders have done between two answers, as ``minato-gpu top`` shows it, in 80 columns.
+
+A wait, or a lease of a worker, is counted when it is over: shares are of what ended meanwhile, and never above 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.console import Column, table
-from minato_gpu.lab.top.client import JobState
-from minato_gpu.lab.top.figures import LoaderFigures
+from minato_gpu.lab.top.client import JobState, LoaderState
+from minato_gpu.observe.counters import Counts, counters
 from minato_gpu.samples import JSON
 
 if TYPE_CHECKING:
@@ -16,56 +19,104 @@ if TYPE_CHECKING:
 _BAR = 20
 
 
-def job(state: JobState, found: Sequence[LoaderFigures], width: int) -> list[RenderableType]:
-    """The process, and each of its loaders."""
+def job(before: JobState | None, now: JobState, width: int) -> list[RenderableType]:
+    """The process, and each of its loaders; rates since ``before``."""
     from rich.text import Text
 
-    rank = "" if state.rank is None else f", rank {state.rank}"
-    title = Text(f"process {state.pid}{rank}: {state.command}", style="italic", overflow="ellipsis", no_wrap=True)
-    if not found:
+    rank = "" if now.rank is None else f", rank {now.rank}"
+    title = Text(f"process {now.pid}{rank}: {now.command}", style="italic", overflow="ellipsis", no_wrap=True)
+    if not now.loaders:
         return [title, Text("no loader has begun an epoch")]
-    return [title, *(part for each in found for part in _loader(each, width))]
+    earlier = {} if before is None else {each.name: each for each in before.loaders}
+    return [title, *(part for each in now.loaders for part in _loader(earlier.get(each.name), each, width))]
 
 
-def _loader(found: LoaderFigures, width: int) -> Iterable[RenderableType]:
+def _loader(before: LoaderState | None, now: LoaderState, width: int) -> Iterable[RenderableType]:
     from rich.text import Text
 
+    rates = rates_of(before, now)
     yield Text("")
-    for line in lines(found):
-        yield Text(line[:width], style="bold" if line.startswith(found.of_all["loader"]) else "")
-    yield table(lane_columns(found.lanes), width)
+    first, *rest = _lines(now, rates)
+    yield Text(first[:width], style="bold")
+    yield from (Text(line[:width]) for line in rest)
+    lanes = now.stats["lanes"]
+    yield table(
+        [
+            Column("lane", list(lanes)),
+            Column("slots", [str(lane["slots"]) for lane in lanes.values()], number=True),
+            Column("busy", [f"{_busy(name, lanes[name], rates):.0%}" for name in lanes], number=True),
+            Column("samples/s", [_number(rates["lane_samples", name]) for name in lanes], number=True),
+            *(
+                Column(heading, [_number(1e3 * lane["service_s"][quantile]) for lane in lanes.values()], number=True)
+                for heading, quantile in (("service p50 ms", "p50"), ("p99 ms", "p99"))
+            ),
+        ],
+        width,
+    )
 
 
-def lines(found: LoaderFigures) -> list[str]:
-    """Returns the lines above the table of a loader's lanes."""
+def rates_of(before: LoaderState | None, now: LoaderState) -> Counts:
+    """Returns the growth of counters a second; since the epoch began if there was no answer before, or of another."""
+    old: Counts = {}
+    seconds = now.stats["elapsed_s"]
+    if before is not None and before.epoch == now.epoch:
+        old, seconds = counters(before.stats), now.at_s - before.at_s
+    counts = counters(now.stats)
+    return {key: max(0.0, count - old.get(key, 0.0)) / max(seconds, 1e-9) for key, count in counts.items()}
+
+
+def _lines(now: LoaderState, rates: Counts) -> Iterator[str]:
+    """Yields the lines above the table of a loader's lanes."""
     from rich.filesize import decimal
 
-    of = found.of_all
-    in_flight, peak = decimal(of["in_flight_bytes"]), decimal(of["in_flight_peak_bytes"])
-    waited = f"the training loop waited {of['wait_share']:.0%}{_causes(found.stall_shares)}"
-    said = [
-        f"{of['loader']}  epoch {of['epoch']}  {_progress(of['samples_delivered'], of['samples_expected'])}",
-        f"{number(of['samples_per_s'])} samples/s; {waited}",
-        f"{of['samples_failed']:,} samples failed; {in_flight} in flight, {peak} at most",
+    stats = now.stats
+    yield f"{now.name}  epoch {now.epoch}  {_progress(stats['samples_delivered'], stats['samples_expected'])}"
+    waits = {cause: rate for (name, cause), rate in rates.items() if name == "wait_seconds"}
+    causes = [
+        f"{cause} {min(1.0, waits[cause]):.0%}"
+        for cause in sorted(stats["stalls"], key=lambda each: -waits[each])
+        if waits[cause] >= 0.005
     ]
-    if of["longest_wait"] is not None:
-        said.append(longest_wait(of["longest_wait"]))
+    said = f"the training loop waited {min(1.0, sum(waits.values())):.0%}{': ' if causes else ''}{', '.join(causes)}"
+    yield f"{_number(rates['samples', ''])} samples/s; {said}"
+    failed = stats["samples_failed"] + stats["samples_skipped"]
+    in_flight, peak = decimal(stats["bytes_in_flight"]), decimal(stats["bytes_in_flight_peak"])
+    yield f"{failed:,} samples failed; {in_flight} in flight, {peak} at most"
+    if longest := next(iter(stats.get("longest_waits", ())), None):
+        yield _longest_wait(longest)
     storage = []
-    if of["reads_per_s"] is not None:
-        storage.append(f"{number(of['reads_per_s'])} reads/s, {decimal(round(of['read_bytes_per_s']))}/s")
-    if known := [f"{tier} {'-' if share is None else f'{share:.0%}'}" for tier, share in found.hit_shares.items()]:
-        storage.append(f"cache hits: {', '.join(known)}")
-    if of["copied_share"] is not None:
-        storage.append(f"{of['copied_share']:.0%} of the samples copied from other loaders")
-    return [*said, "; ".join(storage)] if storage else said
+    if ("reads", "") in rates:
+        nbytes = decimal(round(rates["read_bytes", ""]))
+        storage.append(f"{_number(rates['reads', ''])} reads/s, {nbytes}/s")
+    if hits := [f"{tier} {_hits(tier, rates, counters(stats))}" for tier in stats.get("cache", {})]:
+        storage.append(f"cache hits: {', '.join(hits)}")
+    shared = stats.get("share")
+    if shared and (had := shared["granted"] + shared["copied"] + shared["again"]):
+        storage.append(f"{shared['copied'] / had:.0%} of the samples copied from other loaders")
+    if storage:
+        yield "; ".join(storage)
 
 
-def longest_wait(wait: Mapping[str, JSON]) -> str:
+def _busy(name: str, lane: Mapping[str, JSON], rates: Counts) -> float:
+    share: float = rates["lane_busy_seconds", name] / max(lane["slots"], 1)
+    return min(1.0, share)
+
+
+def _hits(tier: str, *counted: Counts) -> str:
+    """Returns the hit share of the first of these counts in which anything was asked for."""
+    for each in counted:
+        hits = each.get(("cache_hits", tier), 0.0)
+        if asked := hits + each.get(("cache_misses", tier), 0.0):
+            return f"{hits / asked:.0%}"
+    return "-"
+
+
+def _longest_wait(wait: Mapping[str, JSON]) -> str:
     """An entry of ``stats()["longest_waits"]`` in words."""
     causes = sorted(wait["causes"].items(), key=lambda item: -item[1])
-    said = ", ".join(f"{cause} {number(seconds)} s" for cause, seconds in causes)
+    said = ", ".join(f"{cause} {_number(seconds)} s" for cause, seconds in causes)
     last = "" if wait["lane"] is None else f"; last came {wait['key']!r} of lane {wait['lane']}"
-    return f"longest wait {number(wait['seconds'])} s, for batch {wait['batch']}: {said}{last}"
+    return f"longest wait {_number(wait['seconds'])} s, for batch {wait['batch']}: {said}{last}"
 
 
 def _progress(delivered: int, expected: int | None) -> str:
@@ -76,24 +127,6 @@ def _progress(delivered: int, expected: int | None) -> str:
     return f"[{'#' * full}{'.' * (_BAR - full)}] {share:.0%}  {delivered:,} of {expected:,}"
 
 
-def _causes(shares: Mapping[str, float]) -> str:
-    causes = [f"{cause} {share:.0%}" for cause, share in shares.items() if share >= 0.005]
-    return f": {', '.join(causes)}" if causes else ""
-
-
-def lane_columns(lanes: Mapping[str, Mapping[str, JSON]]) -> list[Column]:
-    """A row for each lane."""
-    of = lanes.values()
-    return [
-        Column("lane", list(lanes)),
-        Column("slots", [str(each["slots"]) for each in of], number=True),
-        Column("busy", [f"{each['busy_share']:.0%}" for each in of], number=True),
-        Column("samples/s", [number(each["samples_per_s"]) for each in of], number=True),
-        Column("service p50 ms", [number(1e3 * each["service_p50_s"]) for each in of], number=True),
-        Column("p99 ms", [number(1e3 * each["service_p99_s"]) for each in of], number=True),
-    ]
-
-
-def number(value: float) -> str:
+def _number(value: float) -> str:
     """With about three digits that tell something."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

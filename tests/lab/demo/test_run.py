@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 
 from minato_gpu.lab.cli import main
-from minato_gpu.lab.demo import summary
+from minato_gpu.lab.demo.run import epoch_row
 from minato_gpu.lab.demo.training import Tally, TrainingOutcome
 
 COUNT, EPOCHS = 24, 2
@@ -138,5 +138,5 @@ def test_an_outcome_is_complete_when_every_class_came_as_often_as_it_has_samples
 
 
 def test_what_is_not_known_of_an_epoch_is_none() -> None:
-    row = summary.epoch_row(_tally(0, [0, 0, 1, 1]), _stats(3, 1))
+    row = epoch_row(_tally(0, [0, 0, 1, 1]), _stats(3, 1))
     assert (row["prediction_log_sigma"], row["busy_share_device_lane"], row["accuracy"]) == (None, None, 0.5)
