@@ -19,7 +19,7 @@ from minato_gpu.epoch.iterator import EngineIterator
 from minato_gpu.epoch.session import Session
 from minato_gpu.faults.failures import RAISE, OnError
 from minato_gpu.lanes.contract import LaneSource
-from minato_gpu.memory import shm_limits
+from minato_gpu.memory.limits import check_budget
 from minato_gpu.observe.metrics_server import export
 from minato_gpu.observe.scalars import scalars
 from minato_gpu.observe.stats_socket import watch
@@ -210,7 +210,7 @@ class DataLoader(TorchDataLoader[T]):
         self.cluster = cluster
         options = Options.check(self)
         if num_workers > 0:
-            shm_limits.check(self, processes=not options.threads)
+            check_budget(self.host_memory_budget)
         self._session = Session(self, options)
         if options.metrics is not None:
             export(self._session, options.metrics)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import minato_gpu
 import minato_gpu.device.accelerator
 from minato_gpu import DataLoader, Pipeline, Source, Stage
+from minato_gpu.memory.limits import memory_limit
 from minato_gpu.options import cache as cache_options
 from minato_gpu.options.cache import CacheOptions
 from minato_gpu.options.options import Options
@@ -257,6 +258,15 @@ def test_directories_that_will_not_do(
     with pytest.raises(error, match=words):
         made(cache, directory)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_beyond_the_memory_there_is() -> None:
+    data: Any = [1]
+    limit, _ = memory_limit()
+    assert limit > 1 << 28
+    DataLoader(data, num_workers=1, host_memory_budget=limit)
+    with pytest.raises(ValueError, match=r"host_memory_budget=.* is more than the .* bytes of this"):
+        DataLoader(data, num_workers=1, host_memory_budget=limit + 1)
 
 
 def test_more_than_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:

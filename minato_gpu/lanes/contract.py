@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from minato_gpu.lanes.base import Report, Task
-from minato_gpu.memory import shm_limits
 from minato_gpu.memory.status_board import Claim
 from minato_gpu.util import children
 
@@ -36,6 +35,10 @@ Number = tuple[int, int]
 """Run and chunk of a task."""
 
 NO_CLAIM = Claim(-1, -1, 0, 0)
+_SHORT = (
+    "The kernel had no memory left for its shared memory: the container's memory limit or the machine's is reached, or "
+    "/dev/shm is full, where its own code uses that (docker run --shm-size). "
+)
 _OUT_OF_MEMORY = "It is possible that the worker ran out of memory; see the kernel's log."
 
 
@@ -137,7 +140,7 @@ class Exit:
         if self.code is None or self.code >= 0:
             return f"DataLoader worker (pid(s) {self.pid}) exited unexpectedly with {children.in_words(self.code)}. "
         name = signal.strsignal(-self.code) or f"signal {-self.code}"
-        causes: dict[int, str] = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: f"{shm_limits.SHORT} "}
+        causes: dict[int, str] = {signal.SIGKILL: _OUT_OF_MEMORY, signal.SIGBUS: _SHORT}
         return f"DataLoader worker (pid {self.pid}) is killed by signal: {name}. {causes.get(-self.code, '')}"
 
 

@@ -19,7 +19,6 @@ from multiprocessing import reduction
 from weakref import WeakSet
 
 from minato_gpu.lanes.stacks import Stacks
-from minato_gpu.memory import address_space
 from minato_gpu.memory.arena import MOST as ARENA
 from minato_gpu.memory.arena import PAGE, Arena, round_up
 from minato_gpu.memory.completions import MOST as MARKS
@@ -72,12 +71,9 @@ class WorkerChannels:
 
     def _reserve(self, arenas: bool) -> None:
         """Makes the memory of all arenas, marks and the board."""
-        engine = address_space.share(ARENA, 4)  # the window's batches
-        each = address_space.share(ARENA, 3 * max(4, self.workers))  # all together a third of what is left
-        own = [each] * self.workers if arenas else []
+        count = 1 + (self.workers if arenas else 0)  # the first is the engine's, of the window's batches
         board = round_up(WorkerStatusBoard.size(self.workers), PAGE)
-        sizes = [engine, *own, address_space.share(MARKS), board]
-        self.memory, self._sizes = SharedMemory.reserve("loader", sizes)
+        self.memory, self._sizes = SharedMemory.reserve("loader", [ARENA] * count + [MARKS, board])
         self._divide()
 
     def _divide(self) -> None:

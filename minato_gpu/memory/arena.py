@@ -18,7 +18,6 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from minato_gpu.memory import address_space
 from minato_gpu.memory.shared_memory import SharedMemory
 
 MOST = 1 << 36  # bytes of address space, where nothing limits that
@@ -47,7 +46,7 @@ class Arena:
         if fd is not None:
             memory = SharedMemory(name, capacity, fd)
         elif memory is None:
-            memory, (capacity,) = SharedMemory.reserve(name, [capacity or address_space.share(MOST)])
+            memory, (capacity,) = SharedMemory.reserve(name, [capacity or MOST])
         self.capacity, self._memory, self._at = capacity, memory, begin
         self._view: memoryview | None = memory.part(begin, capacity)
         self.allocated = 0

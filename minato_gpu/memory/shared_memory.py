@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
-from minato_gpu.memory import address_space
+LEAST = 1 << 26  # bytes of an arena: less would not do
 
 
 class SharedMemory:
@@ -42,16 +42,22 @@ class SharedMemory:
     def reserve(cls, name: str, sizes: Sequence[int]) -> tuple[SharedMemory, list[int]]:
         """Makes memory for parts of these sizes, and returns it with the sizes that the system grants.
 
-        Large parts are halved, down to ``address_space.LEAST`` bytes, until it does. Raises OSError.
+        Parts are halved, down to ``LEAST`` bytes, until twice as much could be mapped: a limit of address space leaves
+        room for the program. Raises OSError.
         """
         granted = list(sizes)
-        while True:
+        while max(granted) > LEAST:
             try:
-                return cls(name, sum(granted)), granted
+                cls(name, 2 * sum(granted)).close()
+                break
             except OSError:
-                if max(granted) <= address_space.LEAST:
-                    raise
-                granted = [max(size // 2, min(size, address_space.LEAST)) for size in granted]
+                granted = [max(size // 2, min(size, LEAST)) for size in granted]
+        try:
+            return cls(name, sum(granted)), granted
+        except OSError as error:
+            told = f"{error.strerror}: this process cannot map {sum(granted) >> 20} MiB of shared memory; look at its "
+            limits = "limits of descriptors, address space and file size (ulimit -n, -v, -f)"
+            raise OSError(error.errno, told + limits) from error
 
     def part(self, begin: int, nbytes: int) -> memoryview:
         """Returns a view of ``nbytes`` from ``begin`` on, which keeps the mapping alive."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from minato_gpu.arguments import Arguments
-from minato_gpu.memory.shm_limits import memory_limit
+from minato_gpu.memory.limits import memory_limit
 from minato_gpu.sources.disk import LEAST_BUDGET
 from minato_gpu.sources.source import source_of
 from minato_gpu.util.numbers import nbytes

@@ -6,6 +6,7 @@ The process lives as long as its loader: what its tier in memory keeps stays whe
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing.process
 import os
 import socket
@@ -16,8 +17,8 @@ from time import monotonic
 from typing import Any
 from weakref import WeakSet, finalize
 
-from minato_gpu.memory import address_space
 from minato_gpu.memory.arena import MOST, Arena, round_up
+from minato_gpu.memory.shared_memory import LEAST
 from minato_gpu.sources import fields
 from minato_gpu.sources.memory_tier import Begun
 from minato_gpu.sources.messages import SOCKET_BYTES, MessageSocket
@@ -275,20 +276,13 @@ class ReaderOwner:
 def arena_of(budget: int) -> Arena:
     """Makes the arena: twice the budget, as sizes that differ leave gaps, and what is read ahead.
 
-    Memory is taken as it is written.
+    Memory is taken as it is written. Raises OSError where a limit of address space or file size leaves too little.
     """
-    if not budget:
-        return Arena("fetched")
-    wanted = round_up(2 * budget, 1 << 20) + address_space.share(MOST)
-    capacity = min(wanted, address_space.largest_file() >> 20 << 20)
-    file = os.memfd_create("minato-kept", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(file, capacity)
-        return Arena("kept", capacity, fd=file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.close(file)
-        raise OSError(error.errno, _TOO_LARGE.format(budget=budget, capacity=capacity)) from error
+    arena, least = Arena("fetched", round_up(2 * budget, LEAST) + MOST), 2 * budget
+    if arena.capacity < least:
+        arena.close()
+        raise OSError(errno.ENOMEM, _TOO_LARGE.format(budget=budget, capacity=least))
+    return arena
 
 
 def _close_inherited_ends() -> None:
