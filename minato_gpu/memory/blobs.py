@@ -52,8 +52,8 @@ class BlobPickler(ForkingPickler):
             return _untyped, (pickle.PickleBuffer(flat.numpy().data),)
         if isinstance(obj, torch.TypedStorage) and obj._untyped_storage.device.type == "cpu":
             return _typed, (obj._untyped_storage, obj.dtype)
-        if type(obj) is memoryview:
-            return _reduce_view(obj)
+        if isinstance(obj, memoryview):
+            raise TypeError("a memoryview cannot leave its worker; return bytes(view), or numpy.asarray(view)")
         if not isinstance(obj, torch.Tensor) or obj.device.type != "cpu":
             return NotImplemented
         if obj.requires_grad and not obj.is_leaf:
@@ -140,23 +140,6 @@ def _reduce_sparse(obj: torch.Tensor) -> object:
     else:
         make = partial(torch.sparse_compressed_tensor, layout=obj.layout, check_invariants=False)
     return make, (*parts, tuple(obj.shape))
-
-
-def _reduce_view(obj: memoryview) -> object:
-    """Reduces a memoryview to a copy of its elements, as pickle refuses it.
-
-    NotImplemented for formats that Python cannot restore.
-    """
-    parts = obj.tobytes() if obj.readonly else bytearray(obj), obj.format, obj.shape
-    try:
-        _view(*parts)
-    except (TypeError, ValueError):
-        return NotImplemented
-    return _view, parts
-
-
-def _view(data: bytes | bytearray, form: Value, shape: Value) -> Value:
-    return memoryview(data).cast(form) if len(shape) == 1 else memoryview(data).cast(form, shape)
 
 
 def _bytes(data: Value) -> torch.Tensor:

@@ -42,7 +42,6 @@ _COLLATED_BY: dict[Any, Any] = {
     str: torch_collate.collate_str_fn,
     bytes: torch_collate.collate_str_fn,
 }
-_INTEGERS = {1: torch.uint8, 2: torch.int16}  # torch's integers by bytes
 
 
 class Mismatch(Exception):
@@ -64,19 +63,6 @@ class Leaf:
     def nbytes(self) -> int:
         """Bytes of one row."""
         return math.prod(self.shape) * self.raw.itemsize
-
-    @cached_property
-    def is_numpy(self) -> bool:
-        """True if NumPy has the dtype that the consumer sees.
-
-        Otherwise elements are stored as integers of their size.
-        """
-        return torch_dtype(self.raw) is self.dtype
-
-    def as_delivered(self, stored: torch.Tensor) -> torch.Tensor:
-        """Returns the tensor with the dtype that the consumer sees."""
-        assert self.dtype is not None
-        return stored if stored.dtype is self.dtype else stored.view(self.dtype)
 
 
 Views = list[NDArray[Value] | None]
@@ -216,7 +202,7 @@ class Layout:
                 return torch.empty((rows, *leaf.shape), dtype=leaf.dtype)
             at = offsets[number]
             array = apart(owner[at : at + leaf.nbytes * rows], owner.nbytes).view(leaf.raw)
-            return leaf.as_delivered(torch.from_numpy(array.reshape((rows, *leaf.shape))))
+            return torch.from_numpy(array.reshape((rows, *leaf.shape)))
 
         return self._joined(part, objects)
 
@@ -261,7 +247,7 @@ class Layout:
             elif leaf.kind == "array":
                 values.append(view[row] if leaf.shape else view[row].reshape(()))
             else:
-                values.append(leaf.as_delivered(torch.from_numpy(view[row : row + 1])[0]))
+                values.append(torch.from_numpy(view[row : row + 1])[0])
         return _rebuild(self.tree, values, stacked=False)
 
 
@@ -281,25 +267,19 @@ def _describe(value: Value, leaves: list[Leaf], in_sequence: bool) -> Tree:
 
 
 def _is_registered(value: Value) -> bool:
-    """Returns whether ``default_collate`` joins such values by a function that somebody has registered."""
+    """Returns whether somebody has registered a function that ``default_collate`` may join such values by."""
     given: dict[Any, Any] = torch_collate.default_collate_fn_map
-    return _collated_by(value, given) is not _collated_by(value, _COLLATED_BY)
-
-
-def _collated_by(value: Value, functions: dict[Any, Any]) -> Any:
-    """Returns the function that PyTorch would find: by the type, else by the first class it is an instance of.
-
-    None for containers.
-    """
-    if type(value) in functions:
-        return functions[type(value)]
-    return next((function for kind, function in functions.items() if isinstance(value, kind)), None)
+    return any(_COLLATED_BY.get(kind) is not join and isinstance(value, kind) for kind, join in given.items())
 
 
 def _leaf(value: Value, in_sequence: bool) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor and _plain(value):
-        return Leaf("tensor", kind, tuple(value.shape), _as_array(value[None][:0]).dtype, value.dtype)
+        try:
+            raw = value.numpy().dtype
+        except TypeError:  # NumPy has no such dtype (bfloat16, say): default_collate joins them in a worker
+            raise Mismatch from None
+        return Leaf("tensor", kind, tuple(value.shape), raw, value.dtype)
     if isinstance(value, np.ndarray) and value.dtype in _STACKABLE and value.ndim and not _backwards(value):
         return Leaf("array", kind, value.shape, value.dtype, torch_dtype(value.dtype))
     if kind in _SCALARS:
@@ -333,33 +313,16 @@ def _plain(value: torch.Tensor) -> bool:
 def _fitting(value: torch.Tensor, leaf: Leaf) -> NDArray[Value]:
     """Returns the tensor's elements as an array. Raises Mismatch if the tensor does not fit the leaf.
 
-    Each call on a tensor runs torch's code, which a costly sample evicts from the processor's caches. So where NumPy
-    has the dtype only ``numpy`` is called: it refuses what is not plain.
+    Each call on a tensor runs torch's code, which a costly sample evicts from the processor's caches. So only ``numpy``
+    is called: it refuses what is not plain.
     """
     try:
-        array = value.numpy() if leaf.is_numpy else None
+        array = value.numpy()
     except (TypeError, RuntimeError):
-        array = None
-    if array is None:
-        if value.dtype is not leaf.dtype or not _plain(value):
-            raise Mismatch
-        array = _as_array(value)
+        raise Mismatch from None
     if array.dtype != leaf.raw or array.shape != leaf.shape:
         raise Mismatch
     return array
-
-
-def _as_array(value: torch.Tensor) -> NDArray[Value]:
-    """Returns the tensor's elements as an array; types that NumPy lacks (bfloat16, float8) as integers of their size.
-
-    Raises Mismatch for those that PyTorch itself can do little with yet (complex32, bcomplex32).
-    """
-    try:
-        return value.numpy()
-    except TypeError:
-        if value.element_size() not in _INTEGERS:
-            raise Mismatch from None
-        return value.view(_INTEGERS[value.element_size()]).numpy()
 
 
 def _flatten(tree: Tree, value: Value, out: list[Value]) -> None:

@@ -131,8 +131,6 @@ _SAMPLES: dict[str, Callable[[int], Any]] = {
     "own immutable mapping": lambda i: Frozen({"a": i, "b": torch.tensor(i)}),
     "own sequence": lambda i: Row([i, torch.tensor(i)]),
     "range": lambda i: range(i, i + 3),
-    "view of bytes": lambda i: memoryview(b"ab%d" % i),
-    "view of an array": lambda i: {"x": (np.arange(3.0) + i).data},
     "deque": lambda i: collections.deque([i, torch.tensor(i)]),
     "empty tuple": lambda i: (),
     "empty dict": lambda i: {},
