@@ -126,10 +126,9 @@ def check(out: CommandOutput, module: str, data: Path | None, device: str) -> No
 @main.command(short_help="Run the scheduler under a virtual clock.")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--seeds", type=click.IntRange(min=1), default=10, help="Runs of each scenario, averaged.")
-@click.option("--ablation", is_flag=True, help="Measure what each part of the scheduler contributes.")
 @click.option("--list", "only_list", is_flag=True, help="Name the scenarios and stop.")
 @shows
-def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablation: bool, only_list: bool) -> None:
+def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, only_list: bool) -> None:
     """Run the scheduler under a virtual clock on named scenarios (all of them where none is named).
 
     The scenario `cluster`, which is named alone, is a training on many machines; it takes minutes.
@@ -146,19 +145,16 @@ def simulate(out: CommandOutput, scenarios: tuple[str, ...], seeds: int, ablatio
     unknown = [name for name in scenarios if name not in known]
     if unknown:
         raise click.UsageError(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
-    if ablation and scenarios:
-        raise click.UsageError("--ablation runs its own scenarios; name none")
     if only_list:
         listed = {name: known[name].description for name in known} | {"cluster": cluster.DESCRIPTION}
         show(out.console, "scenarios", [{"scenario": name, "what": what} for name, what in listed.items()])
         return
-    asked = [] if ablation else list(scenarios or known)
+    asked = list(scenarios or known)
     with out.console.status("simulating"):
-        rows = comparison.run_ablation(seeds) if ablation else comparison.run(asked, seeds)
+        rows = comparison.run(asked, seeds)
     shown = [{key: value for key, value in row.items() if key not in _ONLY_IN_JSON} for row in rows]
-    what = "ablation" if ablation else "simulation"
-    show(out.console, f"{what}, mean of {seeds} seeds (every column: --json -)", shown)
-    out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds, "ablation": ablation}, rows)
+    show(out.console, f"simulation, mean of {seeds} seeds (every column: --json -)", shown)
+    out.leave_rows({"command": "simulate", "scenarios": asked, "seeds": seeds}, rows)
 
 
 def _need_dali() -> None:

@@ -131,8 +131,6 @@ def test_simulate_writes_a_row_for_each_scenario(monkeypatch: pytest.MonkeyPatch
     assert document["settings"]["seeds"] == 2
     _run("simulate")
     assert asked[-1] == (list(comparison.SCENARIOS), 10)
-    monkeypatch.setattr(comparison, "run_ablation", lambda seeds: [{"without": "threshold", "of_bound": 0.1 * seeds}])
-    assert "threshold" in _run("simulate", "--ablation", "--seeds", "3").output
     monkeypatch.setattr(cluster, "run", lambda: [{"gbit_s": 25.0, "of_bound": 0.9}])
     assert json.loads(_run("simulate", "cluster", "--json", "-").stdout)["rows"][0]["gbit_s"] == 25.0
 
@@ -141,7 +139,6 @@ def test_simulate_lists_its_scenarios_and_refuses_others() -> None:
     listed = _run("simulate", "--list").output
     assert all(name in listed for name in comparison.SCENARIOS)
     assert "no scenario nonsense; there are hybrid" in _run("simulate", "nonsense", code=2).output
-    assert "name none" in _run("simulate", "hybrid", "--ablation", code=2).output
 
 
 def test_an_error_is_one_line_unless_a_traceback_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

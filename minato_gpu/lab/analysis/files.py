@@ -2,7 +2,7 @@
 
 An audit hook hears of every file that Python opens; libraries that open files by themselves are not heard. The kernel
 counts the bytes of all ``read`` calls. Where bytes were read and no file was opened, it is one that is open already, or
-mapped. What neither tells is unknown, and said so (None), not guessed.
+mapped. What neither tells is unknown.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class MeasuredReads(NamedTuple):
     """The reads of one call."""
 
     files: tuple[str, ...] = ()
-    nbytes: float | None = None  # None: it could not be seen
-    requests: float | None = None
+    nbytes: float = 0.0
+    requests: float = 0.0
 
 
 class _Heard(threading.local):
@@ -75,8 +75,8 @@ class Look:
         heard, _HEARD.files = _HEARD.files or [], None
         _HEARD_BY_ALL.clear()
         files = tuple(dict.fromkeys(path for path in heard if _is_data(path)))
-        if self._counts < 0:
-            return MeasuredReads(files)
+        if self._counts < 0:  # the kernel does not count for us
+            return MeasuredReads(files, float(sum(map(_size, files))), float(len(files)))
         if files:
             # what is read twice comes from storage once
             return MeasuredReads(files, float(min(nbytes, sum(map(_size, files)))), float(min(requests, len(files))))

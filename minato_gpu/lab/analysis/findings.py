@@ -17,19 +17,17 @@ _SLOWEST = 10
 
 
 class Findings:
-    """Measurements of one rank. ``files``: of the samples seen; ``nbytes``, ``requests``: of a sample, None where
-    not seen."""
+    """Measurements of one rank. ``files``: of the samples seen; ``nbytes``, ``requests``: of a sample, 0 where
+    none was seen."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.meters = {name: Meter() for name in ("sight", "compute", "copied", "warm", "cold")}
         self.batches_seen = 0
         self.files: list[str] = []
-        self.nbytes: float | None = None
-        self.requests: float | None = None
+        self.nbytes = self.requests = 0.0
         self.cold_share: float | None = None
         self.levels: list[tuple[float, float]] = []  # bytes a second, and latency
-        self.prepare: Phase | None = None
         self.scaling: list[tuple[int, float]] = []
         self.notes: list[str] = []
         self._samples: dict[str, list[Seen]] = {}
@@ -50,10 +48,8 @@ class Findings:
         """Takes in the files that were found, at the end of the phase in which they were looked for."""
         samples = self._samples["sight"]
         self.files = list(dict.fromkeys(path for seen in samples for path in seen.opened.files))
-        known = [seen.opened for seen in samples if seen.opened.nbytes is not None]
-        if known:
-            self.nbytes = mean(each.nbytes or 0.0 for each in known)
-            self.requests = mean(each.requests or 0.0 for each in known)
+        self.nbytes = mean(seen.opened.nbytes for seen in samples)
+        self.requests = mean(seen.opened.requests for seen in samples)
 
     def seconds_of(self, name: str) -> float:
         """Returns a worker's mean seconds for a sample in this phase; 0 where there is none."""
@@ -109,8 +105,7 @@ class Findings:
         )
 
     def _phases(self) -> dict[str, Phase]:
-        found = {name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"}
-        return found if self.prepare is None else {**found, "prepare": self.prepare}
+        return {name: meter.phase() for name, meter in self.meters.items() if meter.steps and name != "copied"}
 
     def _transfer_s(self) -> float:
         copied = self.meters["copied"]
@@ -130,8 +125,7 @@ class Findings:
             return None
         rate, latency = self.levels[-1]
         at_once = max(1, self.subject.workers)
-        seen = [seen.opened.nbytes for seen in self._samples.get("sight", [])]
-        sizes = tuple(round(nbytes) for nbytes in seen if nbytes is not None)
+        sizes = tuple(round(seen.opened.nbytes) for seen in self._samples.get("sight", []))
         return Storage(rate, latency, self.requests or 1.0, self.nbytes, at_once, self.cold_share, sizes)
 
     def _slowest(self, samples: Sequence[Seen]) -> list[tuple[float, str]]:

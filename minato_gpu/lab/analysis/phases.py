@@ -19,8 +19,7 @@ SHARES: Mapping[str, float] = {
     "copied": 5.0,  # a batch that has yet to be moved to the device
     "warm": 18.0,
     "cold": 20.0,
-    "prepare": 6.0,
-    "scaling": 12.0,
+    "scaling": 18.0,
     "storage": 7.0,
 }
 """Phases in their order, and what each may take of the whole."""

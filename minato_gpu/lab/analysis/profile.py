@@ -61,7 +61,7 @@ class Profile:
     of a batch. ``step_s``: of each training step with a batch that was there already, its transfer left out;
     ``transfer_s``: of a batch to the device. ``loader_s``: what the loader itself costs the consumer's thread, of a
     batch. ``startup_s``: until the first batch. ``scaling``: (workers, samples a second), as far as it was tried.
-    ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold`` (T3), ``prepare`` (no step). ``storage``: None where
+    ``phases``: by name: ``compute`` (T1), ``warm`` (T2), ``cold`` (T3). ``storage``: None where
     no read was seen. ``step_cpu_share``: of a step, what it computes on cores that workers share (above 1 where several
     threads do). ``persistent``: workers outlive an epoch; ``overlap``: the next epoch is prepared while this one ends.
     ``shards``: an epoch reads one sample of the set in so many, as where ranks share it out. ``slowest``: (seconds, key

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from minato_gpu.lab.analysis import files
 from minato_gpu.lab.analysis.findings import Findings
 from minato_gpu.lab.analysis.phases import TimeBox
-from minato_gpu.lab.analysis.profile import Phase, mean
+from minato_gpu.lab.analysis.profile import mean
 from minato_gpu.lab.analysis.subject import Subject
 from minato_gpu.samples import Key, Value
 
@@ -143,7 +143,6 @@ class Standalone:
         if self._findings.batches_seen == 0:
             return
         self.warmed(1.0)
-        self._prepare()
         self._scale()
         self._probe()
 
@@ -158,27 +157,20 @@ class Standalone:
             if share is not None and share < min(enough, 0.95):
                 self._findings.note(f"Only {share:.0%} of the samples' files stay in memory: warm was not quite warm.")
 
-    def _prepare(self) -> None:
-        workers = self._subject.workers
-        seconds = self._box.seconds_for("prepare", self._clock())
-        phase, rate = self._prepared(workers, seconds)
-        self._findings.prepare = phase
-        if workers and rate:
-            self._findings.scaling.append((workers, rate))
-
     def _scale(self) -> None:
-        workers = self._subject.workers
-        counts = [count for count in dict.fromkeys((1, workers // 2)) if 0 < count < max(workers, 2)]
-        if workers == 1 or self._subject.is_stream:  # a stream is shared out to its workers: another one
-            counts = []
+        """Measures the rate with all workers, with one, and with half of them."""
+        subject = self._subject
+        counts = [subject.workers]
+        if not subject.is_stream:  # a stream is shared out to its workers: another one
+            counts += [1, subject.workers // 2]
+        counts = [count for count in dict.fromkeys(counts) if 0 < count <= subject.workers]
         seconds = self._box.seconds_for("scaling", self._clock())
         for count in counts:
-            _, rate = self._prepared(count, seconds / len(counts))
-            if rate:
+            if rate := self._rate(count, seconds / len(counts)):
                 self._findings.scaling.append((count, rate))
 
-    def _prepared(self, workers: int, seconds: float) -> tuple[Phase | None, float]:
-        """Batches taken at once for so long, with all bytes in memory: the phase, and samples a second."""
+    def _rate(self, workers: int, seconds: float) -> float:
+        """Samples a second of batches taken at once for so long, with all bytes in memory; 0: too few came."""
         batches = self._batches()
         loader = self._subject.like(workers=workers, batches=batches or None)
         source: Iterator[Value] = iter(loader)
@@ -192,13 +184,11 @@ class Standalone:
         first = min(workers, max(len(times) - 2, 0))  # each worker's first batches come together
         last = len(times) - 1
         if last <= first:
-            return None, 0.0
-        if workers and last - first > workers:
+            return 0.0
+        if last - first > workers:
             last -= (last - first) % workers  # batches come in bursts of so many
-        elapsed = times[last] - times[first]
-        each = tuple(now - then for then, now in zip(times[first:last], times[first + 1 : last + 1], strict=True))
         samples = sum(map(len, batches[first + 1 : last + 1])) if batches else (last - first) * self._subject.batch_size
-        return Phase(last - first, elapsed, elapsed, each), samples / max(elapsed, 1e-9)
+        return samples / max(times[last] - times[first], 1e-9)
 
     def _batches(self) -> list[list[Key]]:
         """Returns the batches that were seen, whose files are in memory, again and again."""
@@ -212,7 +202,7 @@ class Standalone:
         if not found.files or not found.nbytes or not found.meters["cold"].steps:
             return
         seconds = self._box.seconds_for("storage", self._clock())
-        nbytes = min(math.ceil(found.nbytes / max(found.requests or 1.0, 1.0)), _LARGEST_READ)
+        nbytes = min(math.ceil(found.nbytes / max(found.requests, 1.0)), _LARGEST_READ)
         levels = probe(pieces(found.files, nbytes), seconds, self._clock)
         waits = found.seconds_of("cold") - found.seconds_of("warm")
         alone = levels[0].seconds * (found.requests or 1.0) if levels else 0.0
@@ -237,7 +227,7 @@ class Standalone:
         samples, _ = self._subject.book(book).read()
         if len(samples) < 2:
             return None
-        requests, nbytes = found.requests or 1.0, found.nbytes or 0.0
+        requests, nbytes = found.requests or 1.0, found.nbytes
         each = mean(sample.seconds for sample in samples) - found.seconds_of("warm")
         took = max(sample.at for sample in samples) - min(sample.at - sample.seconds for sample in samples)
         rate = nbytes * len(samples) / max(took, 1e-9)

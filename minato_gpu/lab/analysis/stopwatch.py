@@ -46,12 +46,9 @@ class Seen:
         self.seconds += seconds
         self.cpu_s += cpu_s
         self.stages[name] = self.stages.get(name, 0.0) + seconds
-        known = [each for each in (self.opened, opened) if each.nbytes is not None]
-        self.opened = MeasuredReads(
-            (*self.opened.files, *opened.files),
-            sum(each.nbytes or 0.0 for each in known) if known else None,
-            sum(each.requests or 0.0 for each in known) if known else None,
-        )
+        before = self.opened
+        nbytes, requests = before.nbytes + opened.nbytes, before.requests + opened.requests
+        self.opened = MeasuredReads((*before.files, *opened.files), nbytes, requests)
 
 
 class Collated(NamedTuple):
@@ -129,7 +126,7 @@ def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[C
         if kind == "items":
             keys, seconds, cpu_s, (files, nbytes, requests) = values
             each = len(keys) or 1
-            opened = MeasuredReads(tuple(files), _share(nbytes, each), _share(requests, each))
+            opened = MeasuredReads(tuple(files), nbytes / each, requests / each)
             samples += [Seen(at, key, seconds / each, cpu_s / each, opened) for key in keys]
             last = samples[-1] if keys else None
         elif kind == "stage" and last is not None:
@@ -138,10 +135,6 @@ def _of_thread(lines: Iterator[list[JSON]], samples: list[Seen], batches: list[C
             last.at = at
         elif kind == "collate":
             batches.append(Collated(at, *values))
-
-
-def _share(value: float | None, of: int) -> float | None:
-    return None if value is None else value / of
 
 
 class _OfThread(threading.local):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minato_gpu.lab.analysis.breakdown import of_ranks, part_rows
-from minato_gpu.lab.analysis.preparation import law_of
 from minato_gpu.lab.analysis.profile import Profile
 from minato_gpu.lab.analysis.questions import answer
 from minato_gpu.lab.analysis.script import Result
@@ -135,7 +134,8 @@ def show_results(console: Console, results: Sequence[Result]) -> None:
     show(console, "what was measured", [_measured(profile) for profile in profiles])
     first = profiles[0]
     if first.scaling:
-        show(console, "preparation, everything cached", _scaling(first))
+        scaling = [{"workers": count, "samples_per_s": rate} for count, rate in first.scaling]
+        show(console, "preparation, everything cached", scaling)
     if first.stages_s:
         stages = sorted(first.stages_s.items(), key=lambda each: -each[1])
         show(console, "cost by stage", [{"stage": name, "ms": seconds * 1e3} for name, seconds in stages])
@@ -171,11 +171,3 @@ def _measured(profile: Profile) -> dict[str, JSON]:
         "storage MB_per_s": None if storage is None else storage.bytes_per_s / 1e6,
         "latency ms": None if storage is None else storage.latency_s * 1e3,
     }
-
-
-def _scaling(profile: Profile) -> list[dict[str, JSON]]:
-    law = law_of(profile)
-    return [
-        {"workers": count, "samples_per_s": rate, "fitted": None if law is None else law.rate(count)}
-        for count, rate in profile.scaling
-    ]

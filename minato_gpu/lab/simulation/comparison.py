@@ -14,7 +14,6 @@ this scheduler compose batches of what is ready where lateness is allowed. Times
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from minato_gpu.lab.simulation.work import Outcome, Work
 from minato_gpu.samples import JSON
 from minato_gpu.scheduling.policy import Policy
 
-__all__ = ["OURS", "SCENARIOS", "run", "run_ablation"]
+__all__ = ["OURS", "SCENARIOS", "run"]
 
 OURS = "minato"
 DEMAND = 0.95  # share of capacity that the consumer asks for
@@ -65,11 +64,11 @@ def _row(
     return row
 
 
-def ours(scenario: Scenario, window: int, lateness: int, overlap: bool = True, **changes: JSON) -> Simulate:
+def ours(scenario: Scenario, window: int, lateness: int, **changes: JSON) -> Simulate:
     """Returns a function that simulates this scheduler in the setting; ``changes`` are arguments of its ``Policy``."""
     settings = {"window": window, "fixed": lateness == 0, "max_lateness": lateness, **scenario.policy, **changes}
     policy = Policy(**settings)
-    return lambda work, period: VirtualLoader(work, policy, period, overlap).run()
+    return lambda work, period: VirtualLoader(work, policy, period).run()
 
 
 def peer(policy: str, window: int, lateness: int) -> Simulate:
@@ -95,62 +94,3 @@ def _measure(work: Work, window: int, lateness: int, simulate: Simulate) -> Row:
         "displacement_p99": p99,
         "displacement_max": int(displacement.max()),
     }
-
-
-def run_ablation(seeds: int = 10) -> list[Row]:
-    """Measures what each part contributes: every part off in turn, in the scenarios where it can matter.
-
-    ``without`` names the part: ``cost model`` (every sample is predicted to cost its lane's mean), ``threshold``
-    (lanes take what is oldest), ``pacing`` (no early start of slow samples, no reserve), ``free order`` (strict order
-    instead of 8 batches of lateness), ``epoch overlap`` (an epoch starts when the last step of the one before has
-    ended), ``split points`` (a sample stays on one lane), ``rescue`` (so does one that turns out slow). The row with
-    everything on has an empty string; the other columns are those of ``run``.
-    """
-    rows: list[Row] = []
-    for name in ("hybrid", "hybrid-cut", "surprise-cut", "speech-10s", "tail", "burst", "short-epochs"):
-        scenario = SCENARIOS[name]
-        window, lateness = scenario.windows[-1], scenario.latenesses[-1]
-        variants = {
-            "": (lateness, ours(scenario, window, lateness)),
-            "cost model": (lateness, _blind(ours(scenario, window, lateness))),
-            "threshold": (lateness, ours(scenario, window, lateness, threshold=False)),
-            "pacing": (lateness, ours(scenario, window, lateness, early=False, reserve=False)),
-            "free order": (0, ours(scenario, window, 0)),
-            "pacing and free order": (0, ours(scenario, window, 0, early=False, reserve=False)),
-            "epoch overlap": (lateness, ours(scenario, window, lateness, overlap=False)),
-        }
-        if scenario.parts is not None:
-            variants["split points"] = lateness, _uncut(ours(scenario, window, lateness))
-            variants["rescue"] = lateness, ours(scenario, window, lateness, rescue=False)
-            variants["rescue and free order"] = 0, ours(scenario, window, 0, rescue=False)
-        if not scenario.devices:
-            del variants["threshold"]
-        if len(scenario.epoch_samples) == 1:
-            del variants["epoch overlap"]
-        for without, (late, simulate) in variants.items():
-            rows.append(_row(scenario, window, late, 0.3, seeds, simulate, policy=OURS, without=without))
-    return rows
-
-
-def _blind(simulate: Simulate) -> Simulate:
-    """Returns a simulation that predicts only each lane's mean cost."""
-
-    def told_means(work: Work, period: float) -> Outcome:
-        device = None if work.device is None else np.full_like(work.device, work.device.mean())
-        blind = replace(work, predicted_cpu=np.full_like(work.cpu, work.cpu.mean()), predicted_device=device)
-        means = [
-            replace(
-                cut,
-                predicted_cpu=np.full_like(cut.cpu, cut.cpu.mean()),
-                predicted_device=np.full_like(cut.device, cut.device.mean()),
-            )
-            for cut in work.cuts
-        ]
-        return simulate(replace(blind, cuts=tuple(means)), period)
-
-    return told_means
-
-
-def _uncut(simulate: Simulate) -> Simulate:
-    """Returns a simulation with all of a sample on one lane; bounds stay those of samples with split points."""
-    return lambda work, period: simulate(replace(work, cuts=()), period)

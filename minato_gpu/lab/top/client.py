@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
-from time import monotonic
 from typing import Any, NamedTuple
 
 from minato_gpu.memory.private_folder import PrivateFolder
@@ -13,8 +11,6 @@ from minato_gpu.observe.stats_socket import PROTOCOL
 from minato_gpu.samples import JSON
 
 TIMEOUT_S = 5.0
-_LARGEST = 1 << 24  # bytes of an answer
-_PART = 1 << 16
 
 
 class NoAnswer(Exception):
@@ -72,8 +68,8 @@ def _folder() -> PrivateFolder:
 
 def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
     try:
-        with folder.connect(pid, timeout) as connection:
-            answer = _read(connection, monotonic() + timeout)
+        with folder.connect(pid, timeout) as connection, connection.makefile("rb") as stream:
+            answer = stream.read()
         if not answer:  # it was killed as it was asked
             raise ConnectionResetError
     except (FileNotFoundError, ConnectionError) as error:
@@ -89,21 +85,6 @@ def _asked(folder: PrivateFolder, pid: int, timeout: float) -> JobState:
         return _parsed(answer)
     except (ValueError, KeyError, TypeError) as error:
         raise NoAnswer(f"what answers for process {pid} in {folder.path} is no loader of this version") from error
-
-
-def _read(connection: socket.socket, until: float) -> bytes:
-    """Returns all that the process sends until it closes the connection."""
-    parts = bytearray()
-    while len(parts) <= _LARGEST:
-        left = until - monotonic()
-        if left <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
-        part = connection.recv(_PART)
-        if not part:
-            return bytes(parts)
-        parts += part
-    raise OSError(f"the answer is longer than {_LARGEST} bytes")
 
 
 def _parsed(answer: bytes) -> JobState:

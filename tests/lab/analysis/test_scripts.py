@@ -61,7 +61,7 @@ finally:
     assert profile is not None
     assert profile.loader == ("torch" if kind == "DataLoader" else "minato_gpu")
     assert (profile.samples, profile.batch_size, profile.workers, profile.batches) == (64, 4, workers, 16)
-    assert {"sight", "compute", "warm", "prepare"} <= ran.phases
+    assert {"sight", "compute", "warm"} <= ran.phases
     found = broken_down(profile)
     assert found is not None and sum(part.share for part in found.parts.values()) == pytest.approx(1.0)
     assert profile.prepare_s and all(seconds > 0 for seconds in profile.prepare_s)
@@ -183,7 +183,7 @@ raise RuntimeError("no space left on device")
     assert (ran.code, ran.result.status) == (1, "died")
     assert ran.result.message == "RuntimeError: no space left on device"
     assert "Traceback" in ran.errors
-    assert {"compute", "warm", "prepare"} <= ran.phases
+    assert {"compute", "warm"} <= ran.phases
 
 
 def test_who_swallows_the_end_is_told_again(tmp_path: Path) -> None:
@@ -226,4 +226,4 @@ for epoch in range(10_000):
 """
     ran = Ran(tmp_path, body, folder)
     assert (ran.code, ran.result.status) == (0, "complete"), ran.errors
-    assert {"compute", "warm", "prepare"} <= ran.phases
+    assert {"compute", "warm"} <= ran.phases

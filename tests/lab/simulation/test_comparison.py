@@ -46,16 +46,6 @@ def test_rows_are_complete_and_the_same_twice() -> None:
     assert {row["policy"] for row in rows} == {comparison.OURS, *PEERS}
 
 
-@pytest.mark.usefixtures("small_catalogue")
-def test_the_ablation_has_a_row_with_everything_on_for_each_scenario() -> None:
-    rows = comparison.run_ablation(seeds=1)
-    whole = {row["scenario"] for row in rows if row["without"] == ""}
-    assert whole == {row["scenario"] for row in rows}
-    parts = {"", "cost model", "threshold", "pacing", "free order", "pacing and free order", "epoch overlap"}
-    parts |= {"split points", "rescue", "rescue and free order"}
-    assert {row["without"] for row in rows} == parts
-
-
 def test_rescue_helps_where_samples_are_slow_that_nobody_could_know_of() -> None:
     scenario = replace(SCENARIOS["surprise-cut"], epoch_samples=(1200,), surprise=(0.01, 30.0, 1.0))
     times: dict[bool, list[float]] = {True: [], False: []}
