@@ -19,9 +19,9 @@ from minato_gpu.lanes.contract import Message, Number
 from minato_gpu.lanes.processes import Workers
 from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.spawner import Context
-from minato_gpu.lanes.wire import BUFFER, HEAD, LARGE
-from minato_gpu.lanes.worker_channels import WorkerChannels
+from minato_gpu.lanes.worker_channels import HEAD, LARGE, WorkerChannels
 from minato_gpu.lanes.worker_lane import WorkerLane
+from minato_gpu.memory.status_board import INBOX
 
 
 def start_method(context: Context | None) -> tuple[Any, str | None]:
@@ -69,7 +69,7 @@ class ProcessLane(WorkerLane):
             taken += self._waiting[number]
             self._waiting[number].clear()
             with contextlib.suppress(BlockingIOError):
-                while data := receiver.recv(BUFFER, socket.MSG_DONTWAIT):  # nothing: closed before
+                while data := receiver.recv(INBOX, socket.MSG_DONTWAIT):  # nothing: closed before
                     taken.append(data)
         return [HEAD.unpack_from(data) for data in taken]
 

@@ -24,6 +24,7 @@ import threading
 import warnings
 from collections import deque
 from contextlib import closing
+from functools import partial
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from time import monotonic
@@ -38,7 +39,6 @@ from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.shared_pickle import SharedPickle
 from minato_gpu.lanes.spawner import Adopted, Blocks, Context, Spawner, readable
 from minato_gpu.lanes.store import Store
-from minato_gpu.lanes.wire import SocketChannel
 from minato_gpu.lanes.worker import Worker
 from minato_gpu.lanes.worker_channels import WorkerChannels
 from minato_gpu.memory.status_board import KNOWN
@@ -104,7 +104,7 @@ def _work(number: int, job: Job, links: WorkerChannels) -> None:
     store = Store(number, links, links.arenas[number])
     if store.handover is not None:
         store.handover.serve()
-    Worker(number, job, SocketChannel(links, number).receive, store, links).run()
+    Worker(number, job, partial(links.receive, number), store, links).run()
 
 
 def keep_freed_memory() -> None:
@@ -251,7 +251,7 @@ class Workers:
         """Starts another worker in place of one that has ended; ``news`` tells when it has been."""
         if self._spawner is not None:
             self._spawner.request(number, blocks)
-            os.eventfd_write(self._bell, 1)  # nothing else would have it asked whether there is one left to do so
+            os.eventfd_write(self._bell, 1)  # nothing else would have it asked whether it is there to do so
             return
         thread = OwnThread(target=self._start_apart, args=(number, blocks), name="minato-starter", daemon=True)
         self._starting[number] = thread

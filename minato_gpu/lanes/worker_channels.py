@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import socket
+import struct
 from itertools import accumulate
 from multiprocessing import reduction
 from weakref import WeakSet
 
+from minato_gpu.lanes.base import Task
 from minato_gpu.lanes.stacks import Stacks
 from minato_gpu.memory.arena import MOST as ARENA
 from minato_gpu.memory.arena import PAGE, Arena, round_up
@@ -29,6 +32,8 @@ from minato_gpu.memory.status_board import ACTIVE, WorkerStatusBoard
 from minato_gpu.samples import Value
 
 _SEND_BUFFER = 1 << 20
+HEAD = struct.Struct("qq")  # run and chunk of a task, before its pickle: read in the inbox of a worker that died
+LARGE = 96 * 1024  # bytes; a larger task travels through the engine's arena, and is freed when its chunk is through
 
 _open_links: WeakSet[WorkerChannels] = WeakSet()
 """The channels of every loader alive in this process: a forked process must not keep their parent ends open."""
@@ -130,6 +135,17 @@ class WorkerChannels:
     def sender(self, worker: int) -> socket.socket:
         """Returns where tasks for this worker go (any worker, when tasks are not addressed)."""
         return self.task_senders[worker % len(self.task_senders)]
+
+    def receive(self, worker: int) -> Task | None:
+        """Waits for a worker process's next task; returns None when there will be none."""
+        inbox = self.board.inbox(worker)
+        if not self.receiver(worker).recv_into(inbox):
+            return None
+        message = pickle.loads(inbox[HEAD.size :])
+        if len(message) == 2:
+            offset, nbytes = message
+            message = pickle.loads(bytes(self.engine_arena.buffer[offset : offset + nbytes]))
+        return Task(*message)
 
     def activate(self, workers: int) -> None:
         """Has so many workers take tasks from now on; one that waits for a task already may take one more."""

@@ -40,7 +40,7 @@ has read from storage itself, although the loader reads ahead. BYTES: what its t
 credit. KNOWN: process id of the worker that the parent knows of: a replacement begins once it is its own."""
 JOINING, FETCHING, REPORTING = -1, -2, -3
 """In STAGE: collating a batch, in __getitems__, storing outcomes; else a pipeline's stage plus 1, or 0."""
-INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/wire.py)
+INBOX = 25 * 4096  # bytes; a larger task travels otherwise (lanes/worker_channels.py)
 _ROW = 16
 _RING = 1 << 14
 NO_LIMIT = -1

@@ -75,10 +75,10 @@ class Site:
             self._later.append(proxy.start)
 
     def _kill_one(self, agent: AgentProcess) -> None:
-        """Ends one of an agent's processes."""
+        """Ends one of an agent's workers."""
         with suppress(psutil.NoSuchProcess, IndexError):
             found = [each for session in agent.sessions() for each in session.children(recursive=True)]
-            self._rng.choice(found).kill()
+            self._rng.choice([each for each in found if each.name().startswith("minato-work")]).kill()
 
     def end(self) -> None:
         """All that has happened ends."""

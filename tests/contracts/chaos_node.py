@@ -115,8 +115,8 @@ class Host:
         found = []
         for job in self.jobs:
             with suppress(psutil.Error):
-                found += psutil.Process(job.pid).children()
-        return found
+                found += psutil.Process(job.pid).children(recursive=True)
+        return [each for each in found if each.name().startswith("minato-work")]
 
     def kill_job(self) -> None:
         """One is killed, and comes back."""
