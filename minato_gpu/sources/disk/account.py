@@ -44,11 +44,8 @@ class Account:
         self._path, self._root = path, root
 
     @contextmanager
-    def change(self, *, durable: bool = False) -> Iterator[Totals]:
-        """Yields the totals to be changed, with all other changes locked out. Not to be nested.
-
-        ``durable``: the totals are to survive a loss of power.
-        """
+    def change(self) -> Iterator[Totals]:
+        """Yields the totals to be changed, with all other changes locked out. Not to be nested."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = OpenFile(os.open(_NAME, flags, 0o600, dir_fd=self._root))  # a lock of its own, for each thread and fork
         try:
@@ -60,8 +57,6 @@ class Account:
             finally:
                 if (after := _packed(totals)) != before:
                     os.pwrite(file.fd, after, 0)
-                if durable:
-                    os.fdatasync(file.fd)
         finally:
             file.close()
 

@@ -8,11 +8,9 @@ writing is removed with the directory, and its bytes are taken off the account.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import shutil
 import struct
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -23,8 +21,6 @@ from minato_gpu.sources.disk.filesystem import OpenFile
 _FOLDER = "runs"
 _RECORD = "record"
 _STRUCT = struct.Struct("<d?")
-_IDLE_S = 3600.0
-_HEARD_S = 60.0
 
 
 class RunRecord(NamedTuple):
@@ -32,7 +28,6 @@ class RunRecord(NamedTuple):
 
     began: float = 0.0
     has_read: bool = False  # whether its first epoch has ended
-    heard: float = math.inf  # when it has read last, to the minute
 
 
 class CacheRun:
@@ -49,23 +44,15 @@ class CacheRun:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._file = OpenFile(os.open(_RECORD, flags, 0o600, dir_fd=self.folder.fd))
         began = os.fstat(self._file.fd).st_mtime  # by the clock of the files
-        self.record = RunRecord(began, has_read=False, heard=began)
+        self.record = RunRecord(began)
         self._epochs = 0
         self._write()
 
     def begin_epoch(self) -> None:
         """Writes down that an epoch begins."""
         self._epochs += 1
-        self.record = self.record._replace(has_read=self._epochs > 1, heard=time.time())
+        self.record = self.record._replace(has_read=self._epochs > 1)
         self._write()
-
-    def heard(self) -> None:
-        """Writes down that the run reads, once a minute."""
-        now = time.time()
-        if now > self.record.heard + _HEARD_S:
-            self.record = self.record._replace(heard=now)
-            with suppress(OSError):  # of a disk that can only be read any more
-                os.utime(self._file.fd)
 
     def new_file(self, nbytes: int) -> tuple[str, int]:
         """Makes a file for a copy of so many bytes of disk; returns its name in ``folder``, and its descriptor."""
@@ -73,15 +60,14 @@ class CacheRun:
         name = f"{nbytes}-{self._files}"
         return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.folder.fd)
 
-    def close(self, *, remove: bool) -> None:
-        """Ends the run; a fork's copy must not ``remove`` its directory."""
-        if remove:
-            shutil.rmtree(f"{_FOLDER}/{self.name}", ignore_errors=True, dir_fd=self._root)
+    def close(self) -> None:
+        """Ends the run."""
+        shutil.rmtree(f"{_FOLDER}/{self.name}", ignore_errors=True, dir_fd=self._root)
         self._file.close()
         self.folder.close()
 
     def _write(self) -> None:
-        os.pwrite(self._file.fd, _STRUCT.pack(*self.record[:2]), 0)
+        os.pwrite(self._file.fd, _STRUCT.pack(*self.record), 0)
 
 
 def find_runs(root: int, mine: str = "") -> tuple[list[RunRecord], list[str]]:
@@ -117,26 +103,19 @@ def reserved(root: int) -> int:
     return sum(_reserved(root, name) for name in _names(root, _FOLDER))
 
 
-def unused_before(records: Iterable[RunRecord], now: float) -> float:
+def unused_before(records: Iterable[RunRecord]) -> float:
     """Returns the time since when every copy that is of use to any of these runs has been used; 0: all may be.
 
     A run in its first epoch may want any copy; later it wants those that it has used since it began.
     """
-    needed = (record.began if record.has_read else 0.0 for record in records if not is_idle(record, now))
-    return min(needed, default=math.inf)
-
-
-def is_idle(record: RunRecord, now: float) -> bool:
-    """Returns whether a run wants no copies any more: it has read nothing for an hour."""
-    return now - record.heard > _IDLE_S
+    return min(record.began if record.has_read else 0.0 for record in records)
 
 
 def _record(folder: int) -> RunRecord:
     """Returns the record of the run in ``folder``; one of a run that may want any copy if it cannot be read."""
     try:
         file = OpenFile(os.open(_RECORD, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder))
-        began, has_read = _STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0))
-        return RunRecord(began, has_read, os.fstat(file.fd).st_mtime)
+        return RunRecord(*_STRUCT.unpack(os.pread(file.fd, _STRUCT.size, 0)))
     except (OSError, struct.error):
         return RunRecord()
 

@@ -10,7 +10,6 @@ import errno
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -53,8 +52,8 @@ class DiskTier:
     """Copies in ``directory``, of at most ``budget_bytes`` on disk together with all that other processes keep there.
 
     ``directory`` is made where it is not there yet. A budget of None looks at one that is there, and adds nothing. Any
-    number of threads may read, one at a time does all else. In a fork's copy everything is a miss. Raises
-    CacheDirectoryError (directory.py), ValueError for a budget that is too small for anything.
+    number of threads may read, one at a time does all else. Not to be used in a fork. Raises CacheDirectoryError
+    (directory.py), ValueError for a budget that is too small for anything.
     """
 
     def __init__(self, directory: str | os.PathLike[str], budget_bytes: int | None) -> None:
@@ -70,7 +69,6 @@ class DiskTier:
         self._account = Account(self._directory.path, self._root)
         self._run: CacheRun | None = None
         self._eviction: Eviction | None = None
-        _OPEN.add(self)
         try:
             if budget_bytes is not None:
                 self._enter(budget_bytes)
@@ -91,8 +89,6 @@ class DiskTier:
         """
         if self._off is not None:
             return None
-        if self._run is not None:
-            self._run.heard()
         name = name_of(key)
         try:
             fd = os.open(name, _OPEN_FLAGS, dir_fd=self._root)
@@ -184,18 +180,10 @@ class DiskTier:
             return
         run, self._run = self._run, None
         if run is not None:
-            with suppress(OSError), self._account.change(durable=True):
-                run.close(remove=True)
+            with suppress(OSError), self._account.change():
+                run.close()
         self._off = _CLOSED
         self._directory.close()
-
-    def forked(self) -> None:
-        """Makes this a fork's copy: the run, and locks that other threads have held, are the parent's."""
-        self._lock = threading.Lock()
-        if self._run is not None:
-            self._run.close(remove=False)
-        self._run = self._eviction = None
-        self._off = self._off or "it was opened before this process was forked"
 
     # --- opening ---------------------------------------------------------------------------------------------
 
@@ -346,14 +334,3 @@ class DiskTier:
 
     def _say(self, text: str) -> None:
         say_once(f"cache in {self._directory.path}: {text}")
-
-
-_OPEN: weakref.WeakSet[DiskTier] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for tier in _OPEN:
-        tier.forked()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -3,7 +3,6 @@ all others stay."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.sources.disk.content import (
 )
 
 ROOM = 135  # copies of 50,000 bytes
-HOUR = 3600.0
 T = 1e9
 
 
@@ -165,24 +163,23 @@ def test_what_is_let_go_of_gives_its_room_to_others(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "now", "before"),
+    ("record", "before"),
     [
-        (RunRecord(T, False, T), T + HOUR, 0.0),  # any copy may be of use in the first epoch
-        (RunRecord(T, True, T + 10), T + 11, T),
-        (RunRecord(T, True, T + 10), T + 11 + HOUR, math.inf),  # it has read nothing for an hour
-        (RunRecord(), T, 0.0),  # that of a record which cannot be read
+        (RunRecord(T), 0.0),  # any copy may be of use in the first epoch
+        (RunRecord(T, True), T),
+        (RunRecord(), 0.0),  # that of a record which cannot be read
     ],
 )
-def test_what_is_of_use_to_a_run(record: RunRecord, now: float, before: float) -> None:
-    assert unused_before([record], now) == before
-    assert unused_before([record, RunRecord(T - 5, True, now)], now) == min(before, T - 5)
+def test_what_is_of_use_to_a_run(record: RunRecord, before: float) -> None:
+    assert unused_before([record]) == before
+    assert unused_before([record, RunRecord(T - 5, True)]) == min(before, T - 5)
 
 
-def test_what_is_used_after_it_was_listed_stays(path: Path) -> None:
+def test_what_has_been_used_since_stays(path: Path) -> None:
     run_elsewhere(path, range(160))
     tier = DiskTier(path, BUDGET)
     epoch(tier, range(1000, 1002))
-    epoch(tier, range(1000, 1002))  # makes room, and lists the rest
+    epoch(tier, range(1000, 1002))  # makes room
     left = kept(tier) & {*range(160)}
     assert left and all(held(tier, number) == content(number) for number in left)
     keep(tier, *range(2000, 2100))

@@ -61,19 +61,6 @@ def test_versions(path: Path, tier: DiskTier) -> None:
         tier.write(b"key", VERSION, memoryview(b"x"))
 
 
-def test_a_forks_copy_misses_and_leaves_the_parents_alone(path: Path, tier: DiskTier) -> None:
-    def child() -> None:
-        assert held(tier, 1) is None and keep(tier, 2) == 0 and tier.remove([key(1)]) == 0
-        assert "forked" in tier.stats()["off"]
-        tier.close()
-        assert held(DiskTier(path, BUDGET), 1) == content(1), "it may be opened anew"
-
-    keep(tier, 1)
-    assert elsewhere(child)
-    assert held(tier, 1) == content(1) and keep(tier, 2) == 1
-    assert len([*path.glob("runs/*")]) == 2, "and its run goes on"
-
-
 # --- what may happen to the disk -------------------------------------------------------------------------------
 
 
