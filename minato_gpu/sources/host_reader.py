@@ -18,22 +18,19 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.memory.private_folder import PrivateFolder, is_ours
-from minato_gpu.sources import peer_discovery, sent_samples
+from minato_gpu.sources import peer_discovery
 from minato_gpu.sources.messages import SOCKET_BYTES
 from minato_gpu.sources.peers import PeerPool, PeerServer
 from minato_gpu.sources.pool import ReaderPool
 from minato_gpu.sources.prepared_samples import PreparedSamples
 from minato_gpu.sources.process import Link, ReaderSettings, failed
-from minato_gpu.sources.sent_samples import SentSample
-from minato_gpu.sources.service import Ready, Service, Wanted
+from minato_gpu.sources.service import Service
 from minato_gpu.sources.shared_reads import ClientPool, SharedReads, SharedTier
-from minato_gpu.sources.source import PREPARED, Key
 
 PROTOCOL = 4
 """Number of the protocol. It goes up with every change of messages between loaders and this process, or of the
@@ -90,74 +87,6 @@ async def _serve(
         await reader.ended.wait()
     finally:
         os._exit(0)
-
-
-class SharingLink(Link):
-    """The link of a loader that shares prepared samples.
-
-    A ticket whose bytes have been read is announced only once it is decided whether this loader prepares the sample, or
-    another one has or will. ``of_samples``: the socket on which its workers send samples.
-
-    What the loader asks for and what storage has read goes to the ``Sharer``, which calls ``Link._add`` for each ticket
-    that may be announced.
-    """
-
-    def __init__(self, prepared: PreparedSamples, of_samples: socket.socket, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        settings, self._prepared, self._from_workers = self._settings, prepared, of_samples
-        self._sharer = prepared.join(settings.fingerprint, settings.workers, super()._add)
-        of_samples.setblocking(False)
-        self._loop.add_reader(of_samples.fileno(), self._receive_from_workers)
-
-    def _next_of(self, end: socket.socket) -> SentSample | None:
-        return sent_samples.receive(end)
-
-    def _take(self, found: SentSample) -> None:
-        self._sharer.receive(found)
-
-    @property
-    def _there(self) -> int:
-        return len(self._sharer.there)
-
-    def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
-        for ticket, _, keys in tickets:
-            if keys and keys[-1][0] == PREPARED:
-                self._sharer.want(ticket, keys[-1][1])
-        super()._want(place, [(ticket, sample, _of_storage(keys)) for ticket, sample, keys in tickets])
-
-    def _add(self, ready: Ready) -> None:
-        self._sharer.ready(ready)
-
-    def _admit(self, end: int) -> None:
-        self._sharer.admit(end)
-
-    def _release(self, tickets: Sequence[int]) -> None:
-        self._sharer.release(tickets)
-        super()._release(tickets)
-
-    def _drop(self) -> None:
-        self._sharer.drop()
-        super()._drop()
-
-    def _count_anew(self) -> None:
-        self._sharer.count_anew()
-        super()._count_anew()
-
-    def _counts(self, *, fully: bool) -> dict[str, Any]:
-        return super()._counts(fully=fully) | {"share": self._sharer.counts()}
-
-    def leave(self) -> None:
-        """Forgets a loader that has left; others go on."""
-        super().leave()
-        self._prepared.leave(self._sharer)
-        if self._from_workers is not None:
-            self._loop.remove_reader(self._from_workers.fileno())
-            self._from_workers.close()
-
-
-def _of_storage(keys: tuple[Key, ...]) -> tuple[Key, ...]:
-    """Returns the keys without that of the prepared sample, which storage does not have."""
-    return keys[:-1] if keys and keys[-1][0] == PREPARED else keys
 
 
 class HostReader:
@@ -263,15 +192,13 @@ class HostReader:
             for file in files:
                 os.close(file)
             return
-        link: Link
         part = None if memory is None else memory.part()
-        arguments = connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link)
-        if of_samples is None or self._prepared is None:
-            link = Link(*arguments)
+        link = Link(connection, settings, self._reads.blocks, part, self._client, lambda: self._leave(link))
+        if of_samples is not None and self._prepared is not None:
+            link.share(self._prepared, of_samples)
+        else:
             for file in files:
                 os.close(file)
-        else:
-            link = SharingLink(self._prepared, of_samples, *arguments)
         self._links.add(link)
         self._timer.cancel()
 

@@ -306,6 +306,10 @@ class Sharer:
             sample.owner = None
         return block
 
+    def leave(self) -> None:
+        """Notes that the loader has left."""
+        self._shared.leave(self)
+
     def drop(self) -> None:
         """Forgets all tickets."""
         self.release([*self._wants, *self.there])

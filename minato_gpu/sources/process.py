@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources import fields
+from minato_gpu.sources import fields, sent_samples
 from minato_gpu.sources.blocks import Blocks
 from minato_gpu.sources.disk_retention import DiskRetention
 from minato_gpu.sources.memory_tier import MemoryTier
 from minato_gpu.sources.messages import MessageSocket
 from minato_gpu.sources.pool import ReaderPool, Reads
+from minato_gpu.sources.prepared_samples import PreparedSamples, Sharer
 from minato_gpu.sources.service import Ready, Service, Wanted
+from minato_gpu.sources.source import PREPARED, Key
 from minato_gpu.util import children
 from minato_gpu.util.messages import LOGGER
 
@@ -125,9 +127,12 @@ class Link:
         self._run = 0
         self._timer: asyncio.TimerHandle | None = None  # to send what is ready
         self._stats_at = 0.0
-        self._service = service = Service(blocks, settings.ahead_bytes, self._add, memory)
+        self._service = service = Service(blocks, settings.ahead_bytes, self._ready, memory)
         self.pool = service.pool = pool_of(service)
         self._from_workers: socket.socket | None = None  # on which workers send fields, or prepared samples
+        self._next_of: Callable[[socket.socket], Any] = fields.receive  # returns what has come there; None: nothing
+        self._take: Callable[[Any], None] = service.receive
+        self._sharer: Sharer | None = None  # decides which tickets are announced, where prepared samples are shared
         self._tier: DiskTier | None = None  # on disk; stays open, so that other runs see that this one lives
         self._disk: DiskPool | None = None  # while there are workers
         self._disk_counts: dict[str, Any] | None = None
@@ -135,34 +140,46 @@ class Link:
 
     def keep_fields(self, of_fields: socket.socket, memory: MemoryTier) -> None:
         """Keeps fields that workers send."""
-        settings, pool = self._settings, self.pool
-        self._from_workers, rate = of_fields, pool.rate
+        settings, rate = self._settings, self.pool.rate
         self._service.fields = fields.FieldPolicy(memory, settings.samples, settings.workers, lambda: rate.bytes_per_s)
-        self._loop.add_reader(of_fields.fileno(), self._receive_from_workers)
+        self._listen_to(of_fields)
 
-    def _next_of(self, end: socket.socket) -> Any:
-        """Returns the next fields, which have a ``file`` to be closed; None if there are none."""
-        return fields.receive(end)
+    def share(self, prepared: PreparedSamples, of_samples: socket.socket) -> None:
+        """Shares prepared samples, which workers send.
 
-    def _take(self, found: Any) -> None:
-        """Takes what ``_next_of`` has returned."""
-        self._service.receive(found)
+        A ticket whose bytes have been read is announced only once it is decided whether this loader prepares the
+        sample, or another one has or will.
+        """
+        self._sharer = prepared.join(self._settings.fingerprint, self._settings.workers, self._announce)
+        self._next_of, self._take = sent_samples.receive, self._sharer.receive
+        of_samples.setblocking(False)
+        self._listen_to(of_samples)
+
+    def _listen_to(self, workers: socket.socket) -> None:
+        self._from_workers = workers
+        self._loop.add_reader(workers.fileno(), self._receive_from_workers)
 
     @property
     def _there(self) -> int:
         """Returns how many tickets were announced to the loader, or will be soon, and are not released."""
-        return self._service.there
+        return self._service.there if self._sharer is None else len(self._sharer.there)
 
     def _want(self, place: int, tickets: Sequence[Wanted]) -> None:
+        if self._sharer is not None:
+            for ticket, _, keys in tickets:
+                if keys and keys[-1][0] == PREPARED:
+                    self._sharer.want(ticket, keys[-1][1])
+            tickets = [(ticket, sample, _of_storage(keys)) for ticket, sample, keys in tickets]
         self._service.want(place, tickets)
 
-    def _admit(self, end: int) -> None:
-        """Ignores that tickets below ``end`` are in the window. (``SharingLink`` uses it.)"""
-
     def _release(self, tickets: Sequence[int]) -> None:
+        if self._sharer is not None:
+            self._sharer.release(tickets)
         self._service.release(tickets)
 
     def _drop(self) -> None:
+        if self._sharer is not None:
+            self._sharer.drop()
         self._service.drop()
 
     def _receive_from_workers(self) -> None:
@@ -207,7 +224,8 @@ class Link:
                 for place, tickets in wanted:
                     self._want(place, tickets)
             elif kind == "admit":
-                self._admit(what)
+                if self._sharer is not None:
+                    self._sharer.admit(what)
             elif kind == "begin":
                 self._open_disk()
                 self._service.begin(what)
@@ -223,14 +241,12 @@ class Link:
         self._blocks.trim()
         self._messages.put((self._run, [], self._counts(fully=True)))
         self._flush()
-        self._count_anew()
-        if self._tier is not None:
-            self._tier.count_anew()
-        self._disk_counts = None
-
-    def _count_anew(self) -> None:
         self._service.count_anew()
         self.pool.count_anew()
+        for each in (self._sharer, self._tier):
+            if each is not None:
+                each.count_anew()
+        self._disk_counts = None
 
     def leave(self) -> None:
         """Forgets a loader that has left; others go on."""
@@ -240,6 +256,10 @@ class Link:
         for forget in (self._loop.remove_reader, self._loop.remove_writer):
             forget(self._messages.end.fileno())
         self._messages.end.close()
+        if self._sharer is not None and self._from_workers is not None:
+            self._sharer.leave()
+            self._loop.remove_reader(self._from_workers.fileno())
+            self._from_workers.close()
 
     async def close(self) -> None:
         """Ends what is under way, and writes what waits to be written."""
@@ -279,7 +299,13 @@ class Link:
         self._disk_counts = disk.counts()
         self._disk, service.disk, service.pool, self.pool.done = None, None, self.pool, service.done
 
-    def _add(self, ready: Ready) -> None:
+    def _ready(self, ready: Ready) -> None:
+        if self._sharer is None:
+            self._announce(ready)
+        else:
+            self._sharer.ready(ready)
+
+    def _announce(self, ready: Ready) -> None:
         self._send_in(self._notifier.add(ready, self._there))
 
     def _send_in(self, delay: float | None) -> None:
@@ -298,6 +324,8 @@ class Link:
     def _counts(self, *, fully: bool) -> dict[str, Any]:
         """Returns what has been done so far; ``fully``: with what takes longer to count."""
         counts = self._service.counts()
+        if self._sharer is not None:
+            counts["share"] = self._sharer.counts()
         if fully:
             self._stats_at = self._loop.time() + _STATS_S
             counts |= self.pool.stats()
@@ -316,6 +344,11 @@ class Link:
             self._loop.remove_writer(self._messages.end.fileno())
         else:  # the loader is busy
             self._loop.add_writer(self._messages.end.fileno(), self._flush)
+
+
+def _of_storage(keys: tuple[Key, ...]) -> tuple[Key, ...]:
+    """Returns the keys without that of the prepared sample, which storage does not have."""
+    return keys[:-1] if keys and keys[-1][0] == PREPARED else keys
 
 
 def _is_message(found: object) -> bool:

@@ -68,25 +68,18 @@ class SharedReader(Reader):
 
     def _compare(self, found: _Welcome) -> None:
         """Logs settings of this loader that have no effect, as another loader has started the process with its own."""
-        settings, said = self.settings, list[str]()
-        if settings.memory_bytes not in (0, found.kept):
-            said.append(
-                f"keeps {found.kept} bytes in memory, as the loader said that came first; the {settings.memory_bytes} "
-                "of this loader's cache count for nothing"
-            )
-        if settings.share_bytes not in (0, found.budget):
-            said.append(
-                f"keeps {found.budget} bytes of prepared samples, as the loader said that came first; the share_budget "
-                f"of this loader, {settings.share_bytes}, counts for nothing"
-            )
-        if settings.peers != found.peers:
-            theirs, ours = (", ".join(peers[1:] or peers) or "no other host" for peers in (found.peers, settings.peers))
-            said.append(
-                f"has one cache with {theirs}, as the loader said that came first; the cache_peers of this loader "
-                f"({ours}) count for nothing: give all loaders of a share the same"
-            )
-        for each in said:
-            say_once(f"share={self._share!r}: its reader process {each}")
+        settings = self.settings
+        ours, theirs = settings.peers[1:] or settings.peers, found.peers[1:] or found.peers
+        for name, own, said in (
+            ("cache", settings.memory_bytes or found.kept, found.kept),
+            ("share_budget", settings.share_bytes or found.budget, found.budget),
+            ("cache_peers", ", ".join(ours) or "no other host", ", ".join(theirs) or "no other host"),
+        ):
+            if own != said:
+                say_once(
+                    f"share={self._share!r}: {name} is {said}, as the loader said that came first; that of this "
+                    f"loader ({own}) counts for nothing: give all loaders of a share the same"
+                )
 
     def _heard(self) -> list[list[Ready]] | None:
         heard = super()._heard()

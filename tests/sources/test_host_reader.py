@@ -176,7 +176,7 @@ def test_the_first_budget_counts(files: Path, caplog: pytest.LogCaptureFixture) 
     for loader in (one, two, none, two):
         assert whole(loader) == sums(files)
         assert of_tier(loader)["budget_bytes"] == 20 * PAGE and of_tier(loader)["copies"] == 20
-    text = f"keeps {20 * PAGE} bytes in memory, as the loader said that came first; the {ALL} of this loader's cache"
+    text = f"cache is {20 * PAGE}, as the loader said that came first; that of this loader ({ALL}) counts for nothing"
     assert caplog.text.count(text) == 1
 
 
@@ -188,7 +188,7 @@ def test_the_first_cache_peers_count(
     one, two = shared(files), shared(files, cache_peers=peers)
     for loader in (one, two, two):
         assert whole(loader) == sums(files)
-    text = "has one cache with no other host, as the loader said that came first; the cache_peers of this loader"
+    text = "cache_peers is no other host, as the loader said that came first; that of this loader"
     assert caplog.text.count(f"{text} ({', '.join(peers)})") == 1
 
 

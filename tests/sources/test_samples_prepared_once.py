@@ -280,7 +280,7 @@ def test_the_first_budget_counts(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     data = Costly(tmp_path, 0.0)
     for batches in in_step([loader_of(data), loader_of(data, share_budget="50MB")]):
         assert batches[0] == batches[1]
-    assert caplog.text.count("keeps 100000000 bytes of prepared samples") == 1
+    assert caplog.text.count("share_budget is 100000000, as the loader said that came first") == 1
 
 
 def test_another_seed_or_another_data_set_shares_nothing(tmp_path: Path) -> None:
