@@ -9,7 +9,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,6 @@ import minato_gpu
 from minato_gpu.lanes.base import Report
 from minato_gpu.lanes.contract import Broken, Message, Opened
 from minato_gpu.lanes.far import agent, agent_connection, greeting, ray_lanes
-from minato_gpu.lanes.far.agent_connection import AgentConnection
 from minato_gpu.lanes.far.arrivals import Arrivals
 from minato_gpu.lanes.far.frames import FrameSocket
 from minato_gpu.lanes.far.lane import FarLane
@@ -166,33 +165,6 @@ def far(find: Callable[[], str], links: WorkerChannels) -> Iterator[FarLane]:
         yield made
     finally:
         made.close(0.0)
-
-
-@pytest.mark.usefixtures("no_leaks")
-def test_a_lane_that_is_closed_just_before_it_connects_ends(
-    links: WorkerChannels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is not connected yet cannot be shut."""
-    reach, found = greeting.reach, list[AgentConnection]()
-
-    def held(address: str, hold: Callable[[socket.socket], None]) -> Any:
-        def then(end: socket.socket) -> None:
-            hold(end)
-            assert wait_until(lambda: found)
-            found[0]._closed.set()  # the first half of ``close``
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-        return reach(address, then)
-
-    monkeypatch.setattr(greeting, "reach", held)
-    with agents(1, 1, job=job(int)) as [other]:
-        connection = AgentConnection(lambda: other.address, SHIPMENT, links, lambda message: None)
-        found.append(connection)
-        connection._thread.join(20.0)
-        ended = not connection._thread.is_alive()
-        connection.close()
-        assert ended
 
 
 class Waits(threading.Event):

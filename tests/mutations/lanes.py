@@ -177,13 +177,6 @@ FAULTS = (
         GREETING,
     ),
     Fault(
-        "a lane that is closed just before it connects stays connected",
-        "lanes/far/agent_connection.py",
-        "while not self._closed.is_set():  # ``close``",
-        "while True:  # ``close``",
-        ENDS,
-    ),
-    Fault(
         "an agent whose sessions end is tried again at once",
         "lanes/far/agent_connection.py",
         "                self._closed.wait(AGAIN_S)\n",

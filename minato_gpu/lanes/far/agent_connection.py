@@ -136,7 +136,7 @@ class AgentConnection:
         self.workers = hello["cores"]
         try:
             self._begin(wire)
-            while not self._closed.is_set():  # ``close`` has shut what was not connected yet
+            while True:
                 self._take_in(*wire.receive(self._place))
         except OSError:
             pass
