@@ -32,7 +32,7 @@ PAGES: Mapping[str, Sequence[str]] = {
     "benchmarks/MEASUREMENTS.md": (
         *("paired", "compare", *WORKLOADS, "accuracy", "overhead", *SCALING, "tails", "more_tails"),
         *("cost_model", "simulation", "ablation", "saves", "storage", "caches", "cached_epochs"),
-        *("kept_fields", "hits", "peer_hits", "cluster"),
+        *("kept_fields", "hits", "peer_hits", "cluster", "simulation_cluster"),
         *("node", "node_share", "node_prepared"),
     ),
 }
