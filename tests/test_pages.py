@@ -36,7 +36,7 @@ DELIVERED: dict[str, Sequence[int | None]] = {
 ELSEWHERE = {  # in tests/tools, tests/cluster
     f"{MANUAL}/migrating.md": 5,
     f"{MANUAL}/other_libraries.md": 3,
-    f"{MANUAL}/ray_data.md": 1,
+    f"{MANUAL}/ray.md": 2,
 }
 README_BYTES = 8192
 

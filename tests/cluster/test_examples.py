@@ -1,4 +1,4 @@
-"""The manual's example of Ray Data runs and delivers every row once in each epoch."""
+"""The manual's examples of Ray Train and Ray Data run, and do what the page says."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.conftest import QUIET
+from tests.cluster.test_ray import agents
 from tests.support import pages
+from tests.support.waiting import wait_until
 
 ray = pytest.importorskip("ray")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning"),
-]
+pytestmark = QUIET
+TRAIN, DATA = pages.examples("minato_gpu/manual/ray.md")
 
 
-def test_rows_of_ray_data(tmp_path: Path) -> None:
+def test_two_workers_of_ray_train(nodes: Any, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"folder": str(tmp_path)}
+    pages.run(TRAIN, names, tmp_path)
+    assert names["loss"] < 1e-3
+    assert [node["connected"] for node in names["nodes"].values()] == [True]
+    assert wait_until(lambda: agents() == [])
+
+
+def test_rows_of_ray_data(nodes: Any, tmp_path: Path) -> None:
     data = pytest.importorskip("ray.data")
-    if not (was_there := ray.is_initialized()):
-        ray.init(num_cpus=2, log_to_driver=False)
-    try:
-        names: dict[str, Any] = {"rows": data.range(100)}
-        [example] = pages.examples("minato_gpu/manual/ray_data.md")
-        pages.run(example, names, tmp_path)
-        assert names["loader"].stats()["samples_delivered"] == 100
-        for _ in range(2):
-            assert sorted(int(key) for batch in names["loader"] for key in batch["id"]) == list(range(100))
-    finally:
-        if not was_there:
-            ray.shutdown()
+    names: dict[str, Any] = {"rows": data.range(100)}
+    pages.run(DATA, names, tmp_path)
+    assert names["loader"].stats()["samples_delivered"] == 100
+    for _ in range(2):
+        assert sorted(int(key) for batch in names["loader"] for key in batch["id"]) == list(range(100))

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch.utils.data.distributed import DistributedSampler
 
 from minato_gpu import DataLoader, RayLanes
+from minato_gpu.lanes.far import ray_lanes
 from minato_gpu.lanes.far.greeting import AgentError
+from tests.cluster.conftest import QUIET
 from tests.lanes.test_far import Drawn, bits, there
 from tests.support.waiting import wait_until
 
 ray = pytest.importorskip("ray")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"training": 2}})
-    for _ in range(2):
-        cluster.add_node(num_cpus=2, resources={"preparing": 1})
-    ray.init(address=cluster.address, log_to_driver=False)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+pytestmark = QUIET
 
 
 def made(cluster: Any = None) -> Any:
@@ -75,12 +58,12 @@ def all_work(loader: Any) -> bool:
 
 def test_nodes_that_are_there_that_join_and_whose_agent_is_killed(nodes: Any, caplog: pytest.LogCaptureFixture) -> None:
     expected = [bits(batch) for batch in made()]
-    cluster = RayLanes(cores=6, resources={"preparing": 1})
+    cluster = RayLanes(cores=6, resources={"cpu_node": 1})
     loader = made(cluster)
     assert cluster.slots == 6 and "cores=6: 2 other nodes of the Ray cluster have 4 in all" in caplog.text
     assert [bits(batch) for batch in loader] == expected
     assert gets_work(loader)
-    joined = nodes.add_node(num_cpus=2, resources={"preparing": 1})
+    joined = nodes.add_node(num_cpus=2, resources={"cpu_node": 1})
     assert all_work(loader) and len(agents()) == 3
     found, killed = [], False
     for batch in loader:
@@ -92,34 +75,21 @@ def test_nodes_that_are_there_that_join_and_whose_agent_is_killed(nodes: Any, ca
     assert killed and len(loader.stats()["nodes"]) == 3 and loader.stats()["failures"] == []
     assert all_work(loader) and len(agents()) == 3, "its actor starts another"
     del loader, cluster
-    assert wait_until(lambda: gc.collect() >= 0 and agents() == [])  # errors of Ray's have kept frames
+    assert wait_until(lambda: agents() == [])
     nodes.remove_node(joined)
 
 
-def _train(config: dict[str, Any]) -> None:
-    """What a worker of Ray Train runs."""
-    from ray import train
-
-    ranks, rank = train.get_context().get_world_size(), train.get_context().get_world_rank()
-    samples: Any = list(range(64))
-    sampler: Any = DistributedSampler(samples, ranks, rank, shuffle=False)
-    cluster = RayLanes(cores=4 // ranks, resources={"preparing": 1})
-    loader: Any = DataLoader(samples, 8, sampler=sampler, num_workers=1, cluster=cluster)
-    found = sorted(int(key) for batch in loader for key in batch)
-    assert found == list(range(rank, 64, ranks)) and cluster.slots == 2
-    Path(config["folder"], f"rank {rank}").write_text(str(len(found)))
-
-
-def test_two_workers_of_ray_train(nodes: Any, tmp_path: Path) -> None:
-    pytest.importorskip("ray.train.torch")
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-
-    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "training": 1})
-    run, told = RunConfig(storage_path=str(tmp_path)), {"folder": str(tmp_path)}
-    TorchTrainer(_train, train_loop_config=told, scaling_config=scaling, run_config=run).fit()
-    assert [(tmp_path / f"rank {rank}").read_text() for rank in range(2)] == ["32", "32"]
-    assert wait_until(lambda: agents() == [])
+def test_agents_are_spread_and_end_with_the_loader(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_lanes, "_FEWEST", 1)
+    gc.disable()  # what has been dropped is not left to be collected one day
+    try:
+        loader = made(RayLanes(cores=2, resources={"cpu_node": 1}))
+        assert gets_work(loader) and wait_until(lambda: len(agents()) == 2)
+        assert len({each.parents()[1].pid for each in agents()}) == 2, "both on one node"
+        del loader
+        assert wait_until(lambda: agents() == [])
+    finally:
+        gc.enable()
 
 
 def test_resources_that_no_node_has_are_said_at_construction(nodes: Any) -> None:
