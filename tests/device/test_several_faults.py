@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,24 +149,36 @@ def test_what_nothing_makes_room_for_is_the_consumers_error(short: Any) -> None:
 def test_a_batch_waits_for_a_first_micro_batch_whose_size_nobody_knows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The executor is at its first samples, which fill the device, while the CPU lane's first batch is loaded."""
-    issued, held = DeviceOutput.issued, threading.Event()
-    devices = machine(2)
-    for device in devices:
-        device.capacity = BATCH_BYTES + 2 * SAMPLE_BYTES
+    """The executor is at its first samples, and the device is full, while the first batch is loaded. No batch is loaded
+    before: the consumer might come to wait for one of these samples, and nothing would be loaded meanwhile."""
+    issued, empty, held = DeviceOutput.issued, FakeDevice.empty, threading.Event()
+    devices, refused, waited = machine(2), list[int](), list[bool]()
 
-    def slowly(self: DeviceOutput, items: Any) -> Issued:
+    def counted(device: FakeDevice, nbytes: int) -> torch.Tensor:
+        if threading.current_thread().name == "minato-copies":
+            assert device is not devices[0] or held.wait(20)
+        try:
+            return empty(device, nbytes)
+        except torch.OutOfMemoryError:
+            refused.append(nbytes)
+            raise
+
+    def filled(self: DeviceOutput, items: Any) -> Issued:
         if threading.current_thread().name == "minato-device:0" and not held.is_set():
+            with devices[0].lock:
+                rest = devices[0].empty(devices[0].capacity - devices[0].used)
             held.set()
-            assert wait_until(lambda: loader.stats()["device"][0]["short_of_memory"])
-            time.sleep(0.2)  # in which the batch is tried again and again
+            waited.append(wait_until(lambda: len(refused) > 9))
+            del rest
         return issued(self, items)
 
-    monkeypatch.setattr(DeviceOutput, "issued", slowly)
+    monkeypatch.setattr(FakeDevice, "empty", counted)
+    monkeypatch.setattr(DeviceOutput, "issued", filled)
     more: dict[str, Any] = {"in_order": False, "num_workers": 1, "prefetch_factor": 8, "timeout": 30}
     loader = loader_on(devices, pipeline=COSTLY, lanes=["cpu", "device"], **more)
     got = consume(devices, loader)
-    assert held.is_set() and differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
+    assert waited == [True] and loader.stats()["samples_repeated"] == 0
+    assert differences(range(LENGTH), [n for batch in labels(got) for n in batch]) == NOTHING
 
 
 class LosesOne(Numbers):
