@@ -1,11 +1,8 @@
-"""The harness itself: leaks are found, skipped GPU tests and warnings fail, and a rehearsal without PyTorch stops."""
+"""The harness itself: leaks are found, and skipped GPU tests and warnings fail."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import threading
 from itertools import combinations, product
 from multiprocessing import get_context
@@ -22,7 +19,6 @@ import minato_gpu
 from tests.contracts.modes import EVERY, MINATO, PYTORCH
 from tests.support import covering
 from tests.support.covering import pairwise
-from tests.support.fake_device import FakeDevice
 from tests.support.leaks import assert_no_leaks, leaks, take_snapshot
 from tests.support.programs import Program
 from tests.support.selection import chosen
@@ -147,28 +143,3 @@ def test_all_pairs_that_occur_are_kept(sizes: list[int], data: st.DataObject) ->
     assert few == sorted(set(few)) == pairwise(cases)
     assert _covered([cases[at] for at in few]) == _covered(cases)
     assert bool(few) == bool(cases)
-
-
-ROOT = Path(__file__).parents[1]
-
-
-def on(device: FakeDevice) -> Any:
-    """A stream of its own, on which the test issues."""
-    return device.running(device.stream())
-
-
-# --- the stand-in for CUDA, as far as it needs no build of PyTorch for CUDA; make rehearse tests the rest -------------
-
-
-def test_a_rehearsal_without_pytorch_for_cuda_says_so_and_stops(tmp_path: Path) -> None:
-    python = tmp_path / "bin/python"  # of the environment; its pip finds nothing
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho 'ERROR: first' >&2; echo 'ERROR: no network' >&2; exit 1\n", encoding="ascii")
-    python.chmod(0o755)
-    given = ["make", "rehearse", f"REHEARSAL={tmp_path}", f"PYTHON_REHEARSAL={sys.executable}"]
-    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert done.returncode and len(said) == 1 and said[0].startswith("no rehearsal: "), done.stderr
-    if (sys.platform, sys.version_info[:2]) == ("linux", (3, 11)) and shutil.which("g++"):  # else it says so
-        assert "torch==2.11.0 for CUDA" in said[0] and said[0].endswith(": ERROR: no network")
-    assert not (tmp_path / ".installed").exists()

@@ -54,34 +54,6 @@ def options(dataset: Any = range(10), **arguments: Any) -> Options:
     return DataLoader(dataset, **arguments)._session.options
 
 
-@pytest.mark.parametrize(
-    ("arguments", "lateness"),
-    [
-        ({}, 0),
-        ({"in_order": False}, 8),
-        ({"in_order": False, "max_lateness": np.int64(3)}, 3),
-        ({"in_order": False, "max_lateness": 0}, 0),
-        ({"max_lateness": 0}, 0),
-    ],
-)
-def test_lateness(arguments: dict[str, Any], lateness: int) -> None:
-    got = options(**arguments).lateness
-    assert (got, type(got)) == (lateness, int)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "lanes"),
-    [
-        ({}, ("cpu",)),
-        ({"pipeline": WITH_DEVICE, "num_workers": 1}, ("cpu",)),
-        ({"lanes": ("device", "cpu"), "pipeline": WITH_DEVICE, "num_workers": 1}, ("cpu", "device")),
-        ({"lanes": ["device"], "pipeline": WITH_DEVICE, "num_workers": 1}, ("device",)),
-    ],
-)
-def test_lanes(arguments: dict[str, Any], lanes: tuple[str, ...]) -> None:
-    assert options(**arguments).lanes == lanes
-
-
 def test_worker_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads by request, and by themselves where threads run in parallel."""
     assert options(worker_kind="thread", num_workers=1).threads

@@ -1,4 +1,4 @@
-"""Small parts that others are made of: threads, slices of work, lazy properties, snapshots, random streams, spans."""
+"""Small parts that others are made of: threads, lazy properties, snapshots, random streams, spans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,11 @@ from hypothesis import strategies as st
 
 import minato_gpu
 from minato_gpu import DataLoader
-from minato_gpu.device.slices import Slices
-from minato_gpu.device.task_reader import TaskReader
 from minato_gpu.lanes.snapshots import Snapshot
 from minato_gpu.samples import stream
 from minato_gpu.scheduling.spans import add, count, cut, joined, number_at, without
 from minato_gpu.util.cached_property import cached_property
 from minato_gpu.util.threads import OwnThread
-from tests.device.lane_bench import bench
-from tests.support.fake_device import FakeDevice
 from tests.support.waiting import wait_until
 
 PACKAGE = Path(minato_gpu.__file__).parent
@@ -67,74 +62,6 @@ def test_a_loaders_threads_go_on_after_a_signal(handled: list[int]) -> None:
     _interrupt(own, handled)
     assert all(thread.is_alive() for thread in own)
     assert got + [key for batch in iterator for key in batch.tolist()] == list(numbers)
-
-
-# --- slices of work, between which other threads have the interpreter -------------------------------------------------
-
-
-STEP_S = 2e-5
-
-
-class Clock:
-    """Steps of work, and what it costs to come back."""
-
-    def __init__(self, back_s: float) -> None:
-        self.now, self.back_s = 0.0, back_s
-        self.longest = self.held = 0.0
-        self.away = 0.0
-        self.slices = Slices(lambda: self.now, self.let_go)
-
-    def let_go(self) -> None:
-        self.longest, self.held = max(self.longest, self.held), 0.0
-        self.now += self.back_s
-        self.away += self.back_s
-
-    def work(self, seconds: float) -> float:
-        """How long it has taken."""
-        begin = self.now
-        for _ in range(round(seconds / STEP_S)):
-            self.now += STEP_S
-            self.held += STEP_S
-            self.slices.between()
-        return self.now - begin
-
-
-@pytest.mark.parametrize("back_s", [5e-6, 1e-4, 5e-3])
-def test_at_most_half_of_the_time_goes_to_others(back_s: float) -> None:
-    """A training loop that computes in Python all the time gives the lock back after five milliseconds."""
-    clock = Clock(back_s)
-    clock.work(0.001)  # the first time it is not known what it costs
-    assert clock.work(1.0) <= 2.0 + 2 * back_s
-    assert clock.away > 0
-
-
-def test_every_sample_of_a_micro_batch_is_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read, drawn and checked, computed, written: none of it for all samples in one go."""
-    steps: list[str] = []
-    fields, begin, then = TaskReader.fields, Slices.begin, Slices.between
-
-    def anew(self: Slices) -> None:
-        steps.append("begin")
-        begin(self)
-
-    def between(self: Slices) -> None:
-        steps.append("between")
-        then(self)
-
-    def read(self: TaskReader, *sample: Any) -> Any:
-        steps.append("read")
-        return fields(self, *sample)
-
-    monkeypatch.setattr(Slices, "begin", anew)
-    monkeypatch.setattr(Slices, "between", between)
-    monkeypatch.setattr(TaskReader, "fields", read)
-    with bench(FakeDevice()) as one:
-        one.send(*range(20, 28), chunk=1)
-        assert one.reported(1)
-    assert steps[0] == "begin", "until there was a task it has waited"
-    reads = [number for number, step in enumerate(steps) if step == "read"]
-    assert len(reads) == 8 and all("between" in steps[a:b] for a, b in pairwise(reads))
-    assert steps[reads[-1] :].count("between") >= 8 * (2 + 2 + 1), "drawn for two stages, run in two, written"
 
 
 # --- properties that are computed once, without a lock that a fork could leave behind ---------------------------------

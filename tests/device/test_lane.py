@@ -27,7 +27,6 @@ from minato_gpu.lanes.cpu_time import CoreTime
 from minato_gpu.lanes.store import Store
 from minato_gpu.memory.layout import Layout
 from minato_gpu.pipeline.pipeline import Field, TorchFunction
-from minato_gpu.samples import Origin, StageError
 from tests.contracts.datasets import Made
 from tests.device.lane_bench import ROWS, SAMPLE, SAMPLE_BYTES, Bench, add, bench, double, pipeline
 from tests.lanes.harness import open_links, piece, task
@@ -278,69 +277,6 @@ def test_a_micro_batch_goes_home_in_one_copy_while_the_next_is_issued(device: Fa
         assert transfers.budget.held["samples"] == 0
         device.finish()
         assert device.used == 0
-        transfers.close()
-        host.close()
-
-
-OTHERS: dict[int, Any] = {
-    1: StageError("a bad sample", Origin()),
-    3: {"label": 3, "image": np.full((2, 3), 3, np.float32), "name": "3", "pair": np.full(2, 3)},  # in another order
-    5: {"image": np.full((3, 2), 5, np.float32), "label": 5, "name": "5", "pair": np.full(2, 5)},
-    6: {"image": np.full((2, 3), 6, np.int32), "label": 6, "name": "6", "pair": np.full(2, 6)},
-    8: {"image": 8, "label": 8, "name": "8", "pair": np.full(2, 8)},
-}
-WRONG: list[tuple[str, Any]] = [
-    ("", None),
-    *(("label", value) for value in (2.5, True, 1 << 63)),
-    ("name", b"x"),
-    *(("pair", value) for value in (np.full(3, 1), np.full(2, 1.0))),
-]
-
-
-@pytest.mark.parametrize(("field", "value"), WRONG)
-def test_of_samples_put_together_those_that_do_not_fit_are_left_out(device: FakeDevice, field: str, value: Any) -> None:
-    """Of two slabs; where one sample's fields for the host do not fit, so is all of its slab."""
-
-    def like(number: int) -> dict[str, Any]:
-        image = np.full((2, 3), number, np.float32)
-        return {"image": image, "label": number, "name": str(number), "pair": np.full(2, number)}
-
-    layout = Layout.of(like(0))
-    assert layout is not None
-    with open_links(1) as links:
-        host = PinnedArena(links.engine_arena, links.loans, device)
-        transfers = Transfers(device, host, DeviceBudget(1 << 20))
-        store = Store(-1, links)
-        outlet, known = DeviceOutput(store, transfers), pickle.dumps(layout)
-        slabs = [links.engine_arena.allocate(layout.offsets(8)[1]) for _ in range(2)]
-        pieces = [piece(range(6), slab=slabs[0])._replace(rows=8, row=1)]
-        pieces += [piece(range(6, 10), slab=slabs[1])._replace(rows=8, row=3), piece([10])]  # the last without a row
-        asked = task(*pieces, layout=known)
-        results = [OTHERS.get(number, like(number)) for number in range(11)]
-        if field:
-            results[2] = {**results[2], field: value}
-        tickets = [(one, at) for one in pieces for at in range(len(one.keys))]
-        assert outlet.room is not None
-        outlet.room.reserve(asked, frozenset({"image"}), len(tickets))
-        with outlet.working():
-            items = outlet.put_all(asked, tickets, results, frozenset({"image"}))
-            issued = outlet.issued(list(items))
-        fit = [number for number in range(10) if number not in OTHERS and not (field and number < 6)]
-        assert [number for number, item in enumerate(items) if item is not None] == fit
-        device.finish()
-        outlet.settle(issued)
-        for number in fit:
-            (one, at), item = tickets[number], items[number]
-            assert item is not None and item.objects == [str(number)]
-            views = store.views(one.slab, one.rows, known)
-            assert item.leaves.keys() == {0} and item.leaves[0].tolist() == [[number] * 3] * 2
-            read = layout.read(views, one.row + at, item.objects)
-            assert read["label"] == number and read["pair"].tolist() == [number] * 2
-        assert outlet.put_all(asked, tickets, results, frozenset()) == [None] * len(tickets), "none stays"
-        items.clear()
-        del issued, item
-        device.finish()
-        assert transfers.budget.held["samples"] == 0 and device.used == 0
         transfers.close()
         host.close()
 

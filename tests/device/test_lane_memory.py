@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from minato_gpu import DataLoader
 from minato_gpu.device.accelerator import is_out_of_memory
 from minato_gpu.device.functions import FunctionSegment
 from minato_gpu.device.loads import rows_bytes
-from minato_gpu.device.micro_batches import _PATIENCE, MicroBatches, Size
+from minato_gpu.device.micro_batches import _PATIENCE, Size
 from minato_gpu.device.transfers import Transfers
 from minato_gpu.lanes.base import Failure, Resident
 from minato_gpu.lanes.store import Store
@@ -228,49 +227,6 @@ def test_a_lane_that_finds_the_device_full_of_what_came_before_does_not_retire()
         one.reports.clear()
         stats = one.lane.stats()
         assert (stats["retired"], stats["micro_batch"]) == (False, ROWS)
-
-
-class Device:
-    """Runs micro-batches of numbers. ``bad``: those that fail, which is told with their place if ``names``; ``room``:
-    samples that there is memory for."""
-
-    def __init__(self, *bad: int, names: bool = True, room: int = 99) -> None:
-        self.bad, self.names, self.room = bad, names, room
-        self.ran: list[list[int]] = []
-        run: Any = self._run  # results are numbers here, and texts of those that failed
-        failed: Any = self._failed
-        self.batches = MicroBatches(run, failed, 64)
-
-    def run(self, count: int) -> list[Any]:
-        """The results of samples 0 to ``count`` - 1."""
-        return self.batches.run([({"n": n}, {}) for n in range(count)])
-
-    def _run(self, samples: Sequence[Any]) -> list[int]:
-        numbers = [fields["n"] for fields, _ in samples]
-        self.ran.append(numbers)
-        if len(samples) > self.room:
-            raise MemoryError(f"{len(samples)} samples")
-        found = [n for n in numbers if n in self.bad]
-        if found:
-            what = f"Failed to decode sample #{numbers.index(found[0])} : " if self.names else "something is wrong"
-            raise RuntimeError(what)
-        return numbers
-
-    @staticmethod
-    def _failed(fields: Any, error: Exception) -> str:
-        return f"{fields['n']}: {type(error).__name__}"
-
-
-def without(count: int, *bad: int) -> list[Any]:
-    return [f"{n}: RuntimeError" if n in bad else n for n in range(count)]
-
-
-@pytest.mark.parametrize("bad", [(0,), (7,), (1, 6), (0, 1, 2), tuple(range(8))])
-@pytest.mark.parametrize("names", [True, False])
-def test_each_sample_has_its_own_result_whatever_is_named(bad: tuple[int, ...], names: bool) -> None:
-    device = Device(*bad, names=names)
-    assert device.run(8) == without(8, *bad)
-    assert max(sum(n in ran for ran in device.ran) for n in range(8)) <= 5
 
 
 def fill(size: Size, count: int) -> None:

@@ -24,16 +24,6 @@ class _Refusing(FakeDevice):
         raise RuntimeError("not on this machine")
 
 
-def test_a_device_that_refuses_is_asked_once() -> None:
-    arena = Arena("tests", 1 << 24)
-    pinned = PinnedArena(arena, Loans(), _Refusing(), STEP)
-    pinned.cover(1)
-    assert (pinned.pinned, pinned.refused) == (0, "not on this machine")
-    pinned.cover(2)
-    pinned.close()
-    arena.close()
-
-
 def test_only_what_is_pinned_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest of a free extent goes back to the kernel, and so does all of it where the device has refused."""
     monkeypatch.setattr(arenas, "_KEEP_FREE", 0)

@@ -66,28 +66,6 @@ def mixed() -> Pipeline:
     )
 
 
-@pytest.mark.parametrize("kind", ["cupy", "torch"])
-def test_a_function_that_works_in_place_may_run_again(kind: str) -> None:
-    """A micro-batch that failed runs once more, sample by sample, on what each had brought."""
-
-    def shift(fields: Fields) -> Fields:
-        row = fields["row"]
-        row += 100
-        if float(row[0]) < 0:
-            raise ValueError("a negative value")
-        return {"row": row}
-
-    how = CupyFunction(lambda xp, f, p: shift(f)) if kind == "cupy" else TorchFunction(lambda f, p: shift(f))
-    stage = Stage("shift", reads=("row",), writes={"row": ROW}, cpu=lambda f, p: {"row": f["row"] + 100}, device=how)
-    executor = DeviceExecutor(Pipeline((stage,), inputs={"row": ROW}, outputs=("row",)), 0, max_batch=4)
-    rows = [{"row": np.full(3, value, np.float32)} for value in (1, -1000, 2)]
-    results = executor.run([(row, n) for n, row in enumerate(rows)])
-    executor.close()
-    assert isinstance(results[1], StageError)
-    assert [result["row"][0] for result in results if not isinstance(result, StageError)] == [101, 102]
-    assert [row["row"][0] for row in rows] == [1, -1000, 2]
-
-
 def test_a_device_implementation_must_write_what_the_stage_declares() -> None:
     def misnamed(dali: Any, fields: Fields, params: Params, device: str) -> Fields:
         return {"other": fields["row"]}

@@ -11,9 +11,8 @@ import torch
 
 from minato_gpu.device.collated import ValueLoad
 from minato_gpu.device.loads import Load, rows_bytes
-from tests.device.bench import ORDERS, ROWS, Bench, bench, layout
+from tests.device.bench import ORDERS, ROWS, bench, layout
 from tests.support.fake_device import FakeDevice, Order
-from tests.support.waiting import wait_until
 
 
 def test_a_batch_that_finds_no_memory_raises_for_the_consumer_and_the_next_goes_on() -> None:
@@ -84,50 +83,6 @@ def test_batches_that_are_loaded_ahead_leave_for_the_one_that_is_due(order: Orde
         assert one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
     gc.collect()
     assert device.used == 0
-
-
-def _one_too_early(one: Bench) -> tuple[Any, Load]:
-    """The first batch, which the consumer has, and the third, which is loaded; the second is submitted next."""
-    held = one.take(one.load(1))
-    one.submitted = 2
-    early = one.load(3)
-    one.issued(early)
-    one.submitted = 1
-    return held, early
-
-
-def test_a_batch_that_nobody_wants_any_more_while_it_leaves_frees_what_it_took() -> None:
-    nbytes = rows_bytes(layout(), ROWS)
-    device = FakeDevice(capacity=2 * nbytes)
-    with bench(device) as one:
-        held, behind = _one_too_early(one)
-        unload = behind.unload
-
-        def left_meanwhile(context: Any) -> None:
-            unload(context)
-            one.transfers.leave(behind)
-
-        behind.unload = left_meanwhile  # type: ignore[method-assign]
-        one.check(one.take(one.load(2)), 2)
-        one.check(held, 1)
-        device.finish()
-        assert one.wrong == [] and one.allocated() == 0 and one.transfers.budget.held["batches"] == 0
-
-
-def test_a_batch_that_comes_later_keeps_nothing_of_what_was_loaded_of_it() -> None:
-    """One of its two tensors found memory, which the batch that is due needs."""
-    device, seen = FakeDevice(capacity=1000), []
-    with bench(device) as one:
-        later = ValueLoad(lambda: (torch.zeros(200), torch.full((75,), 2.0)), 8)
-        one.submit(later, 1)
-        assert wait_until(lambda: one.transfers.stats()["short_of_memory"])
-        due = ValueLoad(lambda: torch.ones(100), 8)
-        one.submit(due, 0)
-        device.read(one.take(due), lambda tensor: seen.append(tensor.unique().tolist()))
-        device.capacity = 2000
-        device.read(one.take(later)[1], lambda tensor: seen.append(tensor.unique().tolist()))
-        device.finish()
-    assert seen == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -196,25 +196,6 @@ def test_a_loop_that_draws_between_epochs_gets_pytorchs_order() -> None:
     assert one.stats()["speculation"] == {"epochs_prepared": 1, "epochs_discarded": 1}
 
 
-def _dropped(held: list[Any]) -> None:
-    held.clear()
-    gc.collect()
-
-
-@pytest.mark.parametrize("kind", _KINDS)
-def test_a_fork_that_drops_its_copy_of_an_iterator_takes_nothing_from_its_parent(kind: Any) -> None:
-    numbers: Any = list(range(200))
-    loader: Any = DataLoader(numbers, 4, num_workers=2, worker_kind=kind)
-    held = [iter(loader)]
-    got = next(held[0]).tolist()
-    child = _FORK.Process(target=_dropped, args=(held,))
-    child.start()
-    child.join(30)
-    assert child.exitcode == 0
-    got += [key for batch in held.pop() for key in batch.tolist()]
-    assert got == list(range(200))
-
-
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is asked whether that lives
 def test_what_the_pump_thread_raises_is_kept_for_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:

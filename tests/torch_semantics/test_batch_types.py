@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,11 +31,6 @@ class OwnBatch:
         return self
 
 
-class Pair(NamedTuple):
-    data: Any
-    random_tensor: Any
-
-
 def test_own_batch_type(loader_class: Any, num_workers: int) -> None:
     batches = list(loader_class(Numbers(5), 2, num_workers=num_workers, collate_fn=OwnBatch))
     assert [type(batch) for batch in batches] == [OwnBatch] * 3
@@ -58,7 +53,7 @@ def _array_of(kind: str, file: Path) -> Any:
 def test_rows_of_a_subclass_of_arrays(loader_class: Any, num_workers: int, kind: str, tmp_path: Path) -> None:
     rows = _array_of(kind, tmp_path / "rows")
     batches = list(loader_class(Made(6, rows.__getitem__), 2, num_workers=num_workers))
-    same(batches, [default_collate([rows[at], rows[at + 1]]) for at in (0, 2, 4)])
+    assert same(batches, [default_collate([rows[at], rows[at + 1]]) for at in (0, 2, 4)])
 
 
 def test_rows_that_a_function_of_the_users_own_joins_keep_their_class(loader_class: Any, num_workers: int) -> None:
@@ -95,12 +90,6 @@ def test_the_order_in_memory_stays(loader_class: Any, num_workers: int, collatin
         assert (picture.shape, picture.stride()) == ((3, 6, 5), (1, 15, 3))
 
 
-def test_named_tuples_keep_their_type(loader_class: Any, num_workers: int) -> None:
-    batches = list(loader_class(Made(4, lambda i: Pair(i, torch.ones(3) * i)), 2, num_workers=num_workers))
-    assert [type(batch) for batch in batches] == [Pair, Pair]
-    assert batches[1].random_tensor.tolist() == [[2.0] * 3, [3.0] * 3]
-
-
 _LAYOUTS: dict[str, Any] = {
     "COO": lambda i: torch.eye(3, 4).to_sparse() * i,
     "COO with repeats": lambda i: torch.sparse_coo_tensor(
@@ -125,14 +114,6 @@ def test_sparse_tensors(loader_class: Any, num_workers: int, layout: str, how: s
         received = list(loader_class(Made(4, make), batch_size=None, num_workers=num_workers))
     assert len(received) == 4
     assert all(same(got, make(index)) for index, got in enumerate(received))
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
-def test_stacked_sparse_tensors(loader_class: Any, num_workers: int) -> None:
-    data = Made(4, lambda i: (torch.eye(3) * i).to_sparse())
-    batch = next(iter(loader_class(data, 4, num_workers=num_workers, collate_fn=torch.stack)))
-    assert batch.layout is torch.sparse_coo
-    assert torch.equal(batch.to_dense(), torch.stack([torch.eye(3) * i for i in range(4)]))
 
 
 def test_gradients_without_workers(loader_class: Any) -> None:
@@ -194,22 +175,11 @@ def test_pinning_without_an_accelerator_warns_once_per_epoch(loader_class: Any, 
     assert loader.pin_memory is True
 
 
-@pytest.mark.skipif(_ACCELERATOR, reason="an accelerator can pin memory")
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
-def test_own_pin_memory_is_not_called_without_an_accelerator(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(4), 2, num_workers=num_workers, pin_memory=True, collate_fn=OwnBatch)
-    assert [batch.pinned for batch in loader] == [False, False]
-
-
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 def test_pin_memory_device_is_deprecated(loader_class: Any) -> None:
     loader = loader_class(Numbers(2), pin_memory=True, pin_memory_device="cuda")
     with pytest.warns(UserWarning, match="^pin_memory_device is deprecated"):
         assert len(list(loader)) == 2
-
-
-def test_pin_memory_device_alone_is_silent(loader_class: Any) -> None:
-    assert len(list(loader_class(Numbers(2), pin_memory_device="cuda"))) == 2
 
 
 @pytest.mark.gpu

@@ -72,8 +72,3 @@ def test_a_data_set_that_cannot_be_pickled_for_spawn(loader_class: Any) -> None:
     with pytest.warns(UserWarning, match="^Got pickle error when attempting to start a worker Process"):
         caught = error_of(Exception, iter, loader)
     assert isinstance(caught, (AttributeError, TypeError, multiprocessing.ProcessError)) or "pickle" in str(caught)
-
-
-def test_a_data_set_that_cannot_be_pickled_is_fine_for_fork(loader_class: Any) -> None:
-    loader = loader_class(Made(3, lambda index: index), num_workers=1, multiprocessing_context="fork")
-    assert numbers_in(loader) == [0, 1, 2]

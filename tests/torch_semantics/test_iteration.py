@@ -1,10 +1,7 @@
-"""Map-style data sets and iterators: batching, bulk reading, composed data sets, lengths; the protocol, several
-iterators at once, loops in loops, out of order."""
+"""Map-style data sets and iterators: the protocol, batching, bulk reading, composed data sets, lengths."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +10,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
-    DataLoader,
     IterableDataset,
     SequentialSampler,
     StackDataset,
@@ -26,7 +22,7 @@ from torch.utils.data import (
 from tests.contracts.datasets import Made
 from tests.support.leaks import child_pids
 from tests.support.raising import error_of
-from tests.torch_semantics.datasets import Numbers, Stream, as_lists, keep, numbers_in
+from tests.torch_semantics.datasets import Numbers, as_lists, keep
 from tests.torch_semantics.same import same
 
 
@@ -84,23 +80,6 @@ def test_without_workers_samples_are_made_when_asked_for(loader_class: Any) -> N
     assert made == [0, 1, 2, 3]
 
 
-def test_two_iterators_of_one_loader(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(9), 2, num_workers=num_workers)
-    for one, two in zip(loader, loader, strict=True):
-        assert one.tolist() == two.tolist()
-    first, second = iter(loader), iter(loader)
-    head = next(first).tolist()
-    assert as_lists(second) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-    assert [head, *as_lists(first)] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
-
-
-def test_a_loop_in_a_loop(loader_class: Any) -> None:
-    outer = loader_class(Numbers(3), num_workers=1)
-    inner = loader_class(Numbers(4), 2, num_workers=1)
-    seen = [(int(one), two.tolist()) for one in outer for two in inner]
-    assert seen == [(one, two) for one in range(3) for two in ([0, 1], [2, 3])]
-
-
 def test_a_loader_inside_a_data_set(loader_class: Any, num_workers: int) -> None:
     inner = loader_class(Numbers(4), 2)
     data = Made(3, lambda index: torch.stack([batch.sum() + index for batch in inner]))
@@ -126,44 +105,6 @@ def test_a_loader_as_the_stream_of_another(loader_class: Any, num_workers: int) 
         assert as_lists(mixed) == [[[0, 1], [2, 3]]]
 
 
-def test_pytorchs_loader_over_this_loaders_batches(loader_class: Any) -> None:
-    outer = DataLoader(_Chained(loader_class(Stream(6), 3)), batch_size=None, num_workers=1)
-    assert as_lists(outer) == [[0, 1, 2], [3, 4, 5]]
-
-
-def test_out_of_order_does_not_wait_for_a_slow_first_sample(loader_class: Any) -> None:
-    gate = multiprocessing.get_context("fork").Event()
-
-    def make(index: int) -> Any:
-        if index == 0:
-            gate.wait()
-        return torch.tensor(index)
-
-    iterator = iter(loader_class(Made(10, make), num_workers=2, in_order=False))
-    first = int(next(iterator))
-    gate.set()
-    rest = numbers_in(iterator)
-    assert first != 0
-    assert sorted([first, *rest]) == list(range(10))
-
-
-def test_in_order_waits_for_a_slow_first_sample(loader_class: Any) -> None:
-    """The gate opens once a later sample is made, so the samples overtake but the batches do not."""
-    gate = multiprocessing.get_context("fork").Event()
-
-    def make(index: int) -> Any:
-        gate.wait() if index == 0 else gate.set()
-        return torch.tensor([index, os.getpid()])
-
-    assert [batch[0, 0] for batch in loader_class(Made(10, make), num_workers=2)] == list(range(10))
-
-
-@pytest.mark.parametrize("factor", [1, 5])
-def test_prefetch_factor(loader_class: Any, factor: int) -> None:
-    loader = loader_class(Numbers(30), 2, num_workers=2, prefetch_factor=factor)
-    assert (loader.prefetch_factor, numbers_in(loader)) == (factor, list(range(30)))
-
-
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 7])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_batches(loader_class: Any, num_workers: int, length: int, drop_last: bool) -> None:
@@ -179,11 +120,6 @@ def test_batches(loader_class: Any, num_workers: int, length: int, drop_last: bo
 def test_any_sequence_is_a_data_set(loader_class: Any, num_workers: int) -> None:
     for data in ([10, 11, 12], range(10, 13), (10, 11, 12), torch.tensor([10, 11, 12])):
         assert as_lists(loader_class(data, batch_size=2, num_workers=num_workers)) == [[10, 11], [12]]
-
-
-def test_no_batching_with_a_collate_function(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(3), batch_size=None, num_workers=num_workers, collate_fn=lambda sample: sample + 10)
-    assert [int(sample) for sample in loader] == [10, 11, 12]
 
 
 def test_bulk_reading_without_batching(loader_class: Any, num_workers: int) -> None:

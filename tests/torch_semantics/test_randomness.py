@@ -13,27 +13,10 @@ from torch.utils.data import DataLoader, RandomSampler, default_collate
 
 from tests.contracts.datasets import Made
 from tests.torch_semantics.datasets import Numbers, Stream, as_lists, numbers_in
-from tests.torch_semantics.same import same
 
 
 def _generator(seed: int = 7) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def test_shuffle_delivers_everything_in_another_order(loader_class: Any, num_workers: int) -> None:
-    loader = loader_class(Numbers(100), 8, shuffle=True, num_workers=num_workers)
-    orders = [numbers_in(loader) for _ in range(3)]
-    assert all(sorted(order) == list(range(100)) for order in orders)
-    assert len({tuple(order) for order in [*orders, list(range(100))]}) == 4
-
-
-def test_seeded_generator_gives_the_same_batches_twice(loader_class: Any, num_workers: int) -> None:
-    generator = _generator()
-    loader = loader_class(Numbers(50), 4, shuffle=True, num_workers=num_workers, generator=generator)
-    first = as_lists(loader)
-    generator.manual_seed(7)
-    assert as_lists(loader) == first
-    assert as_lists(loader) != first
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -89,17 +72,6 @@ def _drawn(index: int) -> Any:
     return [index, random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def test_without_workers_the_main_generators_are_drawn_from_as_in_pytorch(loader_class: Any) -> None:
-    def run(kind: Any) -> Any:
-        random.seed(1)
-        np.random.seed(1)
-        torch.manual_seed(1)
-        batches = list(kind(Made(10, _drawn), 3, shuffle=True))
-        return batches, [random.random(), float(np.random.rand()), float(torch.rand(()))]
-
-    assert same(run(loader_class), run(DataLoader))
-
-
 def test_without_workers_a_loop_body_shares_the_generators(loader_class: Any) -> None:
     """The data set draws between the draws of the loop body, batch by batch, and nothing is drawn ahead."""
     torch.manual_seed(2)
@@ -107,27 +79,6 @@ def test_without_workers_a_loop_body_shares_the_generators(loader_class: Any) ->
     torch.manual_seed(2)
     torch.empty((), dtype=torch.int64).random_()
     assert loop == [(float(default_collate([_drawn(i)])[3]), float(torch.rand(()))) for i in range(4)]
-
-
-def test_workers_draw_differently_from_each_other_and_between_epochs(loader_class: Any) -> None:
-    loader = loader_class(Made(40, _drawn), 4, num_workers=2)
-    rows = [tuple(value.tolist() for value in batch[1:]) for _ in range(2) for batch in loader]
-    for part in range(3):
-        drawn = [value for row in rows for value in row[part]]
-        assert len(set(drawn)) == len(drawn) == 80
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_same_seed_same_draws(loader_class: Any, persistent: bool) -> None:
-    """With one generator seed, the same batches with the same random content, epoch by epoch."""
-
-    def run() -> list[Any]:
-        loader = loader_class(
-            Made(20, _drawn), 4, shuffle=True, num_workers=2, generator=_generator(), persistent_workers=persistent
-        )
-        return [list(loader) for _ in range(2)]
-
-    assert same(run(), run())
 
 
 def test_another_seed_other_draws(loader_class: Any) -> None:

@@ -61,21 +61,6 @@ def test_pytorchs_samplers(loader_class: Any, num_workers: int, kind: str) -> No
     assert numbers_in(loader_class(data, batch_size=4, sampler=sampler, num_workers=num_workers)) == expected
 
 
-def test_batch_sampler_decides_the_batches(loader_class: Any, num_workers: int) -> None:
-    batches = [[4, 1], [0], [1, 1, 2], [3, 0, 2, 4]]
-    loader = loader_class(Numbers(5), batch_sampler=batches, num_workers=num_workers)
-    assert as_lists(loader) == batches
-    assert len(loader) == 4
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_pytorchs_batch_sampler(loader_class: Any, num_workers: int, drop_last: bool) -> None:
-    sampler = BatchSampler(range(9, -1, -1), 4, drop_last)
-    loader = loader_class(Numbers(10), batch_sampler=sampler, num_workers=num_workers)
-    expected = [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
-    assert as_lists(loader) == (expected[:2] if drop_last else expected)
-
-
 def test_the_keys_of_a_batch_for_one_read(loader_class: Any, num_workers: int) -> None:
     """How PyTorch's page has a data set read a batch at once. The second epoch's are other lists."""
     sampler = BatchSampler(RandomSampler(range(300), generator=torch.Generator().manual_seed(3)), 2, False)

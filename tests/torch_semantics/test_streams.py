@@ -15,17 +15,6 @@ from tests.support.raising import error_of
 from tests.torch_semantics.datasets import SizedStream, Stream, as_lists, keep, numbers_in
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_one_stream_in_the_main_process(loader_class: Any, drop_last: bool) -> None:
-    expected = [[0, 1, 2], [3, 4, 5]] + ([] if drop_last else [[6]])
-    assert as_lists(loader_class(Stream(7), batch_size=3, drop_last=drop_last)) == expected
-
-
-def test_strict_order_takes_the_streams_in_turn(loader_class: Any) -> None:
-    loader = loader_class(Stream(10), batch_size=2, num_workers=2)
-    assert as_lists(loader) == [[0, 2], [1, 3], [4, 6], [5, 7], [8], [9]]
-
-
 def test_uneven_streams_in_strict_order(loader_class: Any) -> None:
     loader = loader_class(Streams([5, 1, 0]), batch_size=2, num_workers=3)
     assert as_lists(loader) == [[[0, 0], [0, 1]], [[1, 0]], [[0, 2], [0, 3]], [[0, 4]]]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import get_worker_info
 
 from tests.contracts.datasets import Made
 from tests.support.waiting import wait_until
@@ -129,16 +129,6 @@ def test_collation_runs_in_the_workers(loader_class: Any, num_workers: int) -> N
     batches = list(loader_class(Numbers(5), 2, num_workers=num_workers, collate_fn=collate))
     assert [numbers for *_, numbers in batches] == [[0, 1], [2, 3], [4]]
     assert {(pid == os.getpid(), in_main) for pid, in_main, _ in batches} == {(num_workers == 0,) * 2}
-
-
-def test_samples_that_cannot_be_pickled_are_fine_for_a_collate_function(loader_class: Any, num_workers: int) -> None:
-    data = Made(5, lambda index: lambda: index)
-
-    def collate(samples: list[Any]) -> Any:
-        return default_collate([make() for make in samples])
-
-    loader = loader_class(data, 2, num_workers=num_workers, collate_fn=collate)
-    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 
 
 def test_workers_use_one_torch_thread(loader_class: Any) -> None:
