@@ -52,14 +52,14 @@ FAULTS = (
         "scheduling/composition.py",
         "return oldest is not None and oldest.number <= self.next - self._lateness",
         "return oldest is not None and oldest.number < self.next - self._lateness",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_lateness.py"),
+        ("scheduling/test_scheduler.py", "contracts/test_lateness.py"),
     ),
     Fault(
         "fixed batches come one batch later than max_lateness",
         "scheduling/composition.py",
         "bool(self._complete) and super().held_back",
         "bool(self._complete) and self._places.oldest.number < self.next - self._lateness",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_lateness.py"),
+        ("scheduling/test_scheduler.py", "contracts/test_lateness.py"),
     ),
     Fault(
         "batches overtake although nobody waits for one",
@@ -67,7 +67,6 @@ FAULTS = (
         "if overtakes and (not eager or self.held_back):",
         "if overtakes and self.held_back:",
         (
-            "scheduling/test_composition.py",
             "scheduling/test_scheduler.py",
             "scheduling/test_routing.py",
             "contracts/test_lateness.py",
@@ -78,7 +77,7 @@ FAULTS = (
         "scheduling/composition.py",
         "if self._epochs[0] != place.epoch or (overtakes",
         "if (overtakes",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py"),
+        ("scheduling/test_scheduler.py"),
     ),
     Fault(
         "samples that run take no memory",
@@ -218,7 +217,7 @@ FAULTS = (
         "scheduling/dispatch.py",
         "if following is None or entry.place.epoch != following.place.epoch:",
         "if following is None:",
-        ("scheduling/test_composition.py", "scheduling/test_scheduler.py", "contracts/test_content.py"),
+        ("scheduling/test_scheduler.py", "contracts/test_content.py"),
         "70f827a",
     ),
     Fault(

@@ -40,6 +40,7 @@ class Shell:
         self.ready: set[int] = set()
         self.stage: dict[int, int] = {}  # of the samples that were handed over, by serial
         self.failed: set[int] = set()
+        self.wants = False  # the consumer has asked and got nothing yet
         self.composed: dict[int, m.Compose] = {}
         self.delivered: list[m.Compose] = []
         self.log: list[tuple[m.Event, list[m.Instruction]]] = []
@@ -185,9 +186,11 @@ class Shell:
         """The consumer wants a batch; whether it got one."""
         order = len(self.delivered)
         if order not in self.composed:
+            self.wants = True
             self.tell(m.Asked(self.tick()))
         if order not in self.composed:
             return False
+        self.wants = False
         self.delivered.append(self.composed.pop(order))
         left = SAMPLE_BYTES * (len(self.ready) - len(self.delivered_serials()))
         self.tell(m.Delivered(self.tick(), OutputBatch(order), in_flight=left))
@@ -205,6 +208,7 @@ class Shell:
             assert serial not in self.ready
             if self.policy.pins and chunk.lane != m.CPU:
                 assert chunk.lane == self.home_of[self.place_of[serial]]
+        assert len({self.epoch_of[self.place_of[serial]] for serial in _serials(chunk.spans)}) == 1
         self.held[chunk.number] = chunk
         self.done[chunk.number] = 0
         running = sum(1 for held in self.held.values() if held.lane == chunk.lane)
@@ -216,7 +220,9 @@ class Shell:
         serials = _serials(batch.spans)
         assert self.ready.issuperset(serials)
         assert set(batch.failed) == self.failed & set(serials)
-        assert len({self.epoch_of[self.place_of[serial]] for serial in serials}) == 1
+        assert {self.epoch_of[self.place_of[serial]] for serial in serials} == {self.epoch_of[batch.order]}
+        if self.policy.max_lateness and not self.ready.issuperset(range(serials[0])):
+            assert self.wants or len(self.composed) < self.policy.compose_ahead, "overtakes, and nobody waits"
         for serial in serials:
             late = batch.order - self.place_of[serial]
             assert late <= self.policy.max_lateness
@@ -247,7 +253,8 @@ class Shell:
         return len(self.stage.keys() - self.ready)
 
     def drain(self) -> None:
-        """The consumer takes all, and lanes finish what they hold, until every admitted sample is delivered."""
+        """The consumer takes all, and lanes finish what they hold, the newest first, until every admitted sample is
+        delivered."""
         if self.lanes.get(m.CPU, 0) < 1:
             self.open(m.CPU, 1)
         self.fetch(sorted(self.unfetched))
@@ -257,7 +264,7 @@ class Shell:
             if self.ask():
                 continue
             assert self.held, f"deadlock: {self.scheduler.stall_cause()}"
-            number = min(self.begun, default=min(self.held))
+            number = max(self.begun, default=min(self.held), key=lambda at: self.held[at].spans[0])
             self.finish(number, self.held[number].size)
         assert sorted(self.delivered_serials()) == list(range(len(self.place_of)))
         assert not self.held

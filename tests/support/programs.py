@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import json
 import os
 import pickle
 import random
@@ -151,6 +152,22 @@ def kept_free(host: str = "127.0.0.1") -> Iterator[int]:
 
 server_pids: list[int] = []
 """The process behind the programs, if one was needed: it lives as long as this one."""
+
+
+RANKS = 2
+
+
+def results_of_ranks(folder: Path, program: str, *arguments: str) -> list[dict[str, Any]]:
+    """What each of two ranks of a program has written into the folder. They are told what torchrun, which takes long to
+    start, would tell them."""
+    with kept_free() as port:
+        common = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        of_each = [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(RANKS)]
+        ranks = [Program(program, *arguments, environment=one, at_once=True) for one in of_each]
+        for rank in ranks:
+            _, errors = rank.communicate()
+            assert rank.returncode == 0, errors[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
 
 
 @cache

@@ -12,8 +12,8 @@ import torch
 
 from minato_gpu import DataLoader
 from tests.contracts.datasets import Costly, Made, Streams, draw
-from tests.contracts.test_padding import RANKS, results_without_torchrun
 from tests.support.numbers import PIPELINE, Numbers
+from tests.support.programs import RANKS, results_of_ranks
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def program() -> Any:
 def ranks(tmp_path_factory: pytest.TempPathFactory, program: Any) -> list[dict[str, Any]]:
     """What each of two ranks has seen."""
     folder = tmp_path_factory.mktemp("ranks")
-    return results_without_torchrun(folder, program.__name__, str(folder))
+    return results_of_ranks(folder, program.__name__, str(folder))
 
 
 def test_every_sample_once_on_one_of_the_ranks(ranks: list[dict[str, Any]], program: Any) -> None:
