@@ -77,7 +77,7 @@ FAULTS = (
         "scheduling/composition.py",
         "if self._epochs[0] != place.epoch or (overtakes",
         "if (overtakes",
-        ("scheduling/test_scheduler.py"),
+        ("scheduling/test_scheduler.py",),
     ),
     Fault(
         "samples that run take no memory",
