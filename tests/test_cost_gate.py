@@ -46,11 +46,12 @@ LIMITS: dict[tuple[Cell, str], Cost] = {  # today's figures and some three hundr
     (Cell(8, 3, "tail"), "in order"): Cost(26.0, 10.9, 0.082, 0.111, 0.001),
     (Cell(8, 3, "tail"), "bounded"): Cost(34.7, 16.8, 0.09, 0.1135, 0.001),
     (Cell(8, 0.02, "half"), "in order"): Cost(6.2, 6.7, 0.0041, 0.0162, 0.043),
+    (Cell(2, 0.005, "half", 0.5), "in order"): Cost(3.7, 6.6, 0.0003, 0.0031, 0.0075),
 }
 """At most so much, of a cell by the order of its batches. Other kinds of work are for ``benchmarks.scaling``."""
 
 SCHEDULER_LIMITS: dict[scheduler_cost.Case, float] = dict(
-    zip(scheduler_cost.CASES, (56.2, 80.0, 81.8, 2.19, 2.26), strict=True)
+    zip(scheduler_cost.CASES, (56.2, 80.0, 82.3, 2.19, 2.26), strict=True)
 )
 """Python calls of the scheduler for each sample, at most."""
 

@@ -160,18 +160,16 @@ class Engine(Batches):
             positions = self.delivered = epoch.positions(batch.dealt)
             away = started - self._left if order > epoch.first_order else 0.0
             epochs.delivered(away, batch)
-            epochs.draw_on()
+            # what a delivery leaves to be done may wait until batches are drawn again
+            drawn = epochs.draw_on() or not at_hand or self.assembly.loading is not None
             if self._count is not None and self._count.delivered(
                 perf_counter(), batch.size, self.pump.run.scheduler.idle_slots
             ):
                 self._resize(self._count.workers)
             self._look_at_host()
-            trains = at_hand and away > _TRAINS_S
-            if not trains:
-                self._links.board.words[ATTENTION] = NOBODY
-                self._pump()
-                self._settle()
-                self._attention()
+            trains = drawn and at_hand and away > _TRAINS_S
+            if drawn and not trains:
+                self._follow_up(pumped=wait is not None)
         self.last_good = batch.good
         try:
             value = self._handover(self.log, epoch, batch, positions, judge, started)
@@ -182,6 +180,14 @@ class Engine(Batches):
         if batch.failure is None:
             return value if batch.size else NOTHING
         return self.assembly.value(batch)
+
+    def _follow_up(self, *, pumped: bool) -> None:
+        """Does what a delivery has left to be done, in the consumer's time. ``pumped``: reports have just been read."""
+        self._links.board.words[ATTENTION] = NOBODY
+        if not pumped:
+            self._pump()
+        self._settle()
+        self._attention()
 
     def _next_item(self, started: float) -> Value:
         """Returns the next sample of the batch that was taken last, whose samples are delivered one by one."""

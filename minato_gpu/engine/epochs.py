@@ -207,15 +207,23 @@ class Epochs:
                 batch = 0
             self._place = SourceBatch(self._place + (drawn.rows if self._settings.items else 1))
 
-    def draw_on(self) -> None:
-        """Draws while a batch is ready: an error of the sampler is kept until the consumer asks for more.
+    def draw_on(self) -> bool:
+        """Draws while a batch is ready; returns False where there is not yet room for as many batches as are admitted
+        together.
 
-        An interrupt passes through: it is not the sampler's, and the consumer wants it now.
+        An error of the sampler is kept until the consumer asks for more. An interrupt passes through: it is not the
+        sampler's, and the consumer wants it now.
         """
+        window = self._pump.run.scheduler.window
+        if window.together > 1 and not self._ahead:
+            room = self.order + self._settings.window + window.extra - self._drawn
+            if 0 <= room < window.together:
+                return False
         try:
             self.draw()
         except Exception as error:
             self.raised.keep(error)
+        return True
 
     def draw_ahead(self) -> None:
         """Draws for a prefetched epoch. A sampler that raises is not drawn from again before the epoch begins;
@@ -250,8 +258,13 @@ class Epochs:
 
     def settle(self) -> None:
         """Sends the scheduler all events that it has not got yet."""
-        while self._due:
-            self._pump.run.handle(self._due.popleft()(perf_counter()))
+        run, due = self._pump.run, self._due
+        while due:
+            event = due.popleft()(perf_counter())
+            if due:
+                run.scheduler.note(event)
+            else:
+                run.handle(event)
 
     def _admit(self, place: SourceBatch, record: Record, batch: int | None, now: float) -> m.Admitted:
         """Returns the event by which a place enters the window, also if nothing of its batch is left to deliver."""

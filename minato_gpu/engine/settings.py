@@ -99,6 +99,7 @@ class Settings:
             items=self.items > 0,
             streams=self.workers if self.streams else 0,
             device_ahead=IN_FLIGHT if on_gpu else 1,
+            window_batches=0 if options.lateness or self.items else self.window,
             more_batches=self._more_batches(loader, options),
             window_bytes=_WINDOW_BYTES if loader.host_memory_budget is None else loader.host_memory_budget,
         )

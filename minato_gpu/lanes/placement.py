@@ -26,7 +26,7 @@ from minato_gpu.lanes.produce import Job
 from minato_gpu.lanes.progress import LeaseProgress
 from minato_gpu.lanes.seeding import Seeder
 from minato_gpu.lanes.store import Store
-from minato_gpu.memory.layout import Layout, Mismatch
+from minato_gpu.memory.layout import Layout, Mismatch, Views
 from minato_gpu.samples import Key, Origin, Value, sample_seed
 
 Put = Callable[[int, Value], Item]
@@ -52,8 +52,11 @@ class Placement:
         if not self._job.auto_collation:
             return lambda at, value: self._put_item(task, piece, at, value)
         if piece.slab >= 0 and task.layout:
-            write = store.layout(task.layout).writer(store.views(piece.slab, piece.rows, task.layout))
-            first = piece.row
+            layout, first = store.layout(task.layout), piece.row
+            views = store.views(piece.slab, piece.rows, task.layout)
+            if layout.stacks and not task.credit:  # whose bytes are counted sample by sample
+                return self._stacker(task, piece, progress, layout, views)
+            write = layout.writer(views)
 
             def put_row(at: int, value: Value) -> Item:
                 try:
@@ -69,6 +72,31 @@ class Placement:
             return self._stored(task, piece, at, value)
 
         return put_blob
+
+    def _stacker(self, task: Task, piece: Piece, progress: LeaseProgress, layout: Layout, views: Views) -> Put:
+        """Returns a function that keeps samples until, before they are reported, they are written into their rows
+        together."""
+        items, first, kept = progress.items, piece.row, list[tuple[int, int, Value]]()
+
+        def keep(at: int, value: Value) -> Item:
+            kept.append((len(items), at, value))
+            return None
+
+        def write() -> None:
+            if not kept:
+                return
+            row = first + kept[0][1]
+            together = kept[-1][1] - kept[0][1] == len(kept) - 1  # without those that have failed
+            if not (together and layout.write_rows(views, row, [value for _, _, value in kept])):
+                for number, at, value in kept:
+                    try:
+                        layout.write(views, first + at, value)
+                    except Mismatch:
+                        items[number] = self._stored(task, piece, at, value)
+            kept.clear()
+
+        progress.write_rows = write
+        return keep
 
     def _put_item(self, task: Task, piece: Piece, at: int, value: Value) -> Item:
         """Stores a sample that is a batch by itself, converted."""

@@ -36,6 +36,7 @@ class LeaseProgress:
         self.prepared = 0  # samples of a batch that is composed
         self.begin = self.now = perf_counter()
         self.unseeded = False  # whether its samples are prepared without seeds of their own
+        self.write_rows: Callable[[], None] | None = None  # writes what is kept of finished samples into their rows
         self.shift = 0  # from the number of a sample to its mark
         self._every = TELL_S
         self.report_at = self.begin + self._every
@@ -81,6 +82,7 @@ class LeaseProgress:
     def rewind(self) -> list[Item]:
         """Forgets what is not reported; returns its ``Item``s."""
         items = self.items.copy()
+        self.write_rows = None
         self.nbytes -= sum(item.nbytes for item in items if item is not None)
         self.items.clear()
         self.times.clear()
@@ -89,6 +91,14 @@ class LeaseProgress:
         self._waited = 0.0
         self.done = self.reported
         return items
+
+    def write(self) -> None:
+        """Writes the samples that are kept; what that takes is spread over those that are not reported."""
+        assert self.write_rows is not None
+        self.write_rows()
+        now = perf_counter()
+        each, self.now = (now - self.now) / len(self.times), now
+        self.times[:] = [took + each for took in self.times]
 
     def told(self) -> tuple[list[float], End, float]:
         """Notes that the ready samples are reported.

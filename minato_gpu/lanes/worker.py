@@ -346,8 +346,10 @@ class Worker:
                 words[nbytes] = progress.nbytes
                 if progress.nbytes >= credit:
                     break
-            if now > progress.report_at and not to_end and not self._publish(progress):
-                return False
+            if now > progress.report_at and not to_end:
+                if not self._publish(progress):
+                    return False
+                now = progress.now
         return to_end or not progress.times or self._publish(progress)
 
     # --- reports -------------------------------------------------------------------------------------------
@@ -357,6 +359,8 @@ class Worker:
         if progress.unseeded and self._producer.drew():
             return False
         if progress.times:
+            if progress.write_rows is not None:
+                progress.write()
             self._mark(progress)
         return True
 

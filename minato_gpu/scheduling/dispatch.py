@@ -46,6 +46,7 @@ class Dispatcher:
         self.short_of_memory = False
         self.out_of_work = False  # a lane wants more and nothing waits for it
         self.consumer_starves = True  # no batch is ready
+        self.together = 0  # cheap batches that are admitted, and dispatched, together; 0: any number
         self.missing: Callable[[], int] = lambda: 0  # samples that the next batch still needs
         self.oldest: Place | None = None  # the oldest incomplete place
         self.out: list[m.Instruction] = []
@@ -228,6 +229,8 @@ class Dispatcher:
             return limit, target
         pace = self.intake.pace
         each, shares = lane.typical, 2 * max(pace.cpu_capacity, 1) / lane.speed
+        if self.together and lane.mean:
+            target = min(target, self.together * pace.batch * lane.mean)
         window = self._ledger.within(self.intake.pace.window)
         lease = pace.lease_s(each, window, uniform=lane.uniform)
         if self.consumer_starves and entry.place is self.oldest:

@@ -44,7 +44,7 @@ class Scheduler:
             self._composition = FixedComposition(places, lateness)
         else:
             self._composition = FreeComposition(places, lateness)
-        self.window = WindowLength(policy.more_batches, policy.window_bytes)
+        self.window = WindowLength(policy.window_batches, policy.more_batches, policy.window_bytes)
         self._ledger = Ledger(policy.budget_bytes)
         self._work = Dispatcher(policy, self._ledger, places)
         self._work.missing = lambda: self._composition.missing
@@ -77,6 +77,11 @@ class Scheduler:
         }
 
     # --- interface ---------------------------------------------------------------------------------------
+
+    def note(self, event: m.Event) -> None:
+        """Takes in an admission or a delivery; what follows from it is among the next event's instructions."""
+        self._work.now = self._flights.now = event.time
+        self._handlers[type(event)](event)
 
     def handle(self, event: m.Event) -> list[m.Instruction]:
         """Handles one event; returns the instructions to execute now, in this order."""
@@ -246,10 +251,7 @@ class Scheduler:
             lane = self._work.lanes[chunk.lane]
             if lane.learns:
                 self._learn(lane, flight, event)
-            lane.measured(event.seconds, fresh, event.own_s)
-            self.window.saves = lane.varied and not self.policy.max_lateness
-            if lane.is_device:
-                self.interference.worked(event.seconds)
+            self._measured(lane, event, fresh)
             if flight.credit:
                 self._flights.add_reported(flight, event.nbytes + event.handed_bytes)
             if event.handed:
@@ -267,6 +269,17 @@ class Scheduler:
             self._flights.retire(event.chunk)
             if event.done < flight.size:
                 self._flights.give_back(flight, event.done, flight.size)
+
+    def _measured(self, lane: LaneState, event: m.Finished, samples: int) -> None:
+        """Takes in what ``samples`` samples took."""
+        lane.measured(event.seconds, samples, event.own_s)
+        window = self.window
+        window.saves = lane.varied and not self.policy.max_lateness
+        if lane.is_device:
+            self.interference.worked(event.seconds)
+        elif window.together and lane.helps and (window.wanted > 1 or lane.cheap):
+            window.measured(lane.mean * self._intake.pace.batch, self.policy.chunk_s)
+            self._work.together = window.together
 
     def _learn(self, lane: LaneState, flight: Flight, event: m.Finished) -> None:
         """Updates the speed and the lease time of a remote lane."""
@@ -334,8 +347,8 @@ class Scheduler:
         batches = size if self.policy.items else 1
         self._next_order = OutputBatch(event.order + batches)
         self._asked = self._waits = False
-        if self.window.extra:
-            self.window.delivered(batches, event.in_flight)
+        if self.window.extra or self.window.wanted > 1:
+            self.window.delivered(batches, *self._bytes())
         if self.window.idled:
             self.window.idled = False
             self.window.lengthen(*self._bytes())

@@ -11,21 +11,30 @@ Simulated, two workers, strict order, relative to the bound (window fixed at 4 b
 0.975, load 81 % 0.979 / 0.991 / 0.991; 0.1 % take 1,000 times as long, unforeseen, 0.651 / 0.944 / 0.949. With a
 lateness of 8 batches 0.978, 0.997 and 0.862 / 0.898 / 0.971: there it grows only while the consumer waits.
 
+In strict order it also grows where a whole batch is less work than a dispatch is worth. Then ``together`` batches are
+admitted at once, so that one dispatch, one wake-up and one report serve several batches; the window holds two such
+groups for each worker.
+
 Rejected: a long window from the start, which draws samplers far ahead and uses memory where all samples are alike.
 Growing only while the consumer waits: 0.925 at a load of 105 %.
 """
 
 from __future__ import annotations
 
+_MOST_TOGETHER = 8  # batches: further ones would save little
+
 
 class WindowLength:
-    """Current length of the window beyond the loader's own, ``most`` batches at most. ``limit``: bytes of the whole
-    window up to which it may grow."""
+    """Current length of the window beyond the loader's own ``least`` batches, by ``most`` batches at most. ``limit``:
+    bytes of the whole window up to which it may grow."""
 
-    def __init__(self, most: int, limit: int) -> None:
+    def __init__(self, least: int, most: int, limit: int) -> None:
         self.extra = 0  # batches beyond the loader's own window
         self.longest = 0  # largest ``extra`` so far
         self.most, self.limit = most, limit
+        self.together = 1 if least else 0  # batches to admit and to dispatch at once; 0: any number
+        self.wanted = 1  # the same, once the window is long enough
+        self._least = least
         self.grown = False  # the window has grown, and no batch has been admitted since
         self.saves = False  # costs vary and the order is strict: batches prepared ahead are a reserve
         self.idled = False  # a lane was idle with a full window since the last delivery
@@ -47,10 +56,19 @@ class WindowLength:
             self.longest = max(self.longest, self.extra)
             self.grown = True
 
-    def delivered(self, batches: int, in_flight: int) -> None:
-        """Shrinks the window after delivery of ``batches`` batches, if it is time to; ``in_flight`` bytes remain in
-        it."""
+    def measured(self, batch_s: float, dispatch_s: float) -> None:
+        """Sets how many batches, of ``batch_s`` seconds of work each, are worth a dispatch (of ``dispatch_s``)."""
+        if self._least and batch_s > 0:
+            self.wanted = max(1, min(_MOST_TOGETHER, int(dispatch_s / batch_s)))
+            self.together = min(self.wanted, 1 + self.extra // self._least)
+
+    def delivered(self, batches: int, in_flight: int, batch_bytes: float) -> None:
+        """Changes the window's length by a batch after delivery of ``batches`` batches, if it is time to; ``in_flight``
+        bytes remain in it."""
+        wanted = self._least * (self.wanted - 1)
+        if self.extra < wanted:
+            self.lengthen(in_flight, batch_bytes)
         self._calm += batches
-        if self._calm >= self.most or in_flight > self.limit:
-            self.extra -= 1
+        if in_flight > self.limit or (self._calm >= self.most and self.extra > wanted):
+            self.extra = max(0, self.extra - 1)
             self._calm = 0

@@ -131,6 +131,12 @@ def test_rows_make_the_batch_of_default_collate(make: Make, rows: int, seed: int
     for row, sample in enumerate(samples):
         same(layout.read(views, row, objects[row]), sample)
     assert (slab[:64] == 0xEE).all() and (slab[64 + nbytes :] == 0xEE).all()
+    if layout.stacks:
+        slab[:] = 0xEE
+        for at in (0, rows // 2):
+            assert layout.write_rows(views, at, samples[at:]) and layout.write_rows(views, 0, samples[:at] or samples)
+        same(layout.batch(slab[64 : 64 + nbytes], rows, [[]] * rows), default_collate(samples))
+        assert (slab[:64] == 0xEE).all() and (slab[64 + nbytes :] == 0xEE).all()
 
 
 _REFUSED = {
@@ -214,6 +220,13 @@ def test_a_sample_that_differs_is_refused(change: dict[str, Any]) -> None:
     assert layout.write(views, 0, _LIKE) == ["text"]
     with pytest.raises(Mismatch):
         layout.write(views, 1, {**_LIKE, **change})
+    tensors = {name: _LIKE[name] for name in ("t", "n")}
+    if not change.keys() - tensors.keys():
+        layout = Layout.of(tensors)
+        assert layout is not None and layout.stacks
+        views = layout.views(np.zeros(layout.offsets(2)[1], np.uint8), 0, 2)
+        assert layout.write_rows(views, 0, [tensors, tensors])
+        assert not layout.write_rows(views, 0, [tensors, {**tensors, **change}])
 
 
 _OTHERS: list[tuple[Any, Any]] = [
@@ -234,3 +247,7 @@ def test_the_short_cuts_for_single_arrays_and_tensors_refuse_too(like: Any, othe
     write(0, like)
     with pytest.raises(Mismatch):
         write(0, other)
+    if layout.stacks:
+        views = layout.views(np.zeros(128, np.uint8), 0, 2)
+        assert layout.write_rows(views, 0, [like, like])
+        assert not layout.write_rows(views, 0, [like, other]) and not layout.write_rows(views, 0, [other, other])

@@ -255,7 +255,7 @@ def test_no_core_is_left_that_somebody_could_use(needs: list[Need], cores: int) 
 
 def grown(most: int, limit: int = 1000) -> WindowLength:
     """A window that has grown by as much as it may."""
-    window = WindowLength(most, limit)
+    window = WindowLength(1, most, limit)
     for _ in range(most):
         window.lengthen(0, 10.0)
         window.grown = False
@@ -264,7 +264,7 @@ def grown(most: int, limit: int = 1000) -> WindowLength:
 
 
 def test_it_grows_by_one_batch_and_again_once_that_is_admitted() -> None:
-    window = WindowLength(5, 100)
+    window = WindowLength(1, 5, 100)
     window.lengthen(10, 20.0)
     window.lengthen(10, 20.0)
     assert (window.extra, window.grown) == (1, True)
@@ -275,7 +275,7 @@ def test_it_grows_by_one_batch_and_again_once_that_is_admitted() -> None:
 
 @pytest.mark.parametrize(("in_flight", "batch_bytes"), [(81, 20.0), (0, 0.0)], ids=["too many bytes", "size unknown"])
 def test_it_does_not_grow(in_flight: int, batch_bytes: float) -> None:
-    window = WindowLength(5, 100)
+    window = WindowLength(1, 5, 100)
     window.lengthen(in_flight, batch_bytes)
     assert (window.extra, window.grown) == (0, False)
 
@@ -284,9 +284,29 @@ def test_it_shrinks_after_as_many_batches_as_it_may_grow_by() -> None:
     window = grown(3)
     lengths = []
     for _ in range(7):
-        window.delivered(1, 0)
+        window.delivered(1, 0, 10.0)
         lengths.append(window.extra)
     assert lengths == [3, 3, 2, 2, 2, 1, 1]
+
+
+def test_cheap_batches_are_admitted_together_once_the_window_holds_two_groups_for_each_worker() -> None:
+    window = WindowLength(4, 28, 1000)
+    groups = []
+    for _ in range(30):
+        window.measured(0.3e-3, 2e-3)
+        window.delivered(1, 0, 10.0)
+        window.grown = False
+        groups.append(window.together)
+    assert (window.extra, groups[::4]) == (20, [1, 2, 3, 4, 5, 6, 6, 6])
+    window.measured(1.5e-3, 2e-3)
+    assert window.together == 1
+
+
+def test_a_window_of_cheap_batches_grows_within_its_bytes() -> None:
+    window = WindowLength(4, 28, 100)
+    window.measured(0.3e-3, 2e-3)
+    window.delivered(1, 95, 10.0)
+    assert (window.extra, window.together) == (0, 1)
 
 
 def simulated(work: Work, more_batches: int, window_bytes: int = 1 << 30, period: float = 0.0) -> tuple[float, int]:

@@ -56,6 +56,21 @@ def test_rows_of_a_subclass_of_arrays(loader_class: Any, num_workers: int, kind:
     assert same(batches, [default_collate([rows[at], rows[at + 1]]) for at in (0, 2, 4)])
 
 
+def _small(at: int) -> dict[str, Any]:
+    numbers = torch.full((4,), float(at))
+    return {"x": numbers.double() if at == 21 else numbers, "n": at}
+
+
+def test_small_tensors_one_of_which_has_another_dtype(loader_class: Any, num_workers: int) -> None:
+    """Workers stack what is cheap together; PyTorch's, too, write into memory of the first sample's dtype."""
+    batches = list(loader_class(Made(32, _small), 8, num_workers=num_workers))
+    assert [batch["x"].dtype for batch in batches] == [torch.float32] * 2 + [
+        torch.float32 if num_workers else torch.float64
+    ] + [torch.float32]
+    found = torch.cat([batch["x"] for batch in batches])
+    assert found[:, 0].tolist() == torch.cat([batch["n"] for batch in batches]).tolist() == list(range(32))
+
+
 def test_rows_that_a_function_of_the_users_own_joins_keep_their_class(loader_class: Any, num_workers: int) -> None:
     rows = np.ma.masked_array(np.arange(6.0).reshape(3, 2), np.array([[False, True]] * 3))
     loader = loader_class(Made(3, rows.__getitem__), 3, num_workers=num_workers, collate_fn=_filled)
