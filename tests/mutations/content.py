@@ -62,6 +62,20 @@ FAULTS = (
         ("memory/test_blobs.py", "torch_semantics/test_batch_types.py"),
     ),
     Fault(
+        "tensors of another dtype are stacked all the same",
+        "memory/layout.py",
+        "elif {each.dtype for each in column} != {leaf.dtype} or",
+        "elif",
+        ("memory/test_layout.py",),
+    ),
+    Fault(
+        "small tensors that do not fit are left out of their batch",
+        "lanes/placement.py",
+        "                        items[number] = self._stored(task, piece, at, value)\n",
+        "                        pass\n",
+        ("torch_semantics/test_batch_types.py",),
+    ),
+    Fault(
         "fields of samples that have them in another order are taken for alike",
         "memory/layout.py",
         "        for (key, part), (own, item) in zip(parts, value.items(), strict=True):\n"

@@ -15,9 +15,16 @@ FAULTS = (
     Fault(
         "the window never shrinks",
         "scheduling/window_length.py",
-        "            self.extra -= 1\n",
+        "            self.extra = max(0, self.extra - 1)\n",
         "",
         ("scheduling/test_pacing.py",),
+    ),
+    Fault(
+        "cheap batches are admitted one by one",
+        "engine/epochs.py",
+        "            if 0 <= room < window.together:\n",
+        "            if False:\n",
+        ("test_cost_gate.py",),
     ),
     Fault(
         "a window that has grown is filled at the next delivery only",
