@@ -101,8 +101,9 @@ class ProcessLane(WorkerLane):
             if self._waiting[number]:
                 self._flush(number)
 
-    def _stack_of(self, worker: int) -> str:
-        return self.links.stacks.of_process(self.pids[worker])
+    def _stacks_of(self, workers: Sequence[int]) -> dict[int, str]:
+        found = self.links.stacks.of_processes([self.pids[worker] for worker in workers])
+        return {worker: found[self.pids[worker]] for worker in workers}
 
     def kill(self, worker: int, hung: str) -> None:
         """Kills a worker process that has hung."""

@@ -4,35 +4,26 @@ Every worker unpickles a copy of its own from shared memory, so that what ``__se
 paths take 0.2 s to pickle and 60 MB: PyTorch's loader does that for each worker, and waits until the last of them has
 read it from a pipe.
 
-The first batch needs one worker. So no more workers than there are cores unpickle at a time: 32 that share two cores
-would all be ready at the same moment, seconds later. A worker waits a second at most, as ``__setstate__`` may be slow
-for other reasons, such as a server that it connects to.
-
 A fork server imports the job's modules before it forks, instead of each worker. It does so where the loader is the
 first to use the server of this program, and meanwhile the job is pickled. It stays with what it has imported otherwise.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterable
-from contextlib import closing, suppress
 from multiprocessing import context, forkserver, reduction
 from multiprocessing.popen_forkserver import Popen as ForkServerPopen
 from pickle import HIGHEST_PROTOCOL, loads
-from time import monotonic, sleep
 from types import ModuleType
 
 from minato_gpu.lanes.produce import Job
 from minato_gpu.samples import Value
-from minato_gpu.util.threads import usable_cores
 
 _MAIN = ("__main__", "__mp_main__")
-_TURN_S, _LOOK_S = 1.0, 5e-3  # a worker waits for its turn at most, and looks in between
 
 
 class SharedPickle:
@@ -45,7 +36,6 @@ class SharedPickle:
         self.value = value
         self._memory = -1
         self._fds: list[int] = []  # descriptors that the value's own locks, queues and shared tensors need
-        self._starts, self._turns = 0, usable_cores()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Called in the parent while it starts a process. Raises what the value's pickling raises."""
@@ -55,8 +45,7 @@ class SharedPickle:
         else:
             for fd in self._fds:
                 starting.duplicate_for_child(fd)
-        self._starts += 1
-        return _unpickled, (reduction.DupFd(self._memory), self._starts % self._turns)
+        return _unpickled, (reduction.DupFd(self._memory),)
 
     def _pickle(self, starting: _Starting) -> None:
         _start_server(self.value)
@@ -79,25 +68,10 @@ class SharedPickle:
             self._memory = -1
 
 
-def _unpickled(memory: Value, turn: int) -> Value:
-    """Returns the value, in a worker. ``turn``: the byte of the file that one worker at a time locks."""
-    fd = memory.detach()
-    end = monotonic() + _TURN_S
-    try:
-        while monotonic() < end and not _locked(fd, turn):
-            sleep(_LOOK_S)
-        with closing(mmap.mmap(fd, 0, access=mmap.ACCESS_READ)) as data:
-            return loads(data)
-    finally:
-        os.close(fd)
-
-
-def _locked(fd: int, byte: int) -> bool:
-    """Locks a byte of the file until this process closes it, or ends; returns whether nobody else has it locked."""
-    with suppress(OSError):
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        return True
-    return False
+def _unpickled(memory: Value) -> Value:
+    """Returns the value, in a worker."""
+    with os.fdopen(memory.detach(), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return loads(data)
 
 
 class _Starting:

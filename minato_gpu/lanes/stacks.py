@@ -21,14 +21,13 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic
 
 SIGNAL = signal.SIGRTMAX - 1  # one that neither Python nor PyTorch nor a usual data set uses
-_FIRST_S = 0.5  # for the first line of a dump; a worker that the kernel holds never answers
-_RUNS_S = 10.0  # the same of one that could run, and has no core on a busy machine
-_NEXT_S = 0.25  # a dump that pauses for so long is over, as there is no end mark; but not if it has had no core
-_LINE_S = 5e-3  # on a core, far more than the next line of a dump takes
+_ANSWER_S = 3.0  # longest wait for all answers; a worker that the kernel holds never answers
+_NEXT_S = 0.5  # dumps that pause for so long are over, as there is no end mark
 _MOST = 1 << 16
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _LAST = b"\0"  # before last words; no stack has it
@@ -72,44 +71,22 @@ class Stacks:
         _, name, text = (*self._written.pop(pid, b"").split(_LAST, 2), b"", b"")[:3]
         return name.decode("utf-8", "replace"), text.decode("utf-8", "replace").rstrip()
 
-    def of_process(self, pid: int) -> str:
-        """Returns the stacks of a worker process; empty if it does not answer."""
-        if not _listens(pid):  # one that is still starting would be killed by the signal
-            return ""
+    def of_processes(self, pids: Iterable[int]) -> dict[int, str]:
+        """Returns the stacks of worker processes by process id; empty of those that do not answer."""
         self._read()
-        self._written.pop(pid, None)  # what an earlier dump left
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, SIGNAL)
-        poll, out, wait, until, ran = select.poll(), b"", _FIRST_S, monotonic() + _RUNS_S, 0.0
+        asked = [pid for pid in pids if _listens(pid)]  # one that is still starting would be killed by the signal
+        for pid in asked:
+            self._written.pop(pid, None)  # what an earlier dump left
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, SIGNAL)
+        poll, until = select.poll(), monotonic() + _ANSWER_S
         poll.register(self._end, select.POLLIN)
-        while len(out) < _MOST:
-            if not poll.poll(1e3 * wait):
-                if monotonic() > until or (out and _ran_s(pid) >= ran + _LINE_S):
-                    break
-                if not _could_run(pid) and not poll.poll(0):  # it may have answered, and rest again, meanwhile
-                    break
-                continue
-            self._read()
-            data = self._written.pop(pid, b"")
-            if data:
-                out, wait, ran = out + data, _NEXT_S, _ran_s(pid)
-        return out.decode("utf-8", "replace").rstrip()
-
-
-def _could_run(pid: int) -> bool:
-    """Returns whether the process waits for nothing but a core or the kernel: it has been woken by the signal."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] in (b"R", b"D")
-    except OSError:
-        return False
-
-
-def _ran_s(pid: int) -> float:
-    """Returns the seconds that the thread that answers has been on a core; infinite if the kernel does not tell."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[0]) * 1e-9 or float("inf")
-    except (OSError, IndexError):
-        return float("inf")
+        while (left := until - monotonic()) > 0:
+            if poll.poll(1e3 * left if any(not self._written[pid] for pid in asked) else 1e3 * _NEXT_S):
+                self._read()
+            else:
+                break
+        return {pid: self._written.pop(pid, b"").decode("utf-8", "replace").rstrip() for pid in pids}
 
 
 def _listens(pid: int) -> bool:

@@ -10,7 +10,7 @@ import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from minato_gpu.lanes import stacks
@@ -88,8 +88,8 @@ class ThreadLane(WorkerLane):
             os.eventfd_read(fd)
         self._faults += [self._ended.popleft() for _ in range(len(self._ended))]
 
-    def _stack_of(self, worker: int) -> str:
-        return stacks.of_thread(self._threads[worker])
+    def _stacks_of(self, workers: Sequence[int]) -> dict[int, str]:
+        return {worker: stacks.of_thread(self._threads[worker]) for worker in workers}
 
     def fault_fds(self) -> list[int]:
         """Returns the descriptor that is readable when a thread has ended with an error."""

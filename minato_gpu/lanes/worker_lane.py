@@ -154,12 +154,12 @@ class WorkerLane(Lane):
     def stacks_at_work(self) -> str:
         """Returns the stacks of workers at work; of all if none is: they may never have come to take a task."""
         busy = [each.worker for each in self.at_work()]
-        return stacks.told({worker: self._stack_of(worker) for worker in busy or range(self.links.workers)})
+        return stacks.told(self._stacks_of(busy or range(self.links.workers)))
 
     def stack_of_hung(self, worker: int) -> str:
         """Returns the stack of a worker that is taken to hang."""
-        return stacks.told({worker: self._stack_of(worker)})
+        return stacks.told(self._stacks_of([worker]))
 
-    def _stack_of(self, worker: int) -> str:
-        """Returns the Python stack of a worker; empty if there is none."""
+    def _stacks_of(self, workers: Sequence[int]) -> dict[int, str]:
+        """Returns the Python stacks of these workers; empty where there is none."""
         raise NotImplementedError

@@ -115,8 +115,9 @@ class Host:
         found = []
         for job in self.jobs:
             with suppress(psutil.Error):
-                found += psutil.Process(job.pid).children(recursive=True)
-        return [each for each in found if each.name().startswith("minato-work")]
+                children = psutil.Process(job.pid).children(recursive=True)
+                found += [each for each in children if each.name().startswith("minato-work")]
+        return found
 
     def kill_job(self) -> None:
         """One is killed, and comes back."""

@@ -214,7 +214,7 @@ def test_a_process_that_does_not_listen_yet_is_not_killed() -> None:
     process = subprocess.Popen(["sleep", "60"])
     ours, theirs = socket.socketpair()
     try:
-        assert stacks.Stacks(ours).of_process(process.pid) == ""
+        assert stacks.Stacks(ours).of_processes([process.pid]) == {process.pid: ""}
         assert process.poll() is None
     finally:
         process.kill()

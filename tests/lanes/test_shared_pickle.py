@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from minato_gpu import DataLoader
-from minato_gpu.lanes.shared_pickle import _locked
 from tests.support.leaks import open_links
 
 
@@ -75,22 +74,6 @@ def test_a_replacement_gets_it_too() -> None:
     loader: Any = DataLoader(Deadly(context), 4, num_workers=1, **more)  # type: ignore[arg-type]
     assert torch.cat(list(loader)).tolist() == [[key, 1] for key in range(24)]
     assert loader.stats()["workers"]["replaced"] == 1
-
-
-def test_a_turn_is_one_workers_until_it_closes_the_file_or_ends() -> None:
-    fd, (begun, begins), (go, goes) = os.memfd_create("turns"), os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(begins, b"1" if _locked(fd, 0) else b"0")
-        os.read(go, 1)
-        os._exit(0)
-    assert os.read(begun, 1) == b"1"
-    assert not _locked(fd, 0) and _locked(fd, 1)
-    os.write(goes, b"1")
-    os.waitpid(child, 0)
-    assert _locked(fd, 0)
-    for each in (fd, begun, begins, go, goes):
-        os.close(each)
 
 
 PROGRAM = """

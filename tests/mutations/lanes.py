@@ -93,13 +93,6 @@ FAULTS = (
         ("lanes/test_shared_pickle.py",),
     ),
     Fault(
-        "all workers unpickle their jobs at a time",
-        "lanes/shared_pickle.py",
-        "fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        ("lanes/test_shared_pickle.py",),
-    ),
-    Fault(
         "workers that start in a later epoch draw for their streams what those of the first drew",
         "epoch/iterator.py",
         "before = self._number - session.first_epoch if knows_seed else 0",
