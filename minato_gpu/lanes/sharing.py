@@ -51,7 +51,7 @@ class Sharing:
             self._send_why_not(place, f"a sample cannot be sent: {error}")
             return value
         with suppress(OSError):
-            sent_samples.send(self._end, self._arena, place, seconds, pieces)
+            sent_samples.send(self._end, place, seconds, pieces)
         return value
 
     def _copy(self, produce: Produce, at: int, place: Place) -> Value:

@@ -52,7 +52,6 @@ class SharedSample:
     begun: bool = False  # somebody has prepared it, or is about to
     block: int = NOWHERE  # block in which it is staged
     nbytes: int = 0
-    room: int = 0  # bytes of the block, which is no smaller
     checksum: int | None = None  # checksum from a loader that is believed; None until there is one
     claims: dict[Sharer, int] = field(default_factory=dict)  # checksums from other loaders until then
     had: int = 0  # tickets that have been released
@@ -77,7 +76,6 @@ class SampleGroup:
         self.members: list[Sharer] = []
         self.samples: dict[int, SharedSample] = {}
         self.why_not = ""
-        self.largest = 0  # bytes of a sample
         self.usual_s = 0.0  # from grant to copy
         self.unused = 0  # samples staged for nobody since somebody has had one
         self._known = 0
@@ -86,7 +84,6 @@ class SampleGroup:
     def observe(self, sent: SentSample, seconds: float) -> None:
         """Learns from a sample that has come, ``seconds`` after it was granted."""
         self._known += 1
-        self.largest = max(self.largest, sent.nbytes)
         weight = 1 / min(self._known, 100)
         self.usual_s += weight * (seconds - self.usual_s)
         self._prepare_s += weight * (sent.prepare_s - self._prepare_s)
@@ -171,35 +168,16 @@ class PreparedSamples:
         self._watches = False
         self._settle()
 
-    def lend(self, group: SampleGroup) -> tuple[int, int]:
-        """Returns a block for a sample, and its size; none where that is not known, or there is no room."""
-        if not group.largest:
-            return NOWHERE, 0
+    def stage(self, sample: SharedSample, sent: SentSample) -> None:
+        """Stages a sample that has come; the oldest staged make room."""
         try:
-            return self.arena.allocate(group.largest), group.largest
+            block = self.arena.allocate(sent.nbytes)
         except MemoryError:
-            return NOWHERE, 0
-
-    def give_back(self, block: int) -> None:
-        """Frees a block that was lent, or of what was staged."""
-        if block != NOWHERE:
-            self.arena.free(block)
-
-    def stage(self, sample: SharedSample, sent: SentSample, block: int, room: int) -> None:
-        """Stages a sample that has come, in the block of ``room`` bytes that was lent or from a file.
-
-        The oldest staged make room. The budget counts blocks, which are taken whole however small a sample is.
-        """
-        if sent.file >= 0:
-            self.give_back(block)
-            try:
-                block, room = self.arena.allocate(sent.nbytes), sent.nbytes
-            except MemoryError:
-                return
-            sent.fill(self.arena.buffer[block : block + sent.nbytes])
-        sample.block, sample.nbytes, sample.room = block, sent.nbytes, room
+            return
+        sent.fill(self.arena.buffer[block : block + sent.nbytes])
+        sample.block, sample.nbytes = block, sent.nbytes
         self._staged[sample] = None
-        self._nbytes += room
+        self._nbytes += sent.nbytes
         while self._nbytes > self.budget:
             self.drop([next(iter(self._staged))])
 
@@ -207,8 +185,8 @@ class PreparedSamples:
         """Frees the memory of these staged samples."""
         for sample in samples:
             del self._staged[sample]
-            self._nbytes -= sample.room
-            self.give_back(sample.block)
+            self._nbytes -= sample.nbytes
+            self.arena.free(sample.block)
             sample.block = NOWHERE
             sample.forget()
 
@@ -221,8 +199,7 @@ class Sharer:
     ) -> None:
         self.group = group
         self.believed = not group.members  # others take what it prepares
-        # samples granted and not prepared: the blocks lent, and their sizes
-        self.granted: dict[SharedSample, tuple[int, int]] = {}
+        self.granted: dict[SharedSample, None] = {}  # samples granted and not prepared
         self.is_late = False  # it is late with a sample that was granted
         self.there: set[int] = set()  # tickets that were passed on, and are not released
         self._shared, self._workers, self._pass_on = shared, workers, pass_on
@@ -287,7 +264,7 @@ class Sharer:
 
     def _leave(self, ticket: int, sample: SharedSample) -> None:
         """Ends a ticket's interest in a sample."""
-        self._shared.give_back(self._finish(sample))
+        self._finish(sample)
         if self not in sample.claims:
             self.comparing.discard(sample)
         sample.wanted[self].remove(ticket)
@@ -298,13 +275,12 @@ class Sharer:
             self._shared.drop([sample])
         sample.forget()
 
-    def _finish(self, sample: SharedSample) -> int:
-        """Ends a grant; unless the sample has come, another loader is to prepare it. Returns the lent block."""
-        block, _ = self.granted.pop(sample, (NOWHERE, 0))
+    def _finish(self, sample: SharedSample) -> None:
+        """Ends a grant; unless the sample has come, another loader is to prepare it."""
+        self.granted.pop(sample, None)
         self.is_late = self.is_late and bool(self.granted)
         if sample.owner is self:
             sample.owner = None
-        return block
 
     def leave(self) -> None:
         """Notes that the loader has left."""
@@ -332,9 +308,9 @@ class Sharer:
 
     def _take(self, sample: SharedSample, sent: SentSample) -> None:
         """Takes a sample that was granted."""
-        shared, group, (lent, room) = self._shared, self.group, self.granted[sample]
+        shared, group = self._shared, self.group
         group.observe(sent, shared.now() - sample.since)
-        block = self._finish(sample)
+        self._finish(sample)
         if sent.nbytes > shared.budget:
             group.why_not = f"one of {sent.nbytes} bytes is more than the share_budget of {shared.budget}"
         if sample.checksum not in (None, sent.checksum):  # another loader was late with it, and has sent it since
@@ -342,11 +318,8 @@ class Sharer:
         sample.checksum, claims, sample.claims = sent.checksum, sample.claims, {}
         for other, checksum in claims.items():
             other._compare(sample, checksum)
-        is_there = sent.file >= 0 or (sent.block == lent != NOWHERE and 0 <= sent.nbytes <= room)
-        if group.why_not or sample.is_staged or not is_there:
-            shared.give_back(block)
-        else:
-            shared.stage(sample, sent, block, room)
+        if sent.file >= 0 and not group.why_not and not sample.is_staged:
+            shared.stage(sample, sent)
 
     def _compare(self, sample: SharedSample, checksum: int) -> None:
         """Compares a sample that this loader has prepared with that of one that is believed."""
@@ -413,13 +386,13 @@ class Sharer:
         if self.is_late or (not wanted and (sample.begun or group.unused >= _UNUSED)):
             self._prepare_alone(ticket, sample)
         elif len(self.granted) < UNFINISHED * self._workers:
-            block, room = self.granted[sample] = self._shared.lend(group)
+            self.granted[sample] = None
             sample.owner, sample.since = self, self._shared.now()
             group.unused += not wanted
             self.granted_count += 1
             self.again += sample.begun
             sample.begun = True
-            self._pass(ticket, ask(sample.number, block, room))
+            self._pass(ticket, ask(sample.number))
             yield True
 
     def _prepare_alone(self, ticket: int, sample: SharedSample) -> None:

@@ -1,10 +1,8 @@
-"""The transfer of prepared samples from worker to worker: by memory that the workers of all loaders map.
+"""The transfer of prepared samples from worker to worker, by way of the reader process.
 
-The reader process decides who prepares a sample (prepared_samples.py), and lends its worker a block of that memory. The
-worker writes the sample there as a blob, and sends where it is, how large it is and its checksum. Others copy it, and
-compare the checksum of what they have copied: so nothing needs to keep a worker that was stopped, or whose loader has
-gone, from writing to a block that has become another's. A sample for which no block was lent, or too small a one, goes
-along in a memory file.
+It decides who prepares a sample (prepared_samples.py). The worker sends the sample as a blob, in a memory file, with
+its checksum. The reader process stages it in memory that the workers of all loaders map; they copy it from there, and
+compare the checksum of what they have copied: the block may have become another sample's meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from minato_gpu.memory.arena import Arena
 from minato_gpu.sources import messages
-from minato_gpu.sources.blocks import ASKED, NOWHERE
+from minato_gpu.sources.blocks import ASKED
 from minato_gpu.sources.disk.filesystem import read_into
 from minato_gpu.sources.reading import Place
 from minato_gpu.sources.source import PREPARED
 
-_HEAD = struct.Struct("<qdqqQ")
+_HEAD = struct.Struct("<qdqQ")
+_SAMPLE, _CHECKSUM = 0, -1  # what a worker is asked for, in place of a number of bytes
 _GONE = -1  # in place of a number of bytes
 
 
@@ -35,7 +34,6 @@ class SentSample(NamedTuple):
 
     number: int
     prepare_s: float = 0.0
-    block: int = NOWHERE  # block that holds it, if one was lent
     nbytes: int = _GONE  # there was no copy where one should have been
     checksum: int = 0
     why_not: str = ""  # no sample is to be shared any more, in words
@@ -51,14 +49,14 @@ class SentSample(NamedTuple):
         read_into(self.file, view, 0)
 
 
-def ask(number: int, block: int = NOWHERE, room: int = 0) -> Place:
-    """Returns the entry among a ticket's places that has its worker send the sample, to ``block`` if it is lent one."""
-    return ASKED, room, block, PREPARED, number, None
+def ask(number: int) -> Place:
+    """Returns the entry among a ticket's places that has its worker send the sample."""
+    return ASKED, _SAMPLE, 0, PREPARED, number, None
 
 
 def ask_checksum(number: int) -> Place:
     """Returns the entry among a ticket's places that has its worker send only the sample's checksum."""
-    return ASKED, -1, NOWHERE, PREPARED, number, None
+    return ASKED, _CHECKSUM, 0, PREPARED, number, None
 
 
 def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
@@ -66,18 +64,13 @@ def place_of(number: int, block: int, nbytes: int, checksum: int) -> Place:
     return block, nbytes, checksum, PREPARED, number, None
 
 
-def send(end: socket.socket, arena: Arena, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
+def send(end: socket.socket, asked: Place, prepare_s: float, pieces: Sequence[memoryview]) -> None:
     """Sends a sample, in pieces, as it was ``asked`` for. Raises OSError if the socket is full, or memory is short."""
-    _, room, block, _, number, _ = asked[:6]
-    checksum, nbytes, at = xxh3_64(), sum(len(piece) for piece in pieces), block
-    fits = block >= 0 and nbytes <= room
+    checksum = xxh3_64()
     for piece in pieces:
         checksum.update(piece)
-        if fits:
-            arena.buffer[at : at + len(piece)] = piece
-            at += len(piece)
-    head = _HEAD.pack(number, prepare_s, block if fits else NOWHERE, nbytes, checksum.intdigest())
-    if fits or room < 0:
+    head = _HEAD.pack(asked[4], prepare_s, sum(map(len, pieces)), checksum.intdigest())
+    if asked[1] == _CHECKSUM:
         end.send(head)
     else:
         messages.send_file(end, "sample", head, pieces)
@@ -85,7 +78,7 @@ def send(end: socket.socket, arena: Arena, asked: Place, prepare_s: float, piece
 
 def send_why_not(end: socket.socket, number: int, why_not: str = "") -> None:
     """Sends that no sample is to be shared, and why; without a reason, that this one's copy was gone."""
-    end.send(_HEAD.pack(number, 0.0, NOWHERE, _GONE, 0) + messages.reason(why_not))
+    end.send(_HEAD.pack(number, 0.0, _GONE, 0) + messages.reason(why_not))
 
 
 def receive(end: socket.socket) -> SentSample | None:
@@ -95,10 +88,10 @@ def receive(end: socket.socket) -> SentSample | None:
     """
     if (record := messages.receive_record(end, _HEAD)) is None:
         return None
-    (number, prepare_s, block, nbytes, checksum), why_not, file = record
+    (number, prepare_s, nbytes, checksum), why_not, file = record
     if file >= 0:
         nbytes = os.fstat(file).st_size
-    return SentSample(number, prepare_s, block, nbytes, checksum, why_not, file)
+    return SentSample(number, prepare_s, nbytes, checksum, why_not, file)
 
 
 def copy(arena: Arena, place: Place) -> NDArray[np.uint8] | None:

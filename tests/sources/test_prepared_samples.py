@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from minato_gpu.memory.arena import Arena
-from minato_gpu.sources.blocks import ASKED, NOWHERE
+from minato_gpu.sources.blocks import ASKED
 from minato_gpu.sources.prepared_samples import (
     _ALONE,
     _DIFFERENT,
@@ -24,14 +24,14 @@ from minato_gpu.sources.prepared_samples import (
     UNFINISHED,
     PreparedSamples,
 )
-from minato_gpu.sources.sent_samples import SentSample, copy
+from minato_gpu.sources.sent_samples import SentSample, ask, copy
 
 SIZE = 100
 SLOW_S = 10e-3  # what preparing a sample takes
 
 
 class _InFile(SentSample):
-    """A sample for which no block was lent."""
+    """A sample in a file."""
 
     def fill(self, view: memoryview) -> None:
         view[:] = blob(self.number, len(view))
@@ -128,14 +128,10 @@ class _Loader:
 
     def send(self, sample: int, place: Any) -> None:
         """Say what a worker would."""
-        host, (_, room, block, *_) = self.host, place
+        host = self.host
         checksum = xxh3_64_intdigest(blob(sample, host.nbytes)) + self.draws
-        what = sample, host.prepare_s, block, host.nbytes, checksum
-        if block != NOWHERE:
-            host.arena.buffer[block : block + host.nbytes] = blob(sample, host.nbytes)
-            self.part.receive(SentSample(*what))
-        else:
-            self.part.receive(_InFile(*what, file=-1 if room < 0 else 0))
+        file = 0 if place == ask(sample) else -1
+        self.part.receive(_InFile(sample, host.prepare_s, host.nbytes, checksum, file=file))
         self.host.settle()
 
 
@@ -302,23 +298,6 @@ def test_one_that_was_late_and_another_have_prepared_what_is_not_the_same() -> N
     assert sorted(fast.prepared) == [*range(UNFINISHED)] and not fast.part.group.why_not
     slow.work()
     assert slow.part.counts()["why_not"] == _DIFFERENT
-
-
-def test_blocks_count_as_a_whole() -> None:
-    """After a large sample, small ones come in blocks of its size."""
-    host = _Host(budget=10 * SIZE)
-    fast, slow = host.loaders
-    host.nbytes = 5 * SIZE
-    slow.want(*range(6), admitted=0)
-    fast.want(0)
-    fast.work()
-    host.nbytes = SIZE
-    fast.want(*range(1, 6))
-    host.go_on(fast)
-    assert sum(sample.room for sample in host.shared._staged) == host.shared._nbytes == 10 * SIZE
-    slow.part.admit(6)
-    host.go_on()
-    assert slow.prepared == [0, 1, 2, 3] and slow.part.copied == 2
 
 
 def test_a_difference_ends_it_for_all() -> None:

@@ -15,35 +15,32 @@ PIECES = [memoryview(b"a sample"), memoryview(b" in pieces")]
 WHOLE = b"".join(PIECES)
 
 
-def sent(arena: Arena, asked: Place) -> SentSample:
+def sent(asked: Place) -> SentSample:
     theirs, ours = fields.pair()
     with theirs, ours:
-        send(ours, arena, asked, 2.0, PIECES)
+        send(ours, asked, 2.0, PIECES)
         found = receive(theirs)
         assert found is not None and receive(theirs) is None
         return found
 
 
-@pytest.mark.parametrize("room", [len(WHOLE), len(WHOLE) - 1])
-def test_it_goes_to_the_block_that_is_lent_if_it_fits(room: int) -> None:
+def test_it_is_copied_unless_its_block_has_become_anothers() -> None:
     arena = Arena("test", 1 << 20)
-    block = arena.allocate(room)
-    found = sent(arena, ask(7, block, room))
+    block = arena.allocate(len(WHOLE))
+    found = sent(ask(7))
     assert found[:2] == (7, 2.0) and found.nbytes == len(WHOLE) and not found.is_gone
-    assert (found.block == block) == (found.file < 0) == (room == len(WHOLE))
-    if found.file >= 0:
-        found.fill(arena.buffer[block : block + len(WHOLE)])
-        os.close(found.file)
+    found.fill(arena.buffer[block : block + len(WHOLE)])
+    os.close(found.file)
     data = copy(arena, place_of(7, block, found.nbytes, found.checksum))
     assert data is not None and data.tobytes() == WHOLE
-    arena.buffer[block + 3] += 1  # a worker that was stopped goes on
+    arena.buffer[block + 3] += 1
     assert copy(arena, place_of(7, block, found.nbytes, found.checksum)) is None
 
 
 def test_only_the_checksum_is_sent() -> None:
-    arena = Arena("test", 1 << 20)
-    found = sent(arena, ask_checksum(7))
-    assert (found.block, found.file) == (-1, -1) and found.checksum == sent(arena, ask(7, 0, 100)).checksum
+    found, whole = sent(ask_checksum(7)), sent(ask(7))
+    os.close(whole.file)
+    assert found.file == -1 and found.checksum == whole.checksum
 
 
 @pytest.mark.parametrize("why", ["", "because"])
