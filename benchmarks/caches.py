@@ -14,11 +14,6 @@ one shard. Each repetition has other orders.
 
 ``drawn with replacement``: one reader, whose sampler draws from equal items, as many as there are, evenly or by weights
 (``sigma``, log-normal). ``wrong about epochs to come``: others draw from the same generator between epochs.
-
-Measured: epochs through the loader (``benchmarks.cached_epochs``), over storage that gives so many bytes a second.
-
-    of_hits               of the hits that the policy has in these epochs, simulated
-    epoch_s, least_s      seconds of an epoch; what its misses take at the storage's rate, or preparation if more
 """
 
 from __future__ import annotations
@@ -39,7 +34,6 @@ from benchmarks.cache_replay import (
     most_hits,
     replay,
 )
-from benchmarks.cached_epochs import epoch_rows
 from minato_gpu.caching.choice import bound, look_ahead, reach
 from minato_gpu.lab.analysis.virtual_epochs import Shuffles
 
@@ -47,11 +41,8 @@ _SHARDS = (1, 2, 4, 8)
 _SHARES = (0.1, 0.25, 0.5, 0.75)
 _SIGMAS = (0.0, 1.0, 2.0)
 _EPOCHS = 48
-_PARTS = ("equal", "drawn", "measured")
-_SHOWN = (
-    *("shards", "cache_share", "policy", "look_ahead", "hit_rate", "belady", "of_belady", "bound"),
-    *("of_hits", "epoch_s", "least_s"),
-)
+_PARTS = ("equal", "drawn")
+_SHOWN = ("shards", "cache_share", "policy", "look_ahead", "hit_rate", "belady", "of_belady", "bound")
 
 
 @report.benchmark("caches", 3, shown=_SHOWN, epochs=_EPOCHS)
@@ -62,7 +53,6 @@ def main(quick: bool, repetitions: int, keys: int, parts: tuple[str, ...]) -> It
     made: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "equal": lambda: equal_rows(keys, _EPOCHS, repetitions),
         "drawn": lambda: drawn_rows(keys, _EPOCHS, repetitions),
-        "measured": lambda: epoch_rows(quick=quick, repetitions=repetitions),
     }
     for part in _PARTS:
         if part in (parts or _PARTS):

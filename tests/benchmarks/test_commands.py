@@ -33,7 +33,7 @@ class Toy(NamedTuple):
 
 
 TOYS = (
-    Toy("caches", "hit_rate belady of_belady saved_share epoch_s", 100),
+    Toy("caches", "hit_rate belady of_belady", 84),
     Toy("cluster --case '12 KB, 4' --case killed", "samples_per_s of_bound main_us recovery_s", 3),
     Toy("hits", "hit_us bare_us ratio", 3, ("tier", {"memory", "disk"})),
     Toy("paired --class arrays", "samples_per_s cpu_us batch_ms penalty", 4),

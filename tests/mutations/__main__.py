@@ -3,7 +3,7 @@
 NAME is a part of a fault's name, or of its file's; all faults if none is given. Ends with a count for each file of the
 catalogue, and with status 1 where a fault went unnoticed. The share that the table notices, with no other test:
 
-    python -m tests.mutations --only contracts/test_table.py --most 20 --in content --in scheduling
+    python -m tests.mutations --only contracts/test_table.py --in content --in scheduling
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from pathlib import Path
 import click
 
 from tests.mutations.catalogue import BY_FILE
-from tests.mutations.reach import some_that_reach
-from tests.mutations.trying import Only, Result, copied, try_all
+from tests.mutations.trying import Result, copied, try_all
 
 
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--in", "files", multiple=True, type=click.Choice(list(BY_FILE)), help="Only this file of the catalogue.")
 @click.option("--only", multiple=True, help="Run this test (below tests/) in place of the likely ones.")
-@click.option("--most", type=int, help="Of --only, so many tests for each fault that execute its code, found by a run.")
 @click.option("--processes", default=2, show_default=True, help="How many faults are tried at once.")
 @click.option("--whole", is_flag=True, help="Run the whole suite where the likely tests notice nothing.")
 @click.option("--limit", default=600.0, show_default=True, help="Seconds for each file of tests.")
@@ -30,7 +28,6 @@ def main(
     names: tuple[str, ...],
     files: tuple[str, ...],
     only: tuple[str, ...],
-    most: int | None,
     processes: int,
     whole: bool,
     limit: float,
@@ -52,8 +49,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         trees = [copied(Path(folder) / str(number)) for number in range(min(processes, len(chosen)))]
         if trees:
-            tests: Only = only if most is None else some_that_reach(trees[0], list(chosen), only, most, processes)
-            try_all(list(chosen), trees, told, only=tests, whole=whole, limit_s=limit)
+            try_all(list(chosen), trees, told, only=only, whole=whole, limit_s=limit)
     for name in missed:
         click.echo(f"nobody noticed: {name}")
     for file in dict.fromkeys(chosen.values()):

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -67,11 +67,7 @@ def pytest_here(tree: Path, arguments: Sequence[str], limit_s: float) -> str | N
     return None
 
 
-Only = Sequence[str] | Mapping[str, Sequence[str]]
-"""Tests, below ``tests/``; or those of each fault, by its name."""
-
-
-def tried(fault: Fault, tree: Path, *, only: Only = (), whole: bool, limit_s: float) -> Result:
+def tried(fault: Fault, tree: Path, *, only: Sequence[str] = (), whole: bool, limit_s: float) -> Result:
     """Run the tests that are likely to notice the fault (or ``only`` these) and, with ``whole``, then all others."""
     begin = perf_counter()
     path = fault.path(tree)
@@ -79,12 +75,8 @@ def tried(fault: Fault, tree: Path, *, only: Only = (), whole: bool, limit_s: fl
     fault.apply(tree)
     try:
         caught = None
-        if isinstance(only, Mapping):
-            reach = [f"tests/{test}" for test in only[fault.name]]
-            caught = pytest_here(tree, reach, limit_s) if reach else None
-        else:
-            for file in only or fault.likely:
-                caught = caught or pytest_here(tree, [f"tests/{file}"], limit_s)
+        for file in only or fault.likely:
+            caught = caught or pytest_here(tree, [f"tests/{file}"], limit_s)
         if caught is None and whole:
             caught = pytest_here(tree, ["--numprocesses", "2", "--dist", "worksteal"], 10 * limit_s)
     finally:
@@ -97,7 +89,7 @@ def try_all(
     trees: Sequence[Path],
     told: Callable[[Result], None],
     *,
-    only: Only = (),
+    only: Sequence[str] = (),
     whole: bool,
     limit_s: float,
 ) -> None:
