@@ -96,8 +96,10 @@ class Field:
 
         Python numbers are allowed if the shape is () and the dtype has them: 2.5 is no integer, and 256 no uint8.
         """
-        if self.dtype == np.dtype(object):
+        if self.dtype.kind == "O":  # type: ignore[union-attr]  # it is a dtype, see ``__post_init__``
             return None
+        if type(value) is np.ndarray and value.shape == self.shape and value.dtype == self.dtype:
+            return None  # the usual one, soonest; ``maximum`` bounds the shape
         if not isinstance(value, (np.ndarray, np.generic)):
             if self.shape == () and isinstance(value, (bool, int, float)):
                 return None if self._has(value) else f"is {value!r}, which is no {self.dtype}"
